@@ -98,7 +98,7 @@ test-gpu: $(VENV)/.dev
 
 # As a module from here, so that `benchmarks` is ours, whatever other distributions call theirs.
 speed: $(VENV)/.dev
-	@$(BIN)/python -m benchmarks.speed --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(SPEED)
+	@$(BIN)/python -m leakbench.benchmarks.speed --device $(DEVICE) $(if $(filter-out 0,$(QUICK)),--quick) $(SPEED)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -6,10 +6,13 @@ The hub of the project: it alone imports the types of the other packages, and it
 `watch` writes the updates of somebody's own training to disk. `show_versions` prints what a bug report needs.
 """
 
+if __name__ == "audit":
+    # Two classes of one name would make `isinstance` fail where both are imported.
+    raise ImportError("audit must be imported as leakbench.audit")
+
 import gc
 from typing import TYPE_CHECKING, Any
 
-from . import import_guard  # noqa: F401 - before anything that imports `benchmarks`
 from .run.executors import parent_death  # noqa: F401 - before anything that takes long
 
 # A fifth of the time that PyTorch and SciPy take to import is a search for garbage among what they make for good.

@@ -21,12 +21,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks import data as datasets
-from benchmarks.core import Sizes, Split, Splits, content_digest, user_factory
-from benchmarks.core.nets import torchvision_models
-from benchmarks.core.nets.shapes import first_line
-from benchmarks.data.own import features as own
-from leaderboard.records.files import write_whole
+from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks.core import Sizes, Split, Splits, content_digest, user_factory
+from leakbench.benchmarks.core.nets import torchvision_models
+from leakbench.benchmarks.core.nets.shapes import first_line
+from leakbench.benchmarks.data.own import features as own
+from leakbench.leaderboard.records.files import write_whole
 
 from .external.files.read import read_tensors
 from .external.model.network import filled

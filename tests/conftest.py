@@ -115,7 +115,7 @@ if _TYPES_ARE_CHECKED:
     jaxtyping.types_alone = _types_alone  # pyright: ignore[reportAttributeAccessIssue]
     jaxtyping.jaxtyped = _first_calls
     # Before any of them is imported: a module that is loaded already is not checked any more.
-    install_import_hook(["defenses", "attacks", "audit", "benchmarks", "leaderboard"], _CHECKER)
+    install_import_hook(["leakbench"], _CHECKER)
 
 
 def pytest_report_header() -> str | None:
@@ -185,7 +185,7 @@ def _nothing_known(request: pytest.FixtureRequest) -> None:
     global _patched, _test, _each_call
     _test, _each_call = object(), hypothesis.settings().max_examples >= _FULL
     # Else nothing is known yet, and tests of a board need not import it.
-    choose = sys.modules.get("defenses.core.gradients.choose")
+    choose = sys.modules.get("leakbench.defenses.core.gradients.choose")
     before, _patched = _patched, "monkeypatch" in request.fixturenames
     if choose is not None and (before or _patched):
         choose.forget()

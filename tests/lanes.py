@@ -148,7 +148,7 @@ def tested(python: Path, lane: str, tests: str, jobs: str, *, recording: bool) -
 
 def record(python: Path, lane: str, version: str) -> None:
     """Enters the versions of this environment, in place of the lane's earlier ones."""
-    program = "import json; from audit.versions import installed; print(json.dumps(installed()))"
+    program = "import json; from leakbench.audit.versions import installed; print(json.dumps(installed()))"
     done = subprocess.run([str(python), "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     entry = {
         "lane": lane,

@@ -15,22 +15,22 @@ LEAVES = ("defenses", "attacks", "benchmarks", "leaderboard")
 PACKAGES = (*LEAVES, "audit")
 # What the hub may see of the leaves; it finds methods by name. Only the command line prints boards.
 HUB_MAY_IMPORT = (
-    "defenses.core",
-    "attacks.core",
-    "benchmarks.core",
-    "benchmarks.data",
-    "benchmarks.models",
-    "leaderboard.kinds",
-    "leaderboard.records.files",
-    "leaderboard.records.folder",
-    "leaderboard.records.manifest",
-    "leaderboard.metrics",
-    "leaderboard.records.record",
-    "leaderboard.records.validation",
+    "leakbench.defenses.core",
+    "leakbench.attacks.core",
+    "leakbench.benchmarks.core",
+    "leakbench.benchmarks.data",
+    "leakbench.benchmarks.models",
+    "leakbench.leaderboard.kinds",
+    "leakbench.leaderboard.records.files",
+    "leakbench.leaderboard.records.folder",
+    "leakbench.leaderboard.records.manifest",
+    "leakbench.leaderboard.metrics",
+    "leakbench.leaderboard.records.record",
+    "leakbench.leaderboard.records.validation",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
 # Time the engines and closed forms against other tools; nothing imports them.
-BENCHMARKS_OF_SPEED = ("benchmarks.speed",)
+BENCHMARKS_OF_SPEED = ("leakbench.benchmarks.speed",)
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}
 
 
@@ -78,18 +78,20 @@ def faults(module: str, source: str, package: str) -> list[str]:
         if top == "tests":
             found.append(f"{module} imports {name}, which is not shipped")
         if top in PACKAGES and top != own:
-            if within(module, BENCHMARKS_OF_SPEED) and within(name, ("defenses.core", "attacks.core")):
+            if within(module, BENCHMARKS_OF_SPEED) and within(
+                name, ("leakbench.defenses.core", "leakbench.attacks.core")
+            ):
                 continue
             if own in LEAVES:
                 found.append(f"{module} imports {name}; {own} must not know {top}")
             else:
-                on_command_line = within(module, ("audit.cli",))
+                on_command_line = within(module, ("leakbench.audit.cli",))
                 allowed = COMMAND_LINE_MAY_IMPORT if on_command_line else HUB_MAY_IMPORT
                 if not within(name, allowed):
                     found.append(f"{module} imports {name}; of the others it may import {', '.join(allowed)}")
         if own == "leaderboard" and top == "torch":
             found.append(f"{module} imports torch; a board is made where there is none")
-        if module == "leaderboard.records.record" and not relative and top not in sys.stdlib_module_names:
+        if module == "leakbench.leaderboard.records.record" and not relative and top not in sys.stdlib_module_names:
             found.append(f"{module} imports {name}; records are read by the standard library alone")
     return found
 
@@ -164,22 +166,34 @@ def test_a_cycle_is_found():
 
 
 FORBIDDEN = [
-    ("defenses.dp_sgd", "import attacks", "defenses must not know attacks"),
-    ("defenses.dp_sgd", "def f():\n    from audit.share import x", "defenses must not know audit"),
-    ("attacks.dlg", "from defenses.core import clip", "attacks must not know defenses"),
-    ("benchmarks.data.digits", "import leaderboard.records.record", "benchmarks must not know leaderboard"),
-    ("benchmarks.data.digits", "from defenses.core import clip", "benchmarks must not know defenses"),
-    ("benchmarks.speed.step", "from defenses.dp_sgd import dp_sgd", "benchmarks must not know defenses"),
-    ("leaderboard.board.table", "from audit import cli", "leaderboard must not know audit"),
-    ("leaderboard.board.table", "import torch.nn", "a board is made where there is none"),
-    ("leaderboard.records.record", "import pandas", "the standard library alone"),
-    ("audit.run.harness", "from defenses.dp_sgd import dp_sgd", "of the others it may import"),
-    ("audit.run.harness", "from defenses import dp_sgd", "of the others it may import"),
-    ("audit.run.harness", "import leaderboard.board.table", "of the others it may import"),
-    ("defenses.dp_sgd", "from defenses.core import clip", "write it relatively"),
-    ("defenses.core.gradients.executor", "from ...dp_sgd import dp_sgd", "is shared machinery"),
-    ("defenses.core.gradients.executor", "from ... import dp_sgd", "is shared machinery"),
-    ("audit.run.harness", "from tests.conftest import x", "not shipped"),
+    ("leakbench.defenses.dp_sgd", "from leakbench import attacks", "defenses must not know attacks"),
+    ("leakbench.defenses.dp_sgd", "def f():\n    from audit.share import x", "defenses must not know audit"),
+    ("leakbench.attacks.dlg", "from leakbench.defenses.core import clip", "attacks must not know defenses"),
+    (
+        "leakbench.benchmarks.data.digits",
+        "import leakbench.leaderboard.records.record",
+        "benchmarks must not know leaderboard",
+    ),
+    (
+        "leakbench.benchmarks.data.digits",
+        "from leakbench.defenses.core import clip",
+        "benchmarks must not know defenses",
+    ),
+    (
+        "leakbench.benchmarks.speed.step",
+        "from leakbench.defenses.dp_sgd import dp_sgd",
+        "benchmarks must not know defenses",
+    ),
+    ("leakbench.leaderboard.board.table", "from leakbench.audit import cli", "leaderboard must not know audit"),
+    ("leakbench.leaderboard.board.table", "import torch.nn", "a board is made where there is none"),
+    ("leakbench.leaderboard.records.record", "import pandas", "the standard library alone"),
+    ("leakbench.audit.run.harness", "from leakbench.defenses.dp_sgd import dp_sgd", "of the others it may import"),
+    ("leakbench.audit.run.harness", "from leakbench.defenses import dp_sgd", "of the others it may import"),
+    ("leakbench.audit.run.harness", "import leakbench.leaderboard.board.table", "of the others it may import"),
+    ("leakbench.defenses.dp_sgd", "from leakbench.defenses.core import clip", "write it relatively"),
+    ("leakbench.defenses.core.gradients.executor", "from ...dp_sgd import dp_sgd", "is shared machinery"),
+    ("leakbench.defenses.core.gradients.executor", "from ... import dp_sgd", "is shared machinery"),
+    ("leakbench.audit.run.harness", "from tests.conftest import x", "not shipped"),
 ]
 
 
@@ -190,16 +204,19 @@ def test_a_forbidden_import_is_found():
 
 
 PERMITTED = [
-    ("defenses.dp_sgd", "import torch\nfrom .core import clip"),
-    ("defenses.core.gradients.executor", "from .rows import rows\nfrom . import noise"),
-    ("benchmarks.data.digits", "from ..core import Splits"),
-    ("benchmarks.speed.step", "from defenses.core.gradients.layerwise.layers.linear import Outer"),
-    ("benchmarks.speed.rgap", "from attacks.core.closed_form.recursion.invert import inverted"),
-    ("audit.run.harness", "from defenses.core import train\nfrom leaderboard.records.record import Record"),
-    ("audit.run.harness", "from benchmarks import data, models\nfrom .catalog import find"),
-    ("audit.cli.app", "from leaderboard.board.table import Board"),
-    ("leaderboard.records.record", "import json\nfrom dataclasses import dataclass"),
-    ("leaderboard.board.table", "import pandas\nfrom .record import Record"),
+    ("leakbench.defenses.dp_sgd", "import torch\nfrom .core import clip"),
+    ("leakbench.defenses.core.gradients.executor", "from .rows import rows\nfrom . import noise"),
+    ("leakbench.benchmarks.data.digits", "from ..core import Splits"),
+    ("leakbench.benchmarks.speed.step", "from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer"),
+    ("leakbench.benchmarks.speed.rgap", "from leakbench.attacks.core.closed_form.recursion.invert import inverted"),
+    (
+        "leakbench.audit.run.harness",
+        "from leakbench.defenses.core import train\nfrom leakbench.leaderboard.records.record import Record",
+    ),
+    ("leakbench.audit.run.harness", "from leakbench.benchmarks import data, models\nfrom .catalog import find"),
+    ("leakbench.audit.cli.app", "from leakbench.leaderboard.board.table import Board"),
+    ("leakbench.leaderboard.records.record", "import json\nfrom dataclasses import dataclass"),
+    ("leakbench.leaderboard.board.table", "import pandas\nfrom .record import Record"),
 ]
 
 

@@ -90,10 +90,10 @@ def test_no_readme_has_a_row_for_a_method_that_is_not_there():
 
 def test_the_search_for_mentions_finds_them():
     assert mentions('METHODS = ["dp_sgd"]', "defenses", "dp_sgd") == [1]
-    assert mentions("import os\nfrom defenses.dp_sgd import dp_sgd", "defenses", "dp_sgd") == [2]
+    assert mentions("import os\nfrom leakbench.defenses.dp_sgd import dp_sgd", "defenses", "dp_sgd") == [2]
     assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd") == [1]
     assert mentions("from .dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == []
-    assert mentions("from defenses.dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == [1]
+    assert mentions("from leakbench.defenses.dp_sgd import DpSgd", "defenses", "dp_sgd", beside=True) == [1]
     assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []
 
 

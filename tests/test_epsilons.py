@@ -7,7 +7,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from defenses.core import cyclic, partition, poisson, predict
+from leakbench.defenses.core import cyclic, partition, poisson, predict
 
 from .test_every_defense import PROVED, factory
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import defenses
-from defenses.core import adapted, poisson, predict
+from leakbench import defenses
+from leakbench.defenses.core import adapted, poisson, predict
 
 from .defenses import duties
 

@@ -13,24 +13,24 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import audit
-from attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
-from attacks.core.membership import conjugate_prior
-from audit.catalog import methods as catalog
-from audit.encode import write_features
-from audit.plan.build import initialised
-from audit.plan.pretrain import freeze_untrained, pretrained
-from audit.plan.splits_cache import load_data
-from audit.run import harness
-from audit.scoring.reconstruction import score_reconstruction
-from audit.scoring.truth import GroundTruth
-from audit.scoring.utility import score_utility
-from audit.suite import suite as suites
-from audit.suite.schema import PretrainTable
-from audit.targets.candidate_prior import Prior
-from audit.targets.local_steps import LocalTraining
-from benchmarks.core import Sizes
-from defenses.core import (
+from leakbench import audit
+from leakbench.attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
+from leakbench.attacks.core.membership import conjugate_prior
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.encode import write_features
+from leakbench.audit.plan.build import initialised
+from leakbench.audit.plan.pretrain import freeze_untrained, pretrained
+from leakbench.audit.plan.splits_cache import load_data
+from leakbench.audit.run import harness
+from leakbench.audit.scoring.reconstruction import score_reconstruction
+from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.audit.scoring.utility import score_utility
+from leakbench.audit.suite import suite as suites
+from leakbench.audit.suite.schema import PretrainTable
+from leakbench.audit.targets.candidate_prior import Prior
+from leakbench.audit.targets.local_steps import LocalTraining
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import (
     Block,
     Defense,
     Engine,
@@ -43,10 +43,10 @@ from defenses.core import (
     cross_entropy,
     secure,
 )
-from defenses.core.gradients.choose import names
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.randomness.noise import CipherNoise, seeded
-from leaderboard.records.record import Metric, Record
+from leakbench.defenses.core.gradients.choose import names
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.randomness.noise import CipherNoise, seeded
+from leakbench.leaderboard.records.record import Metric, Record
 
 from . import pretend_device
 from .defenses import duties

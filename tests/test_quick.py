@@ -14,7 +14,15 @@ GOLDEN = json.loads((Path(__file__).parent / "golden_quick.json").read_text(enco
 
 @pytest.mark.slow
 def test_quick_has_its_ids_statuses_and_epsilons(tmp_path):
-    command = [sys.executable, "-c", "from audit.cli import main; main()", "run", "quick", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-c",
+        "from leakbench.audit.cli import main; main()",
+        "run",
+        "quick",
+        "--out",
+        str(tmp_path),
+    ]
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -64,7 +64,7 @@ def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
 def test_the_wheel_declares_its_command_and_carries_its_licence(wheel):
     with zipfile.ZipFile(wheel) as archive:
         texts = {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist() if "dist-info" in name}
-    assert b"leakbench = audit.cli:main" in texts["entry_points.txt"]
+    assert b"leakbench = leakbench.audit.cli:main" in texts["entry_points.txt"]
     assert b"Apache License" in texts["licenses/LICENSE"]
     assert b"Requires-Python: <3.15,>=3.11" in texts["METADATA"]
 
@@ -90,7 +90,7 @@ def test_an_installed_wheel_runs_a_suite_outside_the_checkout(wheel, tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    whereabouts = run(str(bin_folder / "python"), "-c", "import audit; print(audit.__file__)")
+    whereabouts = run(str(bin_folder / "python"), "-c", "from leakbench import audit; print(audit.__file__)")
     assert Path(whereabouts.strip()).is_relative_to(environment)
 
     (tmp_path / "tiny.toml").write_text(SUITE, encoding="utf-8")

@@ -19,7 +19,9 @@ from .settings import Setting
 @cache
 def older() -> dict[str, dict[str, list[str]]]:
     """Settings that are older than the rule, by kind and name of a method. Adding to this file would move ids."""
-    text = importlib.resources.files("audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
+    text = (
+        importlib.resources.files("leakbench.audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
+    )
     return json.loads(text)
 
 

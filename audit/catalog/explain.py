@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from defenses.core import BoundKind, FixedBoundKind
+from leakbench.defenses.core import BoundKind, FixedBoundKind
 
 from . import plugins
 from .messages import in_one_line, no_such
@@ -91,7 +91,7 @@ def describe(kind: EntryKind, name: str) -> str:
         text = _text_of_suite(name)
         return tomllib.loads(text).get("about", "")
     if kind in ("data", "models"):
-        return importlib.import_module(f"benchmarks.{kind}").describe(name)
+        return importlib.import_module(f"leakbench.benchmarks.{kind}").describe(name)
     # Parsed, not imported: a method without its extra is listed like any other.
     if name in method_files(kind):
         return _file_text(kind, name).partition("\n")[0]
@@ -101,7 +101,7 @@ def describe(kind: EntryKind, name: str) -> str:
 def patterns(kind: EntryKind) -> dict[str, str]:
     """Open-ended kinds of names, as `folder:PATH`, with a line about each."""
     if kind in ("data", "models"):
-        return importlib.import_module(f"benchmarks.{kind}").patterns()
+        return importlib.import_module(f"leakbench.benchmarks.{kind}").patterns()
     return {} if kind == "suites" else {plugins.PATTERN: f"Your own {KINDS[kind]}, by the path of its file."}
 
 
@@ -127,7 +127,7 @@ def explain(name: str) -> Explanation:
             name=name, kind=KINDS[kind], summary=summary, about="\n\n".join([summary, *_head_of_suite(name)])
         )
     if kind in ("data", "models"):
-        entries = importlib.import_module(f"benchmarks.{kind}")
+        entries = importlib.import_module(f"leakbench.benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
         # What the data decide for a model, and a suite for the data, is nothing to be set.
         told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
@@ -147,12 +147,12 @@ def _head_of_suite(name: str) -> list[str]:
 
 
 def _text_of_suite(name: str) -> str:
-    return importlib.resources.files("benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    return importlib.resources.files("leakbench.benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
 def count(name: str) -> int | None:
     """Trained parameters of a model at the input that it is quoted for; None for other kinds of names."""
-    models = importlib.import_module("benchmarks.models")
+    models = importlib.import_module("leakbench.benchmarks.models")
     return models.count(name) if name in models.names() else None
 
 
@@ -193,7 +193,7 @@ def _of_a_defense(name: str) -> tuple[Setting, ...]:
 @cache
 def _column(title: str) -> dict[str, str]:
     """A column of the tables of defenses in the README beside them: name of a method -> its cell."""
-    text = importlib.resources.files("defenses").joinpath("README.md").read_text(encoding="utf-8")
+    text = importlib.resources.files("leakbench.defenses").joinpath("README.md").read_text(encoding="utf-8")
     found, place = {}, None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

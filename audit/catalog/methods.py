@@ -21,8 +21,8 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from attacks.core import Attack
-from defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
+from leakbench.attacks.core import Attack
+from leakbench.defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
 
 from ..isolation.worker import AttackProcessError, isolated
 from . import plugins
@@ -65,10 +65,10 @@ class MissingExtra(CatalogError):
 def names(kind: EntryKind) -> tuple[str, ...]:
     """Names of everything of a kind, sorted; imports no method."""
     if kind == "suites":
-        folder = importlib.resources.files("benchmarks.suites")
+        folder = importlib.resources.files("leakbench.benchmarks.suites")
         found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     elif kind in ("data", "models"):
-        found = importlib.import_module(f"benchmarks.{kind}").names()
+        found = importlib.import_module(f"leakbench.benchmarks.{kind}").names()
     else:
         found = {*method_files(kind), *entry_points(kind)}
     return tuple(sorted(found))
@@ -155,7 +155,9 @@ def _version(name: str) -> tuple[Any, ...]:
 
 def _decorated(name: str, found: Callable[..., Any]) -> Attack[Any]:
     if not isinstance(found, Attack):
-        raise CatalogError(f"attack {name!r} must be decorated with attacks.core.attack, got a plain function")
+        raise CatalogError(
+            f"attack {name!r} must be decorated with leakbench.attacks.core.attack, got a plain function"
+        )
     return found
 
 
@@ -179,7 +181,7 @@ def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
         if parameter.kind is not parameter.KEYWORD_ONLY:
             place = origin("defenses", name)
             way = (
-                "decorate it with attacks.core.attack, if it is one"
+                "decorate it with leakbench.attacks.core.attack, if it is one"
                 if parameter.name == "target"
                 else "write *, before it"
             )
@@ -229,7 +231,9 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
             raise  # a bug of ours, whose traceback says where
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
     if not isinstance(made, Defense):
-        raise CatalogError(f"{origin('defenses', name)} must return a defenses.core.Defense, got {type(made).__name__}")
+        raise CatalogError(
+            f"{origin('defenses', name)} must return a leakbench.defenses.core.Defense, got {type(made).__name__}"
+        )
     _refuse_own_noise(name, made, noise_multiplier)
     return _adapting(name, made) if ours else made
 
@@ -308,7 +312,7 @@ def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
 
 def method_files(kind: MethodKind) -> dict[str, Path]:
     """The files of our own methods, by name."""
-    folders = [Path(folder) for folder in importlib.import_module(kind).__path__]
+    folders = [Path(folder) for folder in importlib.import_module(f"leakbench.{kind}").__path__]
     # A file that is added or removed changes its folder, and is seen.
     return _method_files(tuple((folder, folder.stat().st_mtime_ns) for folder in folders))
 
@@ -352,7 +356,7 @@ def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
     if len(places) > 1:
         raise CatalogError(f"a {KINDS[kind]}'s name must be its own, got {name!r} from {' and '.join(places)}")
     if not points:
-        return getattr(importlib.import_module(f"{kind}.{name}"), name, None), places[0]
+        return getattr(importlib.import_module(f"leakbench.{kind}.{name}"), name, None), places[0]
     try:
         return points[0].load(), places[0]
     except ImportError:

@@ -27,7 +27,7 @@ from .settings import CatalogError
 
 PATTERN = "FILE.py:FUNCTION"
 
-OURS = ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
+OURS = ("leakbench",)
 """Packages of this distribution, which nothing beside a file takes the place of."""
 
 _read: dict[Path, str] = {}  # files beside a method as they were when they were imported

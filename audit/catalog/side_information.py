@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_of
+from leakbench.defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_of
 
 SEED = 8  # bytes
 _FLOAT = 4  # bytes of a number in float32

@@ -12,8 +12,19 @@ from typing import Any
 
 from torch import nn
 
-from benchmarks import models
-from defenses.core import Account, Defense, Entry, Layout, Ledger, StepPlan, ToyRows, poisson, rehearsed, unverified
+from leakbench.benchmarks import models
+from leakbench.defenses.core import (
+    Account,
+    Defense,
+    Entry,
+    Layout,
+    Ledger,
+    StepPlan,
+    ToyRows,
+    poisson,
+    rehearsed,
+    unverified,
+)
 
 from .side_information import Besides, besides, masked
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import typer
 
-from defenses.core import keep_freed_memory
+from leakbench.defenses.core import keep_freed_memory
 
 from .audit import audit
 from .cache import app as cache
@@ -109,13 +109,13 @@ def _of_the_system(error: OSError) -> str:
     return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
 
 
-_OURS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
+_OURS = ("leakbench",)
 
 
 def _known(error: Exception) -> int | None:
     """The exit code of an expected mistake; None for a bug, whose traceback should be seen."""
-    from leaderboard.records.files import WriteError
-    from leaderboard.records.record import RecordError
+    from leakbench.leaderboard.records.files import WriteError
+    from leakbench.leaderboard.records.record import RecordError
 
     from ..run.lock import BusyError
     from ..suite.suite import ChoiceError, SuiteError

@@ -186,7 +186,7 @@ def audit(
         if out is not None:
             _pictures(out, told)
             # Here, because the board's packages are the command's to bring together.
-            from leaderboard.page.shared_update import build_update_report
+            from leakbench.leaderboard.page.shared_update import build_update_report
 
             say(f"report: {build_update_report(out)}")
         if as_json:
@@ -268,8 +268,8 @@ def _pictures(out: Path, told: dict[str, Any]) -> None:
     import numpy as np
 
     # Here, because the board's packages are the command's to bring together.
-    from leaderboard.page.images import png, unit_images
-    from leaderboard.records.files import write_bytes
+    from leakbench.leaderboard.page.images import png, unit_images
+    from leakbench.leaderboard.records.files import write_bytes
 
     shape, (low, high) = told["input_shape"], told["input_range"]
     if len(shape) != 3 or shape[0] not in (1, 3) or not high > low:
@@ -285,7 +285,7 @@ def _end(answer: Any, out: Path | None, as_json: bool) -> int:
     """Prints what was found, and says by the exit code whether a rule or the claim is broken."""
     if out is not None:
         # Here, because the board's packages are the command's to bring together.
-        from leaderboard.page.checkpoint import build_report
+        from leakbench.leaderboard.page.checkpoint import build_report
 
         say(f"report: {build_report(out)}")
     if as_json:

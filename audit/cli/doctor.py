@@ -21,7 +21,7 @@ def examine() -> dict[str, Any]:
     """Everything that `leakbench doctor` prints, as plain data."""
     import torch
 
-    from defenses.core import sums_are_alike
+    from leakbench.defenses.core import sums_are_alike
 
     from ..catalog import methods as catalog
     from ..catalog.explain import describe

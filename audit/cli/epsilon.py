@@ -42,8 +42,8 @@ def epsilon(
     """Epsilon of a planned run, from the defense's own plans, and what it allows any test of membership."""
     import torch
 
-    from defenses.core import Sampling, predicted
-    from defenses.core import calibrate as calibrated
+    from leakbench.defenses.core import Sampling, predicted
+    from leakbench.defenses.core import calibrate as calibrated
 
     from ..catalog import methods as catalog
     from ..catalog.messages import in_one_line, no_such
@@ -91,7 +91,7 @@ def epsilon(
     return OK
 
 
-# Their types are `defenses.core`'s, which takes seconds to import: too long for a command's help.
+# Their types are `leakbench.defenses.core`'s, which takes seconds to import: too long for a command's help.
 def _document(name: str, defense: Any, claim: Any, steps: int) -> dict[str, Any]:
     proved = math.isfinite(claim.epsilon)
     return {

@@ -21,7 +21,7 @@ def table(
 
     Exit 1 where its controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
-    from leaderboard.board.table import Board
+    from leakbench.leaderboard.board.table import Board
 
     from ..catalog.messages import no_such
 
@@ -52,8 +52,8 @@ def build(
 
     Exit 1 where the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
-    from leaderboard.board.table import Board
-    from leaderboard.page.build import build as build_page
+    from leakbench.leaderboard.board.table import Board
+    from leakbench.leaderboard.page.build import build as build_page
 
     faults: list[str] = []
     page = build_page(results, results / "page" if out is None else out, _verifier(verify, faults))
@@ -75,7 +75,7 @@ def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | N
     # `leaderboard` may not import `audit`, whose scorers compute numbers again: it is handed the function.
     if not wanted:
         return None
-    from leaderboard.records.record import read_all
+    from leakbench.leaderboard.records.record import read_all
 
     from ..scoring.claims import multiplier_fault
     from ..scoring.verify import contradiction

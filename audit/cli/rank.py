@@ -51,7 +51,7 @@ def rank(
     as_json: Json = False,
 ) -> int:
     """Ranks of each layer's equations for R-GAP's recursion, without data; counting equations decides nothing."""
-    from attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
+    from leakbench.attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
 
     from ..run.harness import pick_device
 
@@ -81,7 +81,7 @@ def rank(
 
 def _phase_line(rates: Sequence[float], sizes: Sequence[int], trials: int, seed: int) -> dict[float, list[float]]:
     """Sparsity -> share of random updates of which SPEAR recovers every input, by batch size."""
-    from attacks.core.closed_form.keep_rate import recovered_share
+    from leakbench.attacks.core.closed_form.keep_rate import recovered_share
 
     kept = [1 - rate for rate in rates]
     found = recovered_share(kept, sizes, width=WIDTH, inputs=INPUTS, trials=trials, seed=seed)
@@ -113,8 +113,8 @@ def _rates(given: Sequence[str]) -> list[float]:
 
 def _network(model: str, input_shape: str | None, classes: int | None, seed: int, device: Any) -> Any:
     """The equations of a freshly initialised model."""
-    from benchmarks import models
-    from defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
+    from leakbench.benchmarks import models
+    from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
     from ..targets.structure import structure
 

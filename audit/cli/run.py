@@ -29,9 +29,9 @@ def run(
     as_json: Json = False,
 ) -> int:
     """Runs a suite, writes a record per cell, prints the board. Cells that are there already are not run again."""
-    from leaderboard.board.table import Board
-    from leaderboard.records.folder import Completeness
-    from leaderboard.records.manifest import read_manifests
+    from leakbench.leaderboard.board.table import Board
+    from leakbench.leaderboard.records.folder import Completeness
+    from leakbench.leaderboard.records.manifest import read_manifests
 
     from ..run import harness
     from ..run.progress import show

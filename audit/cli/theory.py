@@ -25,7 +25,7 @@ def theory(
     """Measures claims of theory; the exit code is 1 where one that should hold does not, or a wrong one does."""
     import torch
 
-    from benchmarks import data as datasets
+    from leakbench.benchmarks import data as datasets
 
     from ..run.harness import pick_device
     from ..theory import report

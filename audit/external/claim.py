@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.tradeoff import TradeOff, of_events, of_pair
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.tradeoff import TradeOff, of_events, of_pair
 
 from ..catalog.messages import no_such
 from ..evidence.estimate import of_replacement

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from leaderboard.metrics import METRICS
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric
 
 from ..catalog.messages import no_such
 

@@ -1,6 +1,6 @@
 """The report of an audit as files: `audit.json` with all numbers, scores and pictures as Parquet, records of a board.
 
-The page and the Markdown summary are made from these files alone (`leaderboard.page.checkpoint`), so that whoever has
+The page and the Markdown summary are made from these files alone (`leakbench.leaderboard.page.checkpoint`), so that whoever has
 the folder can make them again.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leaderboard.records.files import digest_of_bytes, write_bytes
-from leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
+from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
+from leakbench.leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
 
 from ..run.arrays import write_arrays
 from ..run.provenance import library

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leaderboard.metrics import METRICS
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric
 
 from ..scoring.random_split import NAME
 from ..scoring.shift import Shift

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core import Steps
+from leakbench.attacks.core import Steps
 
 from .channel import GarbledError, tensor
 from .sending import packed_bytes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Attack
+from leakbench.attacks.core import Attack
 
 from ..catalog import methods as catalog
 from .channel import Channel, flat

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from attacks.core import RESULTS, Access, Attack, Controls, Knows, Requirements, Target
+from leakbench.attacks.core import RESULTS, Access, Attack, Controls, Knows, Requirements, Target
 
 from .channel import GarbledError
 

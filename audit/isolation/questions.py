@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.core import AccessError, NotApplicable, Steps, Target, view_of
+from leakbench.attacks.core import AccessError, NotApplicable, Steps, Target, view_of
 
 from .channel import Channel, flat
 from .sending import ReceivedView, RemoteFunction, RemoteSteps, received

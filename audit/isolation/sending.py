@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.core import Steps, Target, parts_of
+from leakbench.attacks.core import Steps, Target, parts_of
 
 from .channel import flat, tensor
 

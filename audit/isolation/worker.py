@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 
-from attacks.core import RESULTS, AccessError, Attack, InconsistentObservation, NotApplicable, Target
+from leakbench.attacks.core import RESULTS, AccessError, Attack, InconsistentObservation, NotApplicable, Target
 
 from .answers import Respondent
 from .channel import Channel, GarbledError, tensor
@@ -63,7 +63,7 @@ _KEPT_PREFIXES = (
 )  # fmt: skip
 _PROGRAM = (
     "import json, sys; _, path, name, number = sys.argv; sys.path[:] = json.loads(path); sys.argv[1:] = []; "
-    "from audit.isolation.child import serve; serve(name, int(number))"
+    "from leakbench.audit.isolation.child import serve; serve(name, int(number))"
 )
 _BASES = (NotApplicable, InconsistentObservation, AccessError, NotImplementedError, TypeError, ValueError)
 _MOST_WORDS = 2000

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks import models
-from benchmarks.core import Splits
-from defenses.core import (
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import (
     TOY_DIM,
     Defense,
     Domain,

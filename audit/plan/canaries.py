@@ -26,9 +26,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core import Examples
-from benchmarks.core import Splits
-from defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 
 from ..selftest.canaries import CanaryKind, unit_directions
 from .build import made

@@ -15,7 +15,7 @@ class Cell:
 
     Attributes:
         request: everything that decides the result.
-        subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
+        subject: what is attacked, a key of `leakbench.audit.subjects.SUBJECTS`.
         skip: why it cannot be run; empty if it can.
         reported: the papers' figures for it, as (metric, value, source).
         needs: artifacts that have to be computed before.
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def subject(self) -> str:
-        """What its cells attack, a key of `audit.subjects.SUBJECTS`."""
+        """What its cells attack, a key of `leakbench.audit.subjects.SUBJECTS`."""
         return self.cells[0].subject
 
     @property

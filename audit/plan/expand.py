@@ -17,10 +17,10 @@ from typing import Literal
 
 import torch
 
-from attacks.core import Controls, Knows
-from benchmarks import models
-from benchmarks.core import Sizes, Splits
-from defenses.core import Sampling, predict, refuse_batch_norm, standardised
+from leakbench.attacks.core import Controls, Knows
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import Sizes, Splits
+from leakbench.defenses.core import Sampling, predict, refuse_batch_norm, standardised
 
 from ..catalog import methods as catalog
 from ..catalog import plugins

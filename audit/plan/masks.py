@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from defenses.core import Context, Coordinates, Defense, Layout, Sampling, Stateless
+from leakbench.defenses.core import Context, Coordinates, Defense, Layout, Sampling, Stateless
 
 
 def public_masks(

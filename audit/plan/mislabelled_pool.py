@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.core import Split, Splits
-from defenses.core import keyed
+from leakbench.benchmarks.core import Split, Splits
+from leakbench.defenses.core import keyed
 
 from ..suite.schema import CanaryTable
 from .request import Training, seed_of_data

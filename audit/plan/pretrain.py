@@ -23,10 +23,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Examples
-from benchmarks.core import Split, Splits, content_digest
-from benchmarks.core.nets.lora import adapt
-from defenses.core import Defense, Execution, Recipe, Whole, keyed, seed_from, seeded, shuffle, train, unbounded
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks.core import Split, Splits, content_digest
+from leakbench.benchmarks.core.nets.lora import adapt
+from leakbench.defenses.core import (
+    Defense,
+    Execution,
+    Recipe,
+    Whole,
+    keyed,
+    seed_from,
+    seeded,
+    shuffle,
+    train,
+    unbounded,
+)
 
 from ..suite.schema import PretrainTable
 from .build import build_model, initialised

@@ -13,8 +13,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchmarks.core import Sizes
-from defenses.core import Claim, CropAndFlip, FeatureStatistics, Recipe, seed_from
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import Claim, CropAndFlip, FeatureStatistics, Recipe, seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks import data as datasets
-from benchmarks.core import Sizes, Splits
+from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks.core import Sizes, Splits
 
 # Three: of a training, of a shared update, and of another seed.
 _MOST = 3

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from attacks.core import Access, Controls, Knows, Requirements, Target
+from leakbench.attacks.core import Access, Controls, Knows, Requirements, Target
 
 from ..subjects.shadow_bank import shadow_artifacts
 from ..targets.observe import RunView, beside_the_steps, black_box, every_step, label_only, last_update, white_box
@@ -30,7 +30,7 @@ class ThreatModel:
         kind: of what an attack finds out, as "membership".
         access: that the attack declares.
         knows: what beside it a suite grants.
-        subject: what is attacked, a key of `audit.subjects.SUBJECTS`.
+        subject: what is attacked, a key of `leakbench.audit.subjects.SUBJECTS`.
         build: run -> target, for subjects that are runs; None where the subject makes its own.
         reads: releases of a run that are shown: none, that of the last step, those beside the steps, or all. All have
             to be kept while training; and scores of what was released without noise are decisions, which records flag.
@@ -58,7 +58,7 @@ class ThreatModel:
 
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
 # The informed adversary of a shared update picks among candidates. Labels of the batch would rule some of them out, so
-# that no attack may know both (`attacks.core.threat_model.decorator`).
+# that no attack may know both (`leakbench.attacks.core.threat_model.decorator`).
 _INFORMED = Knows.OTHERS | Knows.PRIOR
 _RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
 _FINAL = Knows.POPULATION | Knows.SHADOWS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from leaderboard.records.files import digest_of_bytes, write_bytes
+from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
 
 
 def write_arrays(columns: dict[str, Any], folder: Path, name: str) -> tuple[Path, str]:

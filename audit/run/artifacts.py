@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from leaderboard.records.files import read_bytes, write_bytes
-from leaderboard.records.record import Provenance, RecordError
-from leaderboard.records.validation import build
+from leakbench.leaderboard.records.files import read_bytes, write_bytes
+from leakbench.leaderboard.records.record import Provenance, RecordError
+from leakbench.leaderboard.records.validation import build
 
 from ..catalog.messages import in_one_line
 from ..plan.artifact import Artifact

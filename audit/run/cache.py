@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from leaderboard.records.files import read_bytes, refuse_links
-from leaderboard.records.record import Provenance, RecordError
-from leaderboard.records.validation import build
+from leakbench.leaderboard.records.files import read_bytes, refuse_links
+from leakbench.leaderboard.records.record import Provenance, RecordError
+from leakbench.leaderboard.records.validation import build
 
 from .artifacts import sealed_as
 from .provenance import library

@@ -16,9 +16,17 @@ from pathlib import Path
 
 import torch
 
-from leaderboard.records.files import refuse_links, sweep
-from leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
-from leaderboard.records.record import MethodUsed, Provenance, Record, RecordedClaim, RecordError, Reported, write
+from leakbench.leaderboard.records.files import refuse_links, sweep
+from leakbench.leaderboard.records.manifest import Expected, Manifest, read_manifests, write_manifest
+from leakbench.leaderboard.records.record import (
+    MethodUsed,
+    Provenance,
+    Record,
+    RecordedClaim,
+    RecordError,
+    Reported,
+    write,
+)
 
 from ..catalog import methods as catalog
 from ..plan import expand as planning

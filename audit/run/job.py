@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from attacks.core import InconsistentObservation, NotApplicable
-from leaderboard.records.record import DOES_NOT_APPLY
+from leakbench.attacks.core import InconsistentObservation, NotApplicable
+from leakbench.leaderboard.records.record import DOES_NOT_APPLY
 
 from ..catalog import methods as catalog
 from ..catalog import plugins

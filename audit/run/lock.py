@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leaderboard.records.files import WriteError
+from leakbench.leaderboard.records.files import WriteError
 
 try:
     import fcntl

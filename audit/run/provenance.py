@@ -15,13 +15,15 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from leaderboard.records.record import Provenance, RecordError
+from leakbench.leaderboard.records.record import Provenance, RecordError
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..import_guard import ROOT
 from ..plan.request import MethodAsked, TrainingRequest
 from ..versions import version
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of the packages: a checkout, or the one that a wheel is installed as."""
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
 """This library's packages whose source decides results; `leaderboard` only shows them."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leaderboard.records.folder import arrays_fault
-from leaderboard.records.record import Provenance, Record, RecordError, read
+from leakbench.leaderboard.records.folder import arrays_fault
+from leakbench.leaderboard.records.record import Provenance, Record, RecordError, read
 
 from ..catalog import methods as catalog
 from ..plan.build import planned

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from defenses.core import Execution, keyed, seeded, train
-from leaderboard.records.files import sweep
-from leaderboard.records.record import Provenance
+from leakbench.defenses.core import Execution, keyed, seeded, train
+from leakbench.leaderboard.records.files import sweep
+from leakbench.leaderboard.records.record import Provenance
 
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of

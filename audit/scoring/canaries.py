@@ -22,8 +22,8 @@ from typing import Any
 from jaxtyping import Bool
 from torch import Tensor
 
-from attacks.core import InclusionScores
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import InclusionScores
+from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_canaries
 from ..evidence.estimate import EpsilonEstimate, judge

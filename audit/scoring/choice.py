@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.core import Reconstruction
-from leaderboard.metrics import METRICS
+from leakbench.attacks.core import Reconstruction
+from leakbench.leaderboard.metrics import METRICS
 
 from .images import ImageValues, absent
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Account,
     Claim,
     Defense,
@@ -23,8 +23,8 @@ from defenses.core import (
     predict,
     rehearsed,
 )
-from leaderboard.kinds import KINDS
-from leaderboard.records.record import Record, RecordedClaim
+from leakbench.leaderboard.kinds import KINDS
+from leakbench.leaderboard.records.record import Record, RecordedClaim
 
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path

@@ -14,8 +14,8 @@ import numpy as np
 from numpy import ndarray
 from scipy import stats
 
-from leaderboard.metrics import METRICS
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric
 
 from .utility import mean_metric
 

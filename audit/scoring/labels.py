@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 from .allowed import clopper_pearson
 

@@ -24,9 +24,9 @@ from numpy import ndarray
 from scipy import stats
 from torch import Tensor
 
-from attacks.core import MembershipScores
-from leaderboard.metrics import CALIBRATION, REPORT, half_key
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import MembershipScores
+from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
+from leakbench.leaderboard.records.record import Metric
 
 from . import random_split
 from .allowed import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_random_split
 from ..evidence.pairs import seed_of_split

@@ -25,9 +25,9 @@ from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.core import Reconstruction, checked_reconstruction
-from leaderboard.metrics import METRICS
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Reconstruction, checked_reconstruction
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric
 
 from .images import MSE_RESOLUTION, ImageValues, absent, summed_up
 from .perceptual import lpips_values, ssim_values

@@ -21,8 +21,8 @@ from numpy import ndarray
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from defenses.core import Ledger
-from leaderboard.records.record import Metric
+from leakbench.defenses.core import Ledger
+from leakbench.leaderboard.records.record import Metric
 
 RESAMPLES = 1000
 """Of the bootstrap of a Monte-Carlo estimate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attacks.core import (
+from leakbench.attacks.core import (
     InclusionScores,
     LabelEstimate,
     MembershipScores,
@@ -14,7 +14,7 @@ from attacks.core import (
     checked_reconstruction,
     checked_scores,
 )
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 from .canaries import score_canaries
 from .choice import chosen, compare_choice, place_of

@@ -32,7 +32,7 @@ from numpy import ndarray
 from scipy import stats
 from torch import Tensor
 
-from attacks.core import Examples
+from leakbench.attacks.core import Examples
 
 LEVEL = 0.01
 """A p-value below it is flagged: of a hundred splits without a shift, one is."""

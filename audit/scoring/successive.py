@@ -22,7 +22,7 @@ from numpy import ndarray
 from scipy import stats
 from torch import Tensor
 
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 BLOCKS = 20
 """Blocks of successive pairs that an interval is over, at most: more of them are shorter, and depend on one another."""
@@ -32,7 +32,7 @@ SHORTEST = 10
 
 
 class SuccessiveCosines:
-    """The cosine of each update and the one before, taken as a run goes; a `Meter` of `defenses.core`.
+    """The cosine of each update and the one before, taken as a run goes; a `Meter` of `leakbench.defenses.core`.
 
     Only the direction of the last update is kept, and two numbers a step, on the device of the updates: to read one
     there at every step would hold the run up.

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 from .allowed import clopper_pearson
 

@@ -22,9 +22,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attacks.core import InclusionScores, Knows, MembershipScores
-from leaderboard.records.files import read_bytes
-from leaderboard.records.record import Metric, Record
+from leakbench.attacks.core import InclusionScores, Knows, MembershipScores
+from leakbench.leaderboard.records.files import read_bytes
+from leakbench.leaderboard.records.record import Metric, Record
 
 from ..catalog import methods as catalog
 from ..catalog.settings import CatalogError

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor, nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Bound,
     Defense,
     Engine,
@@ -32,10 +32,10 @@ from defenses.core import (
     seed_from,
     seeded,
 )
-from defenses.core.gradients.executor import add_noise
-from defenses.core.plan.bound import finite_rows
-from defenses.core.randomness.noise import CipherNoise
-from defenses.core.training.ongoing import OngoingRun, TrainingSettings
+from leakbench.defenses.core.gradients.executor import add_noise
+from leakbench.defenses.core.plan.bound import finite_rows
+from leakbench.defenses.core.randomness.noise import CipherNoise
+from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from .protocol import Trainer, TrainerTask
 from .trainers import VIEWS, plain, under_defense

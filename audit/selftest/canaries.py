@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from defenses.core import Codec
+from leakbench.defenses.core import Codec
 
 CanaryKind = Literal["dirac", "random", "orthonormal"]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from defenses.core import Defense, ToyRows, poisson, predict, rehearsed, seed_from
-from defenses.core.privacy.ledger import Ledger
-from defenses.core.training.step import Account
-from leaderboard.records.files import write_bytes
+from leakbench.defenses.core import Defense, ToyRows, poisson, predict, rehearsed, seed_from
+from leakbench.defenses.core.privacy.ledger import Ledger
+from leakbench.defenses.core.training.step import Account
+from leakbench.leaderboard.records.files import write_bytes
 
 from ..catalog import methods as catalog
 from ..catalog import plugins

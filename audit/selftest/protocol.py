@@ -20,9 +20,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from defenses.core import Layout
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.tradeoff import of_events, of_pair
+from leakbench.defenses.core import Layout
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.tradeoff import of_events, of_pair
 
 AT_DELTA = 1e-5
 """How fine the curve of a claim is: that of an epsilon at this delta. A coarse one accuses nobody wrongly."""

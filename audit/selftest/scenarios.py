@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from defenses.core import keyed, seed_from
+from leakbench.defenses.core import keyed, seed_from
 
 from .canaries import LinearLogit, as_records, unit_directions
 from .protocol import TrainerTask

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Augmentation,
     CropAndFlip,
     Defense,
@@ -25,7 +25,7 @@ from defenses.core import (
     seed_from,
     train,
 )
-from defenses.core.plan.families.single_block import Whole
+from leakbench.defenses.core.plan.families.single_block import Whole
 
 from ..catalog import methods as catalog
 from .protocol import ClaimedRelation, Trainer, TrainerAnswer, TrainerClaim, TrainerTask

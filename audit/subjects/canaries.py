@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from attacks.core import Knows, NotApplicable
-from defenses.core import Coordinates, Everything, keyed
+from leakbench.attacks.core import Knows, NotApplicable
+from leakbench.defenses.core import Coordinates, Everything, keyed
 
 from ..catalog import methods as catalog
 from ..plan.canaries import Canaries

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attacks.core import Examples, Knows, MembershipScores
-from defenses.core import Claim, Step, keyed
+from leakbench.attacks.core import Examples, Knows, MembershipScores
+from leakbench.defenses.core import Claim, Step, keyed
 
 from .. import progress_events
 from ..catalog import methods as catalog

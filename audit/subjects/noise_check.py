@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from jaxtyping import Float64
 from torch import Tensor
 
-from defenses.core import Step
+from leakbench.defenses.core import Step
 
 from ..targets.observe import RunView
 from ..targets.observed_step import Observed

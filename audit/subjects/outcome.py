@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.core import Examples
-from benchmarks.core import Split, Splits
-from defenses.core import keyed
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks.core import Split, Splits
+from leakbench.defenses.core import keyed
+from leakbench.leaderboard.records.record import Metric
 
 from ..plan.request import seed_of_data
 from ..targets.observe import World

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
-from benchmarks.core import Splits
-from defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
+from leakbench.attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
 
 from ..catalog import methods as catalog
 from ..plan.artifact import Artifact, Artifacts

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
-from benchmarks.core import Splits
-from defenses.core import Defense, Execution, Noise, keyed
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import Defense, Execution, Noise, keyed
+from leakbench.leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
 from ..plan.build import build_model, defend, load_splits, noise_for

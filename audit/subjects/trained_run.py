@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from attacks.core import Examples
-from benchmarks.core import Splits
-from defenses.core import (
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import (
     Defense,
     Execution,
     OngoingRun,

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, ValidationError
 
-from leaderboard.records.record import Reported
+from leakbench.leaderboard.records.record import Reported
 
 from ..catalog import methods as catalog
 from ..catalog.canonical import canonical
@@ -260,7 +260,7 @@ def load(name: str | Path) -> Suite:
         source, known = f"{name}.toml", catalog.names("suites")
         if name not in known:
             raise ChoiceError(no_such("suite", str(name), known) + " (a file's name must end in .toml)")
-        text = resources.files("benchmarks.suites").joinpath(source).read_text(encoding="utf-8")
+        text = resources.files("leakbench.benchmarks.suites").joinpath(source).read_text(encoding="utf-8")
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

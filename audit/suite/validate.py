@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks import data as datasets
-from benchmarks import models
-from leaderboard.metrics import METRICS
-from leaderboard.metrics import reported as reported_metrics
+from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks import models
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.metrics import reported as reported_metrics
 
 from ..catalog import methods as catalog
 from ..catalog import plugins

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Any
 
-from defenses.core import Run, Step
+from leakbench.defenses.core import Run, Step
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.core import Examples
-from defenses.core import keyed
+from leakbench.attacks.core import Examples
+from leakbench.defenses.core import keyed
 
 
 @dataclass(frozen=True)

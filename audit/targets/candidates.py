@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attacks.core import Examples, InclusionScores, MembershipScores, checked_scores
-from defenses.core import keyed
+from leakbench.attacks.core import Examples, InclusionScores, MembershipScores, checked_scores
+from leakbench.defenses.core import keyed
 
 TURNED = 0.01
 """Fraction of the others whom rounding may move from one side of a score to the other."""

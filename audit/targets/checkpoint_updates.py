@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attacks.core import AccessError, InconsistentObservation
-from defenses.core import Context, Coordinates, Defense, Layout
+from leakbench.attacks.core import AccessError, InconsistentObservation
+from leakbench.defenses.core import Context, Coordinates, Defense, Layout
 
 TOLERANCE = 1e-5
 """What may be left where nothing is released, as a share of the largest entry of the update."""

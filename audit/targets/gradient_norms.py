@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from defenses.core import Domain, Domains, Engine, Loss
+from leakbench.defenses.core import Domain, Domains, Engine, Loss
 
 _NUMBERS = 2**25  # of gradients at a time, 256 MiB in float64
 

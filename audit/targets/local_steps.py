@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.core import NotApplicable
-from defenses.core import (
+from leakbench.attacks.core import NotApplicable
+from leakbench.defenses.core import (
     Context,
     Coordinates,
     Defense,

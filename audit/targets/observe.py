@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Controls,
     Examples,
     LabelAccess,
@@ -39,7 +39,7 @@ from attacks.core import (
     Steps,
     Structure,
 )
-from defenses.core import Layout, Loss, Run, Sampling, Step, Views, cross_entropy
+from leakbench.defenses.core import Layout, Loss, Run, Sampling, Step, Views, cross_entropy
 
 from .. import progress_events
 from .all_steps import AllSteps

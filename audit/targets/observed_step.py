@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attacks.core import InconsistentObservation, Structure
-from defenses.core import (
+from leakbench.attacks.core import InconsistentObservation, Structure
+from leakbench.defenses.core import (
     Bound,
     Everything,
     Gradient,
@@ -25,7 +25,7 @@ from defenses.core import (
     outputs,
     per_example_gradients,
 )
-from defenses.core.gradients.candidate_gradients import GuessGradients, factored
+from leakbench.defenses.core.gradients.candidate_gradients import GuessGradients, factored
 
 from .structure import structure
 

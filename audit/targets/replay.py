@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.core import Examples, MatchedFilter
-from defenses.core import Engine, Loss, Run, Sampling, Step
+from leakbench.attacks.core import Examples, MatchedFilter
+from leakbench.defenses.core import Engine, Loss, Run, Sampling, Step
 
 from .residual_noise import joined_by
 

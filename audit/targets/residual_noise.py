@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.core import Examples
-from defenses.core import Loss, Run, Sampling, Step
+from leakbench.attacks.core import Examples
+from leakbench.defenses.core import Loss, Run, Sampling, Step
 
 from .observed_step import ROWS, Observed, refuse_too_many
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Examples, NotApplicable, Observation
-from defenses.core import (
+from leakbench.attacks.core import Examples, NotApplicable, Observation
+from leakbench.defenses.core import (
     Account,
     Claim,
     Context,

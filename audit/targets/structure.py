@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from attacks.core import Network, Operation, ReleasedPart, Structure
-from attacks.core.targets.network import LossName
-from defenses.core import (
+from leakbench.attacks.core import Network, Operation, ReleasedPart, Structure
+from leakbench.attacks.core.targets.network import LossName
+from leakbench.defenses.core import (
     Block,
     Coordinates,
     Everything,

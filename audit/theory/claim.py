@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from defenses.core import Context, Defense, Noise, keyed, seed_from, seeded
+from leakbench.defenses.core import Context, Defense, Noise, keyed, seed_from, seeded
 
 from ..catalog import methods as catalog
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from benchmarks import models
-from defenses.core import Account, Layout, Ledger, StepPlan, Subspace, ToyRows, floor_of, poisson, rehearsed
+from leakbench.benchmarks import models
+from leakbench.defenses.core import Account, Layout, Ledger, StepPlan, Subspace, ToyRows, floor_of, poisson, rehearsed
 
 from .claim import Comparison, Measured, Setup, claim
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from defenses.core import Execution, Recipe, Recording, full, train
+from leakbench.defenses.core import Execution, Recipe, Recording, full, train
 
 from .claim import Comparison, Measured, Setup, claim, ratio_of, spread_of
 

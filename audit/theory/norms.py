@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks import models
-from benchmarks.core import Sizes
-from defenses.core import (
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import (
     Block,
     Codec,
     Execution,

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from scipy.integrate import quad
 from torch import Tensor
 
-from defenses.core import floor_of
+from leakbench.defenses.core import floor_of
 
 from .claim import Comparison, Measured, Setup, claim, mean_of, ratio_of
 from .released import mask_of, masks_of, plan_of, released

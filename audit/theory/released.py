@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from defenses.core import Codec, Context, Defense, Noise, StepPlan, clipped_sums
-from defenses.core.gradients.executor import add_noise
+from leakbench.defenses.core import Codec, Context, Defense, Noise, StepPlan, clipped_sums
+from leakbench.defenses.core.gradients.executor import add_noise
 
 from .claim import Setup
 

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from leaderboard.records.files import write_bytes
+from leakbench.leaderboard.records.files import write_bytes
 
 from .claim import Comparison, Examined, Panel, Setup
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from benchmarks import models
-from benchmarks.core import Sizes
-from defenses.core import Defense, Execution, Layout, contributions, floor_of, poisson, train
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import Defense, Execution, Layout, contributions, floor_of, poisson, train
 
 from ..plan.splits_cache import load_data
 from .claim import Comparison, Measured, Setup, claim, mean_of, ratio_of, spread_of

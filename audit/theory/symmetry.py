@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from benchmarks import models
-from benchmarks.core import Sizes, Splits
-from defenses.core import (
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import Sizes, Splits
+from leakbench.defenses.core import (
     Codec,
     Context,
     Execution,

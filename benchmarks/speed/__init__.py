@@ -1,4 +1,4 @@
-"""Speed and memory of private training steps against plain SGD and other tools: `python -m benchmarks.speed`.
+"""Speed and memory of private training steps against plain SGD and other tools: `python -m leakbench.benchmarks.speed`.
 
 `harness.py` compares ways of doing one thing, `memory.py` measures a way in a process of its own, `report.py` and
 `plot.py` write down what came out. What is compared: `step.py` whole DP-SGD steps, `noise.py` their noise, `masked.py`

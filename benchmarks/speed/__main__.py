@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.speed [PART]`, from the root of the checkout."""
+"""The command line: `python -m leakbench.benchmarks.speed [PART]`, from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from defenses.core import keep_freed_memory
+from leakbench.defenses.core import keep_freed_memory
 
 from . import architectures, informed, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
 
@@ -146,4 +146,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.speed")
+    app(prog_name="python -m leakbench.benchmarks.speed")

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from defenses.core import Block, Complement, Coordinates, Engine, Everything, StepPlan, Subspace, clip, contributions
+from leakbench.defenses.core import (
+    Block,
+    Complement,
+    Coordinates,
+    Engine,
+    Everything,
+    StepPlan,
+    Subspace,
+    clip,
+    contributions,
+)
 
 from .. import models
 from . import report

@@ -2,7 +2,7 @@
 
 What is timed is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, which is
 nearly all of an iteration. In turn, each restart has its own backward pass and the one through it. Side by side is
-`defenses.core.gradients.candidate_gradients`: one pass for all, and of a dense update no gradient of a parameter is formed. Masked
+`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, and of a dense update no gradient of a parameter is formed. Masked
 updates keep half of the coordinates, projected ones are coefficients along random orthonormal directions.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from defenses.core.gradients.candidate_gradients import factored
-from defenses.core.gradients.reference import cross_entropy
-from defenses.core.plan.layout import Layout
+from leakbench.defenses.core.gradients.candidate_gradients import factored
+from leakbench.defenses.core.gradients.reference import cross_entropy
+from leakbench.defenses.core.plan.layout import Layout
 
 from .harness import interleaved
 from .networks import COLOUR, Workload

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from defenses.core import clip
-from defenses.core.gradients.layerwise.layers.linear import Outer
+from leakbench.defenses.core import clip
+from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
 
 from . import report
 from .harness import SpeedComparison, compare

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     TOY_DIM,
     Account,
     Context,
@@ -31,7 +31,7 @@ from defenses.core import (
     rehearsed,
     seeded,
 )
-from defenses.core.training.ongoing import OngoingRun, TrainingSettings
+from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
 from . import report
 from .harness import SpeedComparison, TimedCall, compare
@@ -72,7 +72,7 @@ def ways() -> list[str]:
 
 
 def _function(name: str) -> Callable[..., Defense]:
-    return getattr(importlib.import_module(f"defenses.{name}"), name)
+    return getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)
 
 
 def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:

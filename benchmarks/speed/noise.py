@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from defenses.core.randomness.keys import filled
-from defenses.core.randomness.noise import from_os, secure
+from leakbench.defenses.core.randomness.keys import filled
+from leakbench.defenses.core.randomness.noise import from_os, secure
 
 from . import report
 from .harness import SpeedComparison, compare

@@ -106,7 +106,7 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
         content: the text, or what writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # As `leaderboard.records.files.write_bytes`, which this leaf may not import.
+    # As `leakbench.leaderboard.records.files.write_bytes`, which this leaf may not import.
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacks.core import Network, Operation
-from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
-from attacks.core.closed_form.recursion.head import HeadGradient, candidates
-from attacks.core.closed_form.recursion.invert import inverted
-from attacks.core.closed_form.recursion.observed_gradients import LayerGradient
+from leakbench.attacks.core import Network, Operation
+from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
+from leakbench.attacks.core.closed_form.recursion.head import HeadGradient, candidates
+from leakbench.attacks.core.closed_form.recursion.invert import inverted
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient
 
 from .. import models
 from ..models.cnn6 import SLOPE

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
+from leakbench.defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
 
 from .. import models as networks
 from . import report
@@ -57,7 +57,7 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 def _defense(name: str, settings: dict[str, Any]) -> Defense:
-    made = getattr(importlib.import_module(f"defenses.{name}"), name)(**settings)
+    made = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
     return made if made.noise_multiplier is not None else made.with_noise(1.0)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from defenses.core import Block, Engine, Everything, Noise, StepPlan, clip, secure, seeded
+from leakbench.defenses.core import Block, Engine, Everything, Noise, StepPlan, clip, secure, seeded
 
 from .harness import TimedCall
 

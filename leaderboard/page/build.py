@@ -178,7 +178,7 @@ def template_environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("leaderboard.page", "templates"),
+        loader=PackageLoader("leakbench.leaderboard.page", "templates"),
         autoescape=True,
         # A misspelt name in a template is an error, instead of nothing on the page.
         undefined=StrictUndefined,

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacks.core import Network, ReleasedPart, Structure
-from attacks.core.closed_form.recursion.invert import layers_of
-from attacks.core.closed_form.recursion.observed_gradients import LayerGradient, shown
-from audit.targets.structure import structure
-from defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
+from leakbench.attacks.core import Network, ReleasedPart, Structure
+from leakbench.attacks.core.closed_form.recursion.invert import layers_of
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from leakbench.audit.targets.structure import structure
+from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.bavaria import bavaria
-from attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
-from attacks.core.membership.conjugate_prior import ConjugatePrior, Summary, fitted_prior
-from attacks.lira import lira
-from attacks.rmia import rmia
+from leakbench.attacks.bavaria import bavaria
+from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
+from leakbench.attacks.core.membership.conjugate_prior import ConjugatePrior, Summary, fitted_prior
+from leakbench.attacks.lira import lira
+from leakbench.attacks.rmia import rmia
 
 from . import toys
 from .test_lira import world

@@ -7,14 +7,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.bias_division import bias_division
-from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient, ReleasedPart
-from attacks.core.closed_form.rank_one import bilinear, completed, total_least_squares
-from benchmarks import models
-from defenses.dp_sgd import dp_sgd
-from defenses.per_layer import per_layer
-from defenses.random_sparsification import random_sparsification
+from leakbench import audit
+from leakbench.attacks.bias_division import bias_division
+from leakbench.attacks.core import (
+    Examples,
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    ReleasedPart,
+)
+from leakbench.attacks.core.closed_form.rank_one import bilinear, completed, total_least_squares
+from leakbench.benchmarks import models
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from . import toys
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from attacks.calibrated_loss import calibrated_loss
-from attacks.core import NotApplicable
-from attacks.loss_threshold import loss_threshold
+from leakbench.attacks.calibrated_loss import calibrated_loss
+from leakbench.attacks.core import NotApplicable
+from leakbench.attacks.loss_threshold import loss_threshold
 
 from . import toys
 from .test_lira import world

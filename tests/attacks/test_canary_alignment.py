@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.canary_alignment import canary_alignment
-from attacks.core import Controls, Examples, NotApplicable, SeenTranscript
+from leakbench.attacks.canary_alignment import canary_alignment
+from leakbench.attacks.core import Controls, Examples, NotApplicable, SeenTranscript
 
 from . import toys
 

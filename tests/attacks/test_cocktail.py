@@ -6,8 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.cocktail import cocktail
-from attacks.core import AccessError, Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
+from leakbench.attacks.cocktail import cocktail
+from leakbench.attacks.core import (
+    AccessError,
+    Examples,
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+)
 
 from . import toys
 

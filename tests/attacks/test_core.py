@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Access,
     AccessError,
     Box,
@@ -31,9 +31,9 @@ from attacks.core import (
     checked_scores,
     total_variation,
 )
-from attacks.core.targets import narrow
-from attacks.core.targets.narrow import enabled_by, watching
-from attacks.core.threat_model.requires import MEANING
+from leakbench.attacks.core.targets import narrow
+from leakbench.attacks.core.targets.narrow import enabled_by, watching
+from leakbench.attacks.core.threat_model.requires import MEANING
 
 from . import toys, walker
 

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import Observation, Reconstruction
-from attacks.core.search.gradient_matching import squared_distance
-from attacks.core.search.quasi_newton import quasi_newton
-from attacks.dlg import dlg
-from benchmarks import data, models
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
-from defenses.random_sparsification import random_sparsification
-from defenses.rpdp import rpdp
-from defenses.sgd import sgd
+from leakbench import audit
+from leakbench.attacks.core import Observation, Reconstruction
+from leakbench.attacks.core.search.gradient_matching import squared_distance
+from leakbench.attacks.core.search.quasi_newton import quasi_newton
+from leakbench.attacks.dlg import dlg
+from leakbench.benchmarks import data, models
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.rpdp import rpdp
+from leakbench.defenses.sgd import sgd
 
 from . import toys
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import attacks
-from attacks.core import (
+from leakbench import attacks
+from leakbench.attacks.core import (
     Access,
     AccessError,
     Attack,

@@ -7,15 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-import audit
-from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.closed_form.acceptance import ReleaseMatch
-from attacks.core.closed_form.recursion.clip_factor import sharpest
-from attacks.r_gap import r_gap
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.per_layer import per_layer
-from defenses.random_sparsification import random_sparsification
+from leakbench import audit
+from leakbench.attacks.core import (
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    Reconstruction,
+    granted,
+)
+from leakbench.attacks.core.closed_form.acceptance import ReleaseMatch
+from leakbench.attacks.core.closed_form.recursion.clip_factor import sharpest
+from leakbench.attacks.r_gap import r_gap
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from .recursion_cases import mse
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.float_grid import compared, evidence, float_grid
-from defenses.core import clip, from_os, secure, seeded
-from defenses.core.gradients.exact_sums import whole_units
+from leakbench.attacks.float_grid import compared, evidence, float_grid
+from leakbench.defenses.core import clip, from_os, secure, seeded
+from leakbench.defenses.core.gradients.exact_sums import whole_units
 
 from . import toys
 

@@ -9,11 +9,11 @@ import torch
 from scipy import stats
 from sklearn.covariance import ledoit_wolf
 
-from attacks.core import NotApplicable
-from attacks.core.membership.shrunk_gaussian import ShrunkGaussian, shrinkage
-from attacks.gaussian_others import gaussian_others
-from attacks.gradient_similarity import gradient_similarity
-from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
+from leakbench.attacks.core import NotApplicable
+from leakbench.attacks.core.membership.shrunk_gaussian import ShrunkGaussian, shrinkage
+from leakbench.attacks.gaussian_others import gaussian_others
+from leakbench.attacks.gradient_similarity import gradient_similarity
+from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 
 from . import toys
 

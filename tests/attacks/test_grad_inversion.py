@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import NotApplicable, Observation
-from attacks.core.search.batch_statistics import statistics_mismatches
-from attacks.core.search.consensus import consensus, shifts
-from attacks.core.search.restarts import jittered_adams
-from attacks.grad_inversion import grad_inversion
-from attacks.inverting_gradients import inverting_gradients
-from audit.external.update.attacks import observed, read_update
-from audit.targets.observe import World
-from benchmarks import data
-from defenses.core import cross_entropy
-from defenses.sgd import sgd
+from leakbench import audit
+from leakbench.attacks.core import NotApplicable, Observation
+from leakbench.attacks.core.search.batch_statistics import statistics_mismatches
+from leakbench.attacks.core.search.consensus import consensus, shifts
+from leakbench.attacks.core.search.restarts import jittered_adams
+from leakbench.attacks.grad_inversion import grad_inversion
+from leakbench.attacks.inverting_gradients import inverting_gradients
+from leakbench.audit.external.update.attacks import observed, read_update
+from leakbench.audit.targets.observe import World
+from leakbench.benchmarks import data
+from leakbench.defenses.core import cross_entropy
+from leakbench.defenses.sgd import sgd
 
 from . import toys
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import AccessError, Examples, ModelAccess
-from attacks.gradient_norm import gradient_norm
-from audit.targets.gradient_norms import GradientNorms
-from defenses.core import cross_entropy
+from leakbench.attacks.core import AccessError, Examples, ModelAccess
+from leakbench.attacks.gradient_norm import gradient_norm
+from leakbench.audit.targets.gradient_norms import GradientNorms
+from leakbench.defenses.core import cross_entropy
 
 from . import toys
 

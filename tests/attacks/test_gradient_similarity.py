@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from attacks.gradient_similarity import gradient_similarity
+from leakbench.attacks.gradient_similarity import gradient_similarity
 
 from . import toys
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import InconsistentObservation, NotApplicable, Observation
-from attacks.core.closed_form.label_counts import fixed_label
-from attacks.idlg import idlg
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
-from defenses.rpdp import rpdp
-from defenses.sgd import sgd
+from leakbench import audit
+from leakbench.attacks.core import InconsistentObservation, NotApplicable, Observation
+from leakbench.attacks.core.closed_form.label_counts import fixed_label
+from leakbench.attacks.idlg import idlg
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.rpdp import rpdp
+from leakbench.defenses.sgd import sgd
 
 from . import toys
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core import Examples, Observation
-from attacks.core.search.gradient_matching import direction_mismatch, squared_distances
-from attacks.inverting_gradients import inverting_gradients
+from leakbench.attacks.core import Examples, Observation
+from leakbench.attacks.core.search.gradient_matching import direction_mismatch, squared_distances
+from leakbench.attacks.inverting_gradients import inverting_gradients
 
 from . import toys
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from attacks.core import AccessError, Examples, LabelAccess, NotApplicable, viewed
-from attacks.label_only import label_only
+from leakbench.attacks.core import AccessError, Examples, LabelAccess, NotApplicable, viewed
+from leakbench.attacks.label_only import label_only
 
 from . import toys
 

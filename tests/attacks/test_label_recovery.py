@@ -7,15 +7,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
-from attacks.core.closed_form.label_counts import LastLayer, class_sums, largest_remainder, one_label, possible_labels
-from attacks.label_recovery import label_recovery
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import pcdp
-from defenses.per_layer import per_layer
-from defenses.random_freeze import random_freeze
+from leakbench import audit
+from leakbench.attacks.core import Examples, InconsistentObservation, NotApplicable, Observation, RankDeficient
+from leakbench.attacks.core.closed_form.label_counts import (
+    LastLayer,
+    class_sums,
+    largest_remainder,
+    one_label,
+    possible_labels,
+)
+from leakbench.attacks.label_recovery import label_recovery
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_freeze import random_freeze
 
 from . import toys
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core.closed_form.least_squares import least_squares
+from leakbench.attacks.core.closed_form.least_squares import least_squares
 
 SHAPES = [(33, 16), (16, 33), (64, 17), (5, 5)]
 

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.core import Evidence, log_likelihood_ratio, relative_residual, subsampled
+from leakbench.attacks.core import Evidence, log_likelihood_ratio, relative_residual, subsampled
 
 from . import toys
 

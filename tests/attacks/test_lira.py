@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
-from attacks.lira import lira
-from attacks.loss_threshold import loss_threshold
+from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
+from leakbench.attacks.lira import lira
+from leakbench.attacks.loss_threshold import loss_threshold
 
 from . import toys
 

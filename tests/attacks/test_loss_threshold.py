@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from attacks.core import Examples, ModelAccess
-from attacks.loss_threshold import loss_threshold
+from leakbench.attacks.core import Examples, ModelAccess
+from leakbench.attacks.loss_threshold import loss_threshold
 
 from . import toys
 

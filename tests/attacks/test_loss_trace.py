@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core import NotApplicable, SeenTranscript, Steps
-from attacks.loss_threshold import loss_threshold
-from attacks.loss_trace import loss_trace
+from leakbench.attacks.core import NotApplicable, SeenTranscript, Steps
+from leakbench.attacks.loss_threshold import loss_threshold
+from leakbench.attacks.loss_trace import loss_trace
 
 from . import toys
 

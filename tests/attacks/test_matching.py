@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from attacks.core import Examples, NotApplicable, Observation
-from attacks.core.search.gradient_matching import (
+from leakbench.attacks.core import Examples, NotApplicable, Observation
+from leakbench.attacks.core.search.gradient_matching import (
     direction_mismatch,
     direction_mismatches,
     layer_weights,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from attacks.core import Examples, ModelAccess
-from attacks.modified_entropy import modified_entropy
+from leakbench.attacks.core import Examples, ModelAccess
+from leakbench.attacks.modified_entropy import modified_entropy
 
 from . import toys
 

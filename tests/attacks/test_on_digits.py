@@ -5,12 +5,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attacks.bavaria import bavaria
-from attacks.calibrated_loss import calibrated_loss
-from attacks.core import Examples, ModelAccess, Shadows, balanced_halves
-from attacks.lira import lira
-from attacks.loss_threshold import loss_threshold
-from attacks.rmia import rmia
+from leakbench.attacks.bavaria import bavaria
+from leakbench.attacks.calibrated_loss import calibrated_loss
+from leakbench.attacks.core import Examples, ModelAccess, Shadows, balanced_halves
+from leakbench.attacks.lira import lira
+from leakbench.attacks.loss_threshold import loss_threshold
+from leakbench.attacks.rmia import rmia
 
 from . import toys
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.core import AccessError, SeenTranscript
-from attacks.likelihood_ratio import likelihood_ratio
-from attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
+from leakbench.attacks.core import AccessError, SeenTranscript
+from leakbench.attacks.likelihood_ratio import likelihood_ratio
+from leakbench.attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
 
 from . import toys
 

@@ -3,7 +3,7 @@
 import torch
 from scipy.stats import norm
 
-from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
+from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 
 from . import toys
 

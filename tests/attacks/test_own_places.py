@@ -7,17 +7,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.bias_division import RELIABLE, bias_division
-from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
-from attacks.core.search.single_example_rows import OwnPlaces, explained
-from audit.external.update.attacks import UpdateFinding
-from audit.external.update.command import _told, words
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.per_layer import per_layer
-from defenses.random_sparsification import random_sparsification
+from leakbench import audit
+from leakbench.attacks.bias_division import RELIABLE, bias_division
+from leakbench.attacks.core import (
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    Reconstruction,
+    granted,
+)
+from leakbench.attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
+from leakbench.attacks.core.search.single_example_rows import OwnPlaces, explained
+from leakbench.audit.external.update.attacks import UpdateFinding
+from leakbench.audit.external.update.command import _told, words
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from . import toys
 

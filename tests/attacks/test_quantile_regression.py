@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from attacks.core import Examples, ModelAccess, NotApplicable
-from attacks.core.membership.query_scores import logit_gap
-from attacks.loss_threshold import loss_threshold
-from attacks.quantile_regression import quantile_regression
+from leakbench.attacks.core import Examples, ModelAccess, NotApplicable
+from leakbench.attacks.core.membership.query_scores import logit_gap
+from leakbench.attacks.loss_threshold import loss_threshold
+from leakbench.attacks.quantile_regression import quantile_regression
 
 from . import toys
 

@@ -7,17 +7,24 @@ import pytest
 import torch
 from torch import nn
 
-import audit
-from attacks.core import InconsistentObservation, NotApplicable, Observation, RankDeficient, Reconstruction, granted
-from attacks.core.closed_form.recursion.invert import InvertedInput, inverted, layers_of
-from attacks.core.closed_form.recursion.observed_gradients import shown
-from attacks.r_gap import r_gap
-from benchmarks import models
-from defenses.core import Defense, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.per_layer import per_layer
-from defenses.random_sparsification import random_sparsification
-from defenses.rpdp import rpdp
+from leakbench import audit
+from leakbench.attacks.core import (
+    InconsistentObservation,
+    NotApplicable,
+    Observation,
+    RankDeficient,
+    Reconstruction,
+    granted,
+)
+from leakbench.attacks.core.closed_form.recursion.invert import InvertedInput, inverted, layers_of
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
+from leakbench.attacks.r_gap import r_gap
+from leakbench.benchmarks import models
+from leakbench.defenses.core import Defense, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.rpdp import rpdp
 
 from .recursion_cases import mse
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import InconsistentObservation, NotApplicable, RankDeficient, ReleasedPart
-from attacks.core.closed_form.recursion.forward import drawn_inputs, results
-from attacks.core.closed_form.recursion.invert import inverted, layers_of
-from attacks.core.closed_form.recursion.observed_gradients import shown
-from attacks.core.closed_form.recursion.ranks import rank_analysis
-from benchmarks import models
+from leakbench.attacks.core import InconsistentObservation, NotApplicable, RankDeficient, ReleasedPart
+from leakbench.attacks.core.closed_form.recursion.forward import drawn_inputs, results
+from leakbench.attacks.core.closed_form.recursion.invert import inverted, layers_of
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
+from leakbench.attacks.core.closed_form.recursion.ranks import rank_analysis
+from leakbench.benchmarks import models
 
 from .recursion_cases import case, drawn, mse
 from .recursion_networks import LEAKY, NETWORKS, Parallel, Skip, built, conv

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from attacks.core import InconsistentObservation, NotApplicable
-from attacks.core.closed_form.recursion.activations import invert
-from attacks.core.closed_form.recursion.completion import components, spread
-from attacks.core.closed_form.recursion.gaps import filled, open_features
-from attacks.core.closed_form.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
-from attacks.core.closed_form.recursion.invert import layers_of
-from attacks.core.targets.network import Operation
+from leakbench.attacks.core import InconsistentObservation, NotApplicable
+from leakbench.attacks.core.closed_form.recursion.activations import invert
+from leakbench.attacks.core.closed_form.recursion.completion import components, spread
+from leakbench.attacks.core.closed_form.recursion.gaps import filled, open_features
+from leakbench.attacks.core.closed_form.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
+from leakbench.attacks.core.closed_form.recursion.invert import layers_of
+from leakbench.attacks.core.targets.network import Operation
 
 from .recursion_cases import case, drawn
 

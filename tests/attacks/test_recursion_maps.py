@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from attacks.core.closed_form.recursion import linear_systems
-from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
-from attacks.core.closed_form.recursion.joint import SumOf
-from attacks.core.closed_form.recursion.linear_systems import Equations, factored, solve
-from attacks.core.closed_form.recursion.maps import (
+from leakbench.attacks.core.closed_form.recursion import linear_systems
+from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient, pooled
+from leakbench.attacks.core.closed_form.recursion.joint import SumOf
+from leakbench.attacks.core.closed_form.recursion.linear_systems import Equations, factored, solve
+from leakbench.attacks.core.closed_form.recursion.maps import (
     Coefficients,
     Dense,
     Factors,

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import RankDeficient
-from attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
-from attacks.core.closed_form.recursion.forward import derivatives
-from attacks.core.closed_form.recursion.invert import inverted, layers_of
-from attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
-from benchmarks import models
+from leakbench.attacks.core import RankDeficient
+from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
+from leakbench.attacks.core.closed_form.recursion.forward import derivatives
+from leakbench.attacks.core.closed_form.recursion.invert import inverted, layers_of
+from leakbench.attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
+from leakbench.benchmarks import models
 
 from .recursion_cases import case, described
 from .recursion_networks import LEAKY, built, conv

@@ -10,8 +10,8 @@ import torch
 from scipy import integrate, stats
 from torch import Tensor
 
-import attacks
-from attacks.core import (
+from leakbench import attacks
+from leakbench.attacks.core import (
     Access,
     AccessError,
     Examples,
@@ -22,8 +22,8 @@ from attacks.core import (
     Requirements,
     attack,
 )
-from attacks.core.targets import narrow
-from attacks.rero import AT_ONCE, rero
+from leakbench.attacks.core.targets import narrow
+from leakbench.attacks.rero import AT_ONCE, rero
 
 from . import toys
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
-from attacks.core.membership.shadow_statistics import label_log_probability
-from attacks.rmia import GRID, best_slope, dominated, rmia, taylor_log_probability
+from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, Shadows, balanced_halves
+from leakbench.attacks.core.membership.shadow_statistics import label_log_probability
+from leakbench.attacks.rmia import GRID, best_slope, dominated, rmia, taylor_log_probability
 
 from . import toys
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core import Access, Box, Knows, Observation, Reconstruction, attack, granted
-from attacks.core.search.gradient_matching import squared_distance
-from attacks.core.search.restarts import Descent, best_of, signed_adam, signed_adams
+from leakbench.attacks.core import Access, Box, Knows, Observation, Reconstruction, attack, granted
+from leakbench.attacks.core.search.gradient_matching import squared_distance
+from leakbench.attacks.core.search.restarts import Descent, best_of, signed_adam, signed_adams
 
 from . import toys
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from attacks.core import NotApplicable
-from attacks.shadow_classifier import shadow_classifier
+from leakbench.attacks.core import NotApplicable
+from leakbench.attacks.shadow_classifier import shadow_classifier
 
 from . import toys
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacks.core import NotApplicable, Shadows, balanced_halves, viewed
+from leakbench.attacks.core import NotApplicable, Shadows, balanced_halves, viewed
 
 from . import toys
 

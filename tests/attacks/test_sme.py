@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import Observation
-from attacks.core.search.gradient_matching import direction_mismatch, surrogate_mismatches
-from attacks.inverting_gradients import inverting_gradients
-from attacks.sme import sme
-from audit.targets.local_steps import LocalTraining
-from audit.targets.observe import World
-from benchmarks import data, models
-from defenses.dp_sgd import dp_sgd
-from defenses.random_pruning import random_pruning
-from defenses.sgd import sgd
+from leakbench import audit
+from leakbench.attacks.core import Observation
+from leakbench.attacks.core.search.gradient_matching import direction_mismatch, surrogate_mismatches
+from leakbench.attacks.inverting_gradients import inverting_gradients
+from leakbench.attacks.sme import sme
+from leakbench.audit.targets.local_steps import LocalTraining
+from leakbench.audit.targets.observe import World
+from leakbench.benchmarks import data, models
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_pruning import random_pruning
+from leakbench.defenses.sgd import sgd
 
 from . import toys
 

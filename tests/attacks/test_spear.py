@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Examples,
     InconsistentObservation,
     Network,
@@ -19,9 +19,9 @@ from attacks.core import (
     ReleasedPart,
     Structure,
 )
-from attacks.core.closed_form.keep_rate import random_update, recovered_share
-from attacks.core.closed_form.low_rank import completed, factorised, rounding_floor
-from attacks.spear import spear
+from leakbench.attacks.core.closed_form.keep_rate import random_update, recovered_share
+from leakbench.attacks.core.closed_form.low_rank import completed, factorised, rounding_floor
+from leakbench.attacks.spear import spear
 
 from . import toys
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from attacks.core import RankDeficient
-from attacks.core.closed_form.keep_rate import random_update
-from attacks.spear_search import spear_search
+from leakbench.attacks.core import RankDeficient
+from leakbench.attacks.core.closed_form.keep_rate import random_update
+from leakbench.attacks.spear_search import spear_search
 
 from . import toys
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-import audit
-from attacks.core import Examples, NotApplicable, Observation
-from attacks.gradient_similarity import gradient_similarity
-from attacks.weight_updates import SHARES, weight_updates
-from audit.targets.local_steps import LocalTraining
-from defenses.core import seeded
-from defenses.dp_sgd import dp_sgd
+from leakbench import audit
+from leakbench.attacks.core import Examples, NotApplicable, Observation
+from leakbench.attacks.gradient_similarity import gradient_similarity
+from leakbench.attacks.weight_updates import SHARES, weight_updates
+from leakbench.audit.targets.local_steps import LocalTraining
+from leakbench.defenses.core import seeded
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import toys
 

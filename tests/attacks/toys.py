@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Examples,
     LabelAccess,
     ModelAccess,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Access,
     Examples,
     Knows,

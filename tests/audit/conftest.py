@@ -11,8 +11,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from audit.catalog import methods as catalog
-from audit.suite import suite as suites
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.suite import suite as suites
 
 SUITE = """
 name = "toy"
@@ -90,7 +90,7 @@ class Elsewhere:
 @pytest.fixture(scope="session")
 def overfitted() -> Elsewhere:
     """Digits, 600 members known by heart."""
-    from benchmarks import models
+    from leakbench.benchmarks import models
 
     data, target = load_digits(return_X_y=True)
     inputs = torch.tensor(data / 16, dtype=torch.float32).view(-1, 1, 8, 8)

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from audit.cli import app as cli
-from audit.encode import encoder, everybody
-from benchmarks import data
-from benchmarks.core import Sizes
+from leakbench.audit.cli import app as cli
+from leakbench.audit.encode import encoder, everybody
+from leakbench.benchmarks import data
+from leakbench.benchmarks.core import Sizes
 
 from .run.runs import run
 

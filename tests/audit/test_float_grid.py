@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Examples
-from attacks.float_grid import float_grid
-from audit.scoring.score import score
-from audit.scoring.truth import GroundTruth
-from audit.targets.candidates import Candidates, refuse_comparison
-from audit.targets.observe import RunView, World
-from defenses.core import Recording, full, keyed, secure, seeded, train
-from defenses.core.randomness.noise import CipherNoise
-from defenses.dp_sgd import dp_sgd
+from leakbench.attacks.core import Examples
+from leakbench.attacks.float_grid import float_grid
+from leakbench.audit.scoring.score import score
+from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.audit.targets.candidates import Candidates, refuse_comparison
+from leakbench.audit.targets.observe import RunView, World
+from leakbench.defenses.core import Recording, full, keyed, secure, seeded, train
+from leakbench.defenses.core.randomness.noise import CipherNoise
+from leakbench.defenses.dp_sgd import dp_sgd
 
 SHAPE, EACH = (1, 16, 16), 40
 

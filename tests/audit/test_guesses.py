@@ -4,13 +4,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core.search.gradient_matching import direction_mismatch, direction_mismatches
-from defenses.core import Block, Defense, Everything, Layout, Stateless, StepPlan, Subspace, cross_entropy, unbounded
-from defenses.core.gradients.candidate_gradients import GuessGradients, factored
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
-from defenses.random_sparsification import random_sparsification
+from leakbench import audit
+from leakbench.attacks.core.search.gradient_matching import direction_mismatch, direction_mismatches
+from leakbench.defenses.core import (
+    Block,
+    Defense,
+    Everything,
+    Layout,
+    Stateless,
+    StepPlan,
+    Subspace,
+    cross_entropy,
+    unbounded,
+)
+from leakbench.defenses.core.gradients.candidate_gradients import GuessGradients, factored
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.random_sparsification import random_sparsification
 
 SHAPE, CLASSES = (2, 6, 6), 3
 
@@ -166,7 +176,7 @@ def test_a_wrong_factor_is_found_before_anything_is_searched(monkeypatch):
     point = layout.read(model)
     assert isinstance(factored(model, cross_entropy, layout, point, SHAPE), GuessGradients)
     monkeypatch.setattr(
-        "defenses.core.gradients.candidate_gradients.LayerFactors._normalised", lambda self: self.entering
+        "leakbench.defenses.core.gradients.candidate_gradients.LayerFactors._normalised", lambda self: self.entering
     )
     assert factored(model, cross_entropy, layout, point, SHAPE) is None
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from audit import progress_events
-from audit.run import progress
+from leakbench.audit import progress_events
+from leakbench.audit.run import progress
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from audit.catalog import methods as catalog
-from audit.plan.expand import plan
-from audit.run.job import compute
-from audit.subjects import trained_run
-from audit.subjects.outcome import Outcome
-from benchmarks import data
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.job import compute
+from leakbench.audit.subjects import trained_run
+from leakbench.audit.subjects.outcome import Outcome
+from leakbench.benchmarks import data
 
 from ..attacks import walker
 from .conftest import SHARE, SUITE

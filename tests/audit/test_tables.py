@@ -6,26 +6,26 @@ from functools import partial
 import pytest
 import torch
 
-from attacks.core import RESULTS, Access, Knows
-from audit.catalog import methods as catalog
-from audit.catalog import plugins
-from audit.plan import threat_models
-from audit.plan.artifact import Artifact
-from audit.plan.cells import Cell
-from audit.plan.expand import plan
-from audit.plan.threat_models import THREAT_MODELS, ThreatModel
-from audit.run import harness
-from audit.scoring import verify
-from audit.scoring.allowed import clopper_pearson
-from audit.subjects import table, trained_model
-from audit.subjects.outcome import Finding
-from audit.subjects.trained_run import TrainedRun
-from audit.targets.candidates import Candidates
-from audit.targets.observe import RunView, black_box, logits_of
-from leaderboard.board.table import Board
-from leaderboard.kinds import KINDS, KindOfResult
-from leaderboard.metrics import METRICS, BoardColumn, KnownMetric
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import RESULTS, Access, Knows
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.catalog import plugins
+from leakbench.audit.plan import threat_models
+from leakbench.audit.plan.artifact import Artifact
+from leakbench.audit.plan.cells import Cell
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.threat_models import THREAT_MODELS, ThreatModel
+from leakbench.audit.run import harness
+from leakbench.audit.scoring import verify
+from leakbench.audit.scoring.allowed import clopper_pearson
+from leakbench.audit.subjects import table, trained_model
+from leakbench.audit.subjects.outcome import Finding
+from leakbench.audit.subjects.trained_run import TrainedRun
+from leakbench.audit.targets.candidates import Candidates
+from leakbench.audit.targets.observe import RunView, black_box, logits_of
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.kinds import KINDS, KindOfResult
+from leakbench.leaderboard.metrics import METRICS, BoardColumn, KnownMetric
+from leakbench.leaderboard.records.record import Metric
 
 from .conftest import SUITE
 
@@ -41,7 +41,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.core import Access, Examples, MembershipScores, Target, attack
+from leakbench.attacks.core import Access, Examples, MembershipScores, Target, attack
 
 LABEL_ONLY = Access("LABEL_ONLY", "the labels that the final model predicts")
 
@@ -184,7 +184,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core import RESULTS, Access, ModelAccess, ResultType, attack, granted
+from leakbench.attacks.core import RESULTS, Access, ModelAccess, ResultType, attack, granted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import audit
-from audit import versions
-from audit.versions import CORE, EXTRAS, Environment, environments, installed, verdict
+from leakbench import audit
+from leakbench.audit import versions
+from leakbench.audit.versions import CORE, EXTRAS, Environment, environments, installed, verdict
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLD = Environment("lowest", "3.11", "2026-01-02", {"python": "3.11", "torch": "2.10.0", "scipy": "1.11.1"})

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import data
-from benchmarks.core import Catalogue, Sizes, Splits, choose, content_digest, verify
-from benchmarks.data import digits as digits_module
-from benchmarks.data import photos as photos_module
+from leakbench.benchmarks import data
+from leakbench.benchmarks.core import Catalogue, Sizes, Splits, choose, content_digest, verify
+from leakbench.benchmarks.data import digits as digits_module
+from leakbench.benchmarks.data import photos as photos_module
 
 SIZES = {"digits": (700, 700, 397), "photos": (64, 64, 109)}
 POOLS = ("private", "non_member", "public")
@@ -37,7 +37,9 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
 
 def test_a_name_is_checked_without_loading(monkeypatch, tmp_path):
     for name in data.names():
-        monkeypatch.setattr(f"benchmarks.data.{name}.{name}", lambda **_: pytest.fail("loaded"), raising=False)
+        monkeypatch.setattr(
+            f"leakbench.benchmarks.data.{name}.{name}", lambda **_: pytest.fail("loaded"), raising=False
+        )
     for name in ("digits", "mnist", f"folder:{tmp_path}", f"parquet:{tmp_path}?size=8&channels=1"):
         data.check(name)
 

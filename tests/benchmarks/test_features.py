@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import data, models
-from benchmarks.core import Sizes
-from benchmarks.data.own.features import LARGEST
+from leakbench.benchmarks import data, models
+from leakbench.benchmarks.core import Sizes
+from leakbench.benchmarks.data.own.features import LARGEST
 
 DIM = 6
 

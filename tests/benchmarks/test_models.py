@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import models
-from benchmarks.models import resnet
-from defenses.core import Layout, cross_entropy
-from defenses.core.gradients.choose import choose
+from leakbench.benchmarks import models
+from leakbench.benchmarks.models import resnet
+from leakbench.defenses.core import Layout, cross_entropy
+from leakbench.defenses.core.gradients.choose import choose
 
 COLOUR, GREY, SMALL = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 # Of the papers, at 10 classes; the settings of a wide network: plain, with biases, standardised.

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import data
-from benchmarks.core import Sizes
-from benchmarks.core.data import images
+from leakbench.benchmarks import data
+from leakbench.benchmarks.core import Sizes
+from leakbench.benchmarks.core.data import images
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 10\n"
 

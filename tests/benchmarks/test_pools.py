@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.core import LabelledImages, Sizes, Splits
-from benchmarks.core.data.dealing import pool_sizes
+from leakbench.benchmarks.core import LabelledImages, Sizes, Splits
+from leakbench.benchmarks.core.data.dealing import pool_sizes
 
 DEFAULTS = Sizes(private=40, non_member=40, public=20)
 POOLS = ("private", "non_member", "public")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import models
+from leakbench.benchmarks import models
 
 from . import ranks
 

@@ -14,12 +14,23 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.speed import architectures, informed, masked, memory, methods, noise, report, rgap, step, targets
-from benchmarks.speed.__main__ import app
-from benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
-from benchmarks.speed.memory import Memory, Probe, Unavailable, measured
-from benchmarks.speed.networks import Workload, parameters
-from benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
+from leakbench.benchmarks.speed import (
+    architectures,
+    informed,
+    masked,
+    memory,
+    methods,
+    noise,
+    report,
+    rgap,
+    step,
+    targets,
+)
+from leakbench.benchmarks.speed.__main__ import app
+from leakbench.benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
+from leakbench.benchmarks.speed.memory import Memory, Probe, Unavailable, measured
+from leakbench.benchmarks.speed.networks import Workload, parameters
+from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -135,7 +146,9 @@ def test_a_way_that_fails_has_a_reason_in_one_line_and_no_time(when, expected):
 
 def test_a_way_that_is_not_installed_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)  # what an import of something absent sees
-    probe = Probe("benchmarks.speed.step:build", {"network": "mlp", "width": 4, "batch": 2, "way": "opacus-hooks"})
+    probe = Probe(
+        "leakbench.benchmarks.speed.step:build", {"network": "mlp", "width": 4, "batch": 2, "way": "opacus-hooks"}
+    )
     found = interleaved({"opacus-hooks": probe.build}, rounds=1)
     assert found.failed["opacus-hooks"].endswith("pip install 'leakbench[engines]'")
 
@@ -456,10 +469,11 @@ def test_memory_is_asked_of_a_fresh_process_for_each_way(monkeypatch):
         asked.append((probe.arguments["way"], device, calls))
         return Memory(extra=10, later=5)
 
-    monkeypatch.setattr("benchmarks.speed.harness.measured", answer)
+    monkeypatch.setattr("leakbench.benchmarks.speed.harness.measured", answer)
     sizes = {"batch": 2, "inputs": 3, "outputs": 4}
     probes = {
-        way: Probe("benchmarks.speed.masked:build", {**sizes, "way": way}) for way in (masked.BOOK, masked.CLOSED)
+        way: Probe("leakbench.benchmarks.speed.masked:build", {**sizes, "way": way})
+        for way in (masked.BOOK, masked.CLOSED)
     }
     found = compare("case", probes, peer=masked.BOOK, rounds=1, memory=True)
     assert asked == [(masked.BOOK, "cpu", 3), (masked.CLOSED, "cpu", 3)]
@@ -539,7 +553,17 @@ def test_networks_are_judged_against_the_faster_plain_format(monkeypatch):
 @pytest.mark.peers
 def test_from_the_root_the_command_is_ours_beside_a_benchmarks_of_others(tmp_path):
     pytest.importorskip("opacus")  # which installs a top-level package of that name
-    command = [sys.executable, "-m", "benchmarks.speed", "masked", "--quick", "--rounds", "1", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "leakbench.benchmarks.speed",
+        "masked",
+        "--quick",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     done = subprocess.run([*command, "--out", tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "masked.json").read_text())["settings"]["quick"] is True

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from defenses.core import BoundKind, Context, Defense, release
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.core import BoundKind, Context, Defense, release
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
 
 C = 0.7
 ROWS = torch.randn(6, 20, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 3, 6).unsqueeze(1)

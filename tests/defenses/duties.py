@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Context,
     CropAndFlip,
     Defense,
@@ -44,7 +44,7 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.gradients.executor import Release, add_noise
+from leakbench.defenses.core.gradients.executor import Release, add_noise
 
 Factory = Callable[[float | None], Defense]
 

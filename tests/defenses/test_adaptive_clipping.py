@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from defenses.adaptive_clipping import adaptive_clipping
-from defenses.core import (
+from leakbench.defenses.adaptive_clipping import adaptive_clipping
+from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
@@ -23,15 +23,15 @@ from defenses.core import (
     predict,
     release,
 )
-from defenses.de_recipe import de_recipe
-from defenses.dp_adam_bc import dp_adam_bc
-from defenses.dp_ftrl import dp_ftrl
-from defenses.dp_sgd import dp_sgd
-from defenses.geoclip import geoclip
-from defenses.gep import gep
-from defenses.pcdp import pcdp
-from defenses.random_sparsification import random_sparsification
-from defenses.sgd import sgd
+from leakbench.defenses.de_recipe import de_recipe
+from leakbench.defenses.dp_adam_bc import dp_adam_bc
+from leakbench.defenses.dp_ftrl import dp_ftrl
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.geoclip import geoclip
+from leakbench.defenses.gep import gep
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from . import duties
 

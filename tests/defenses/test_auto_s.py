@@ -2,7 +2,7 @@
 
 import pytest
 
-from defenses.auto_s import auto_s
+from leakbench.defenses.auto_s import auto_s
 
 from .bound_by_formula import NORMS, C, check_bound_of_any_method, check_formula, check_short_gradients
 

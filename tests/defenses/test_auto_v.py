@@ -1,6 +1,6 @@
 """What is particular to AUTO-V: every example adds a vector of one length."""
 
-from defenses.auto_v import auto_v
+from leakbench.defenses.auto_v import auto_v
 
 from .bound_by_formula import NORMS, C, check_bound_of_any_method, check_formula, check_short_gradients
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from defenses.bisr import bisr, coefficients
-from defenses.core import BandedInverse, partition, predict
-from defenses.core.plan.noise_correlation import prefix_errors
-from defenses.core.privacy.accounting import epsilon
-from defenses.core.privacy.events import Gaussian
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.bisr import bisr, coefficients
+from leakbench.defenses.core import BandedInverse, partition, predict
+from leakbench.defenses.core.plan.noise_correlation import prefix_errors
+from leakbench.defenses.core.privacy.accounting import epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import duties
 

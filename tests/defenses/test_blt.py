@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from defenses.blt import _Blt, blt
-from defenses.core import clip, partition, predict
-from defenses.core.plan.noise_correlation import prefix_errors
-from defenses.core.privacy.accounting import epsilon
-from defenses.core.privacy.events import Gaussian
+from leakbench.defenses.blt import _Blt, blt
+from leakbench.defenses.core import clip, partition, predict
+from leakbench.defenses.core.plan.noise_correlation import prefix_errors
+from leakbench.defenses.core.privacy.accounting import epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
 
 DELTA = 1e-5
 

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import torch
 
-from defenses.clipped_sgd import clipped_sgd
-from defenses.core import Context, calibrate, poisson, release
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.clipped_sgd import clipped_sgd
+from leakbench.defenses.core import Context, calibrate, poisson, release
+from leakbench.defenses.dp_sgd import dp_sgd
 
 
 def released(defense, rows):

@@ -4,9 +4,9 @@ import dp_accounting
 import pytest
 import torch
 
-from defenses.core import CropAndFlip, poisson, predict
-from defenses.de_recipe import de_recipe
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import CropAndFlip, poisson, predict
+from leakbench.defenses.de_recipe import de_recipe
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import duties
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Context, GradientLess, full, release, seeded, train
-from defenses.diff import diff
-from defenses.sgd import sgd
+from leakbench.defenses.core import Context, GradientLess, full, release, seeded, train
+from leakbench.defenses.diff import diff
+from leakbench.defenses.sgd import sgd
 
 from . import duties
 

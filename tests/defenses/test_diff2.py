@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from defenses.core import Context, GradientDifference, Layout, full, train
-from defenses.diff2 import diff2
-from defenses.dp_sgd import dp_sgd
-from defenses.sgd import sgd
+from leakbench.defenses.core import Context, GradientDifference, Layout, full, train
+from leakbench.defenses.diff2 import diff2
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.sgd import sgd
 
 from . import duties
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, GradientAhead, Offset, full, train
-from defenses.disk import disk
-from defenses.dp_sgd import dp_sgd
-from defenses.sgd import sgd
+from leakbench.defenses.core import Context, GradientAhead, Offset, full, train
+from leakbench.defenses.disk import disk
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.sgd import sgd
 
 from . import duties
 

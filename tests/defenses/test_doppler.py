@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import signal
 
-from defenses.core import Context, release, seeded
-from defenses.doppler import doppler
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Context, release, seeded
+from leakbench.defenses.doppler import doppler
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import duties
 

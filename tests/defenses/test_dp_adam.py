@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, release, seeded
-from defenses.dp_adam import dp_adam
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Context, release, seeded
+from leakbench.defenses.dp_adam import dp_adam
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import duties
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Adaptive, Context, release, seeded
-from defenses.dp_adam import dp_adam
-from defenses.dp_adam_bc import dp_adam_bc
+from leakbench.defenses.core import Adaptive, Context, release, seeded
+from leakbench.defenses.dp_adam import dp_adam
+from leakbench.defenses.dp_adam_bc import dp_adam_bc
 
 CONTEXT = Context(step=3, steps=9, dim=4, expected_batch=10.0, noise_multiplier=2.0)
 STATE = (torch.tensor([0.1, -0.2, 0.3, 0.0]), torch.tensor([0.5, 0.02, 0.1, 0.03]))

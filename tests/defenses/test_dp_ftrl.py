@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from defenses.core import Context, Tree, partition, predict, shuffle
-from defenses.core.privacy.accounting import epsilon
-from defenses.core.privacy.events import Gaussian
-from defenses.dp_ftrl import dp_ftrl
+from leakbench.defenses.core import Context, Tree, partition, predict, shuffle
+from leakbench.defenses.core.privacy.accounting import epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.dp_ftrl import dp_ftrl
 
 from . import duties
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, release, seeded
-from defenses.dp_adam import dp_adam
-from defenses.dp_macadam import dp_macadam
+from leakbench.defenses.core import Context, release, seeded
+from leakbench.defenses.dp_adam import dp_adam
+from leakbench.defenses.dp_macadam import dp_macadam
 
 ROWS = torch.tensor([[0.3, -0.4], [0.1, 0.2], [-0.5, 0.1]], dtype=torch.float64)
 

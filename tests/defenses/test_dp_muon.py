@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, Layout, release, seeded
-from defenses.dp_muon import OrthogonalMomentum, dp_muon, orthogonal
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Context, Layout, release, seeded
+from leakbench.defenses.dp_muon import OrthogonalMomentum, dp_muon, orthogonal
+from leakbench.defenses.dp_sgd import dp_sgd
 
 LAYOUT = Layout(("conv.weight", "conv.bias", "out.weight"), ((6, 2, 2, 2), (6,), (3, 20)))
 ROWS = torch.randn(8, LAYOUT.dim, generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import poisson, seeded, train
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import poisson, seeded, train
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from . import duties
 

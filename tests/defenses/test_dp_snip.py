@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from audit.targets.simulated_update import simulate_share
-from defenses.core import Context, full, poisson, predict, train
-from defenses.dp_snip import dp_snip
-from defenses.snip import snip
+from leakbench.audit.targets.simulated_update import simulate_share
+from leakbench.defenses.core import Context, full, poisson, predict, train
+from leakbench.defenses.dp_snip import dp_snip
+from leakbench.defenses.snip import snip
 
 from . import duties
 

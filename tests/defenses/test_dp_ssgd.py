@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from defenses.core import Coordinates
-from defenses.dp_ssgd import dp_ssgd
-from defenses.random_dropping import random_dropping
-from defenses.random_pruning import random_pruning
+from leakbench.defenses.core import Coordinates
+from leakbench.defenses.dp_ssgd import dp_ssgd
+from leakbench.defenses.random_dropping import random_dropping
+from leakbench.defenses.random_pruning import random_pruning
 
 from . import duties
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from defenses.core import Context, Subspace, release, seeded
-from defenses.dp_zo import dp_zo
+from leakbench.defenses.core import Context, Subspace, release, seeded
+from leakbench.defenses.dp_zo import dp_zo
 
 from . import duties
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Complement,
     Context,
     Everything,
@@ -17,8 +17,8 @@ from defenses.core import (
     release,
     seeded,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
 
 from . import duties
 

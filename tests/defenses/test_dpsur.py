@@ -8,7 +8,7 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Everything,
     LossChange,
@@ -22,10 +22,10 @@ from defenses.core import (
     predict,
     shuffle,
 )
-from defenses.core.gradients.executor import Engine
-from defenses.core.randomness.keys import key_from
-from defenses.dp_sgd import dp_sgd
-from defenses.dpsur import dpsur
+from leakbench.defenses.core.gradients.executor import Engine
+from leakbench.defenses.core.randomness.keys import key_from
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpsur import dpsur
 
 from . import duties
 

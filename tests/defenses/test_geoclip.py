@@ -7,9 +7,19 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from defenses.core import Context, GradientLess, Offset, Stretched, Subspace, poisson, predict, release, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.geoclip import geoclip
+from leakbench.defenses.core import (
+    Context,
+    GradientLess,
+    Offset,
+    Stretched,
+    Subspace,
+    poisson,
+    predict,
+    release,
+    seeded,
+)
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.geoclip import geoclip
 
 from . import duties
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Complement,
     Context,
     Coordinates,
@@ -19,9 +19,9 @@ from defenses.core import (
     release,
     seeded,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.gep import gep
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.gep import gep
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from . import duties
 
@@ -261,7 +261,7 @@ def test_our_engine_serves_masked_parts_without_rows(factory, monkeypatch):
         raise AssertionError("rows of all examples were formed")
 
     whole = duties.trained(factory(1.0), engine="torch.func")
-    monkeypatch.setattr("defenses.core.gradients.layerwise.engine.Layerwise._by_rows", rows)
+    monkeypatch.setattr("leakbench.defenses.core.gradients.layerwise.engine.Layerwise._by_rows", rows)
     ours = duties.trained(factory(1.0), engine="layerwise")
     torch.testing.assert_close(duties.parameters(ours), duties.parameters(whole), rtol=1e-4, atol=1e-5)
 

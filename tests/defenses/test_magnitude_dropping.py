@@ -2,8 +2,8 @@
 
 import torch
 
-from defenses.core import Coordinates
-from defenses.magnitude_dropping import magnitude_dropping
+from leakbench.defenses.core import Coordinates
+from leakbench.defenses.magnitude_dropping import magnitude_dropping
 
 from . import duties
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, calibrate, poisson, release
-from defenses.noisy_sgd import noisy_sgd
+from leakbench.defenses.core import Context, calibrate, poisson, release
+from leakbench.defenses.noisy_sgd import noisy_sgd
 
 from . import duties
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Context, Layout, Subspace, ToyRows, poisson, release, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import pcdp
+from leakbench.defenses.core import Context, Layout, Subspace, ToyRows, poisson, release, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.pcdp import pcdp
 
 from . import duties
 
@@ -158,7 +158,7 @@ def test_public_gradients_that_are_not_finite_count_for_nothing():
 
 
 def test_what_it_proves_does_not_depend_on_the_rank():
-    from defenses.core import predict
+    from leakbench.defenses.core import predict
 
     def claimed(defense, steps):
         return predict(defense, sampling=poisson(0.025), steps=steps).claim(1e-5).epsilon

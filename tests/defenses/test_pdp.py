@@ -2,10 +2,10 @@
 
 import torch
 
-from defenses.core import Context, Layout, Project, ToyRows, release, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import pcdp
-from defenses.pdp import pdp
+from leakbench.defenses.core import Context, Layout, Project, ToyRows, release, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.pdp import pdp
 
 LAYOUT = Layout(("a.weight", "b.weight"), ((5, 8), (20,)))
 DIM = LAYOUT.dim

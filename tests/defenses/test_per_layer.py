@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, clipped_sums, poisson, predict
-from defenses.dp_sgd import dp_sgd
-from defenses.per_layer import per_layer
+from leakbench.defenses.core import Context, clipped_sums, poisson, predict
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.per_layer import per_layer
 
 from . import duties
 

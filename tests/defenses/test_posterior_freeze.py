@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, Keep, release, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.posterior_freeze import posterior_freeze
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.core import Context, Coordinates, Keep, release, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.posterior_freeze import posterior_freeze
+from leakbench.defenses.random_sparsification import random_sparsification
 
 ROWS = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Coordinates
-from defenses.dp_sgd import dp_sgd
-from defenses.random_dropping import random_dropping
+from leakbench.defenses.core import Coordinates
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_dropping import random_dropping
 
 from . import duties
 

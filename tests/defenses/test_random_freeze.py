@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Context
-from defenses.random_freeze import random_freeze
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.core import Context
+from leakbench.defenses.random_freeze import random_freeze
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from . import duties
 

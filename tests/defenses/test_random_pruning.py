@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, Layout
-from defenses.dp_sgd import dp_sgd
-from defenses.random_pruning import random_pruning
+from leakbench.defenses.core import Context, Coordinates, Layout
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_pruning import random_pruning
 
 from . import duties
 

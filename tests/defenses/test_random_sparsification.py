@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, poisson, predict, release, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.core import Context, Coordinates, poisson, predict, release, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from . import duties
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from defenses.core import Complement, Context, Coordinates, poisson, predict, release, seeded, shuffle
-from defenses.dp_sgd import dp_sgd
-from defenses.ranked import ranked
+from leakbench.defenses.core import Complement, Context, Coordinates, poisson, predict, release, seeded, shuffle
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.ranked import ranked
 
 from . import duties
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from defenses.core import Context, Everything, Layout, Subspace, release
-from defenses.core.plan.families import public_subspaces
-from defenses.core.plan.linear_algebra.basis import orthonormality_error
-from defenses.dp_sgd import dp_sgd
-from defenses.rpdp import rpdp
+from leakbench.defenses.core import Context, Everything, Layout, Subspace, release
+from leakbench.defenses.core.plan.families import public_subspaces
+from leakbench.defenses.core.plan.linear_algebra.basis import orthonormality_error
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.rpdp import rpdp
 
 from . import duties
 

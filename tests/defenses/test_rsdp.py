@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, release, seeded
-from defenses.random_sparsification import random_sparsification
-from defenses.rsdp import rsdp
+from leakbench.defenses.core import Context, Coordinates, release, seeded
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.rsdp import rsdp
 
 ROWS = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from defenses.core import Context, Recipe, full, release, train
-from defenses.sgd import sgd
+from leakbench.defenses.core import Context, Recipe, full, release, train
+from leakbench.defenses.sgd import sgd
 
 from . import duties
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from defenses.core import cross_entropy, per_example_gradients
-from defenses.snip import snip
+from leakbench.defenses.core import cross_entropy, per_example_gradients
+from leakbench.defenses.snip import snip
 
 from . import duties
 

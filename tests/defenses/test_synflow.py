@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import models
-from defenses.core import Context, Layout
-from defenses.synflow import SynFlow, _flow, _positive, synflow
+from leakbench.benchmarks import models
+from leakbench.defenses.core import Context, Layout
+from leakbench.defenses.synflow import SynFlow, _flow, _positive, synflow
 
 from . import duties
 

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 
-import audit
-from audit.cli import app as cli
-from benchmarks import models
+from leakbench import audit
+from leakbench.audit.cli import app as cli
+from leakbench.benchmarks import models
 
 FILE = Path(__file__).with_name("audits.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))

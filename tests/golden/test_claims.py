@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from audit.catalog import methods as catalog
-from defenses.core import Sampling, predicted
+from leakbench.audit.catalog import methods as catalog
+from leakbench.defenses.core import Sampling, predicted
 
 FILE = Path(__file__).with_name("claims.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))

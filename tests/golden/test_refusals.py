@@ -18,8 +18,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from audit.cli import app as cli
-from benchmarks import models
+from leakbench.audit.cli import app as cli
+from leakbench.benchmarks import models
 
 FILE = Path(__file__).with_name("refusals.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))

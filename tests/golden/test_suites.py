@@ -15,13 +15,13 @@ from unittest import mock
 import pytest
 import torch
 
-from audit.catalog import methods as catalog
-from audit.plan import splits_cache
-from audit.plan.expand import plan
-from audit.suite.suite import load
-from benchmarks import data as datasets
-from benchmarks.core import Sizes, Split, Splits
-from benchmarks.core.data.dealing import pool_sizes
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan import splits_cache
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.suite.suite import load
+from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks.core import Sizes, Split, Splits
+from leakbench.benchmarks.core.data.dealing import pool_sizes
 
 FILE = Path(__file__).with_name("suites.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))

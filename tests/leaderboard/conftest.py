@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from leaderboard.kinds import KINDS
-from leaderboard.records.folder import Completeness
-from leaderboard.records.manifest import Expected, Manifest
-from leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim
+from leakbench.leaderboard.kinds import KINDS
+from leakbench.leaderboard.records.folder import Completeness
+from leakbench.leaderboard.records.manifest import Expected, Manifest
+from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim
 
 
 def metric(value: float | None, half: float | None = None, **fields: Any) -> Metric:

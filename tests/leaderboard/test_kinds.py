@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from leaderboard.board.notes import sizes_words
-from leaderboard.board.table import Board
-from leaderboard.kinds import KINDS, KindOfResult, NoiseVariant
-from leaderboard.metrics import METRICS, BoardColumn, Floor, KnownMetric
-from leaderboard.page.build import build
-from leaderboard.records.manifest import read_manifests, write_manifest
-from leaderboard.records.record import RecordError, read_all, write
+from leakbench.leaderboard.board.notes import sizes_words
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.kinds import KINDS, KindOfResult, NoiseVariant
+from leakbench.leaderboard.metrics import METRICS, BoardColumn, Floor, KnownMetric
+from leakbench.leaderboard.page.build import build
+from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
+from leakbench.leaderboard.records.record import RecordError, read_all, write
 
 from .conftest import asked_for, complete
 

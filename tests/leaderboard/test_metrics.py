@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from leaderboard.board.table import Board
-from leaderboard.kinds import KINDS
-from leaderboard.metrics import CLAIM, METRICS, BoardColumn, KnownMetric, columns, reported
-from leaderboard.page.build import build
-from leaderboard.records.manifest import write_manifest
-from leaderboard.records.record import RecordError, write
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.kinds import KINDS
+from leakbench.leaderboard.metrics import CLAIM, METRICS, BoardColumn, KnownMetric, columns, reported
+from leakbench.leaderboard.page.build import build
+from leakbench.leaderboard.records.manifest import write_manifest
+from leakbench.leaderboard.records.record import RecordError, write
 
 from .conftest import asked_for
 

@@ -8,7 +8,7 @@ tensors own their memory, because a slice has the whole of what it was cut from 
 
 What is left is what Python cannot withhold: the variables that a function closes over, frames, the garbage
 collector, and what anybody can import or patch. An attack that digs there is fraud, not a mistake: attacks that are not
-ours are therefore run in a process of their own (`audit.isolation`).
+ours are therefore run in a process of their own (`leakbench.audit.isolation`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from attacks.core import Examples
+from leakbench.attacks.core import Examples
 
 from ...scoring.shift import LEVEL, of_labels, shift_between
 from .overlap import contents

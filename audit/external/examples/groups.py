@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.core import Examples
-from benchmarks import data as datasets
+from leakbench.attacks.core import Examples
+from leakbench.benchmarks import data as datasets
 
 from ...catalog.messages import no_such
 from .identity import content_ids

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from attacks.core import Examples
+from leakbench.attacks.core import Examples
 
 from .groups import Groups
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from scipy import optimize
 from torch import Tensor, nn
 
-from defenses.core import tensors_of
+from leakbench.defenses.core import tensors_of
 
 from ...targets.observe import logits_of
 from ..examples.sources.raw import REGRESSION

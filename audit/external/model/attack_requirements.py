@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attacks.core import Access, Knows, Requirements
+from leakbench.attacks.core import Access, Knows, Requirements
 
 from ...catalog import methods as catalog
 from ...plan.threat_models import THREAT_MODELS

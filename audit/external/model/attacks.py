@@ -16,9 +16,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attacks.core import AccessError, Attack, Examples, Knows, MembershipScores, NotApplicable, Requirements, Target
-from defenses.core import keyed
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import (
+    AccessError,
+    Attack,
+    Examples,
+    Knows,
+    MembershipScores,
+    NotApplicable,
+    Requirements,
+    Target,
+)
+from leakbench.defenses.core import keyed
+from leakbench.leaderboard.records.record import Metric
 
 from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line

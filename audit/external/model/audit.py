@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
-from attacks.core import Examples
-from defenses.core.training.labelled import LabelledData, as_tensors
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Examples
+from leakbench.defenses.core.training.labelled import LabelledData, as_tensors
+from leakbench.leaderboard.records.record import Metric
 
 from ...catalog import methods as catalog
 from ...catalog.messages import no_such

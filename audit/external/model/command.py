@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attacks.core import Examples
+from leakbench.attacks.core import Examples
 
 from ...catalog import methods as catalog
 from ...catalog import plugins

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy import stats
 
-from defenses.core.privacy.tradeoff import TradeOff
-from leaderboard.metrics import CALIBRATION, METRICS, REPORT, half_key
-from leaderboard.records.record import Metric
+from leakbench.defenses.core.privacy.tradeoff import TradeOff
+from leakbench.leaderboard.metrics import CALIBRATION, METRICS, REPORT, half_key
+from leakbench.leaderboard.records.record import Metric
 
 from ...evidence.audit import audit_random_split
 from ...evidence.one_run import Guesses, one_run

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import models
-from benchmarks.core import user_factory
-from benchmarks.core.extras import optional
-from benchmarks.core.nets import torchvision_models
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core import user_factory
+from leakbench.benchmarks.core.extras import optional
+from leakbench.benchmarks.core.nets import torchvision_models
 
 from ..files.unwrap import without_wrappers
 from .answers import scores_in

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from attacks.core import Examples, balanced_halves, viewed
-from defenses.core import keyed
-from leaderboard.records.files import write_bytes
+from leakbench.attacks.core import Examples, balanced_halves, viewed
+from leakbench.defenses.core import keyed
+from leakbench.leaderboard.records.files import write_bytes
 
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of

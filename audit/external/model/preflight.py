@@ -16,8 +16,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from attacks.core import Examples
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Examples
+from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift, shift_between
 from ...scoring.utility import score_utility

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.stats import chi2_contingency, mannwhitneyu
 from torch import Tensor
 
-from attacks.core import Examples, NotApplicable, Shadows
+from leakbench.attacks.core import Examples, NotApplicable, Shadows
 
 from ..files import read_tensors
 from .answers import Form, NoLogits, as_logits, form_of, refuse_rounded, unusual_factor

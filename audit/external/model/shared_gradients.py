@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.core import AccessError, NotApplicable, Reconstruction, checked_reconstruction
-from attacks.core.closed_form.recursion.ranks import RankReport, rank_analysis
-from defenses.core import Block, Defense, Everything, Layout, StepPlan, clip, cross_entropy, keyed
+from leakbench.attacks.core import AccessError, NotApplicable, Reconstruction, checked_reconstruction
+from leakbench.attacks.core.closed_form.recursion.ranks import RankReport, rank_analysis
+from leakbench.defenses.core import Block, Defense, Everything, Layout, StepPlan, clip, cross_entropy, keyed
 
 from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from leaderboard.metrics import CALIBRATION, REPORT, half_key
+from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
 
 from ...scoring.shift import Shift
 from .attacks import AttackOutcome

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift
 from ..gate import Rule, rules

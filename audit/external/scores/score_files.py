@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from attacks.core import MembershipScores
-from leaderboard.records.files import digest_of_bytes
+from leakbench.attacks.core import MembershipScores
+from leakbench.leaderboard.records.files import digest_of_bytes
 
 from ...scoring.score import score
 from ...scoring.truth import GroundTruth

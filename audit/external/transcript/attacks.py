@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attacks.core import Access, Attack, Examples, Knows, MembershipScores
-from defenses.core import keyed
+from leakbench.attacks.core import Access, Attack, Examples, Knows, MembershipScores
+from leakbench.defenses.core import keyed
 
 from ...catalog import methods as catalog
 from ...targets.candidates import Candidates

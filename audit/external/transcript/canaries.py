@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from attacks.core import subsampled
-from defenses.core import Loss, cross_entropy
+from leakbench.attacks.core import subsampled
+from leakbench.defenses.core import Loss, cross_entropy
 
 from ...evidence.audit import audit_canaries
 from ...evidence.estimate import EpsilonEstimate, Relation

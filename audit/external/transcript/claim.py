@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attacks.core import NotApplicable
-from defenses.core import Loss, cross_entropy
-from defenses.core.privacy.accounting import epsilon as proved_epsilon
-from defenses.core.privacy.events import Gaussian
+from leakbench.attacks.core import NotApplicable
+from leakbench.defenses.core import Loss, cross_entropy
+from leakbench.defenses.core.privacy.accounting import epsilon as proved_epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
 
 from ...evidence.estimate import EpsilonEstimate, check_level, judge
 from ..claim import StatedClaim

@@ -22,8 +22,8 @@ from typing import Any, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from defenses.core import Layout
-from leaderboard.records.files import read_bytes
+from leakbench.defenses.core import Layout
+from leakbench.leaderboard.records.files import read_bytes
 
 from ..files import FileRefused, read_tensors
 from ..files.checks import check

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from scipy import stats
 from torch import Tensor, nn
 
-from defenses.core import Layout
+from leakbench.defenses.core import Layout
 
 from .format import TranscriptHeader, WatchedStep
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.core import (
+from leakbench.attacks.core import (
     Attack,
     Examples,
     MembershipScores,
@@ -26,7 +26,7 @@ from attacks.core import (
     Steps,
     subsampled,
 )
-from defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip
+from leakbench.defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip
 
 from ...targets.observe import World, logits_of, observe
 from .format import TranscriptHeader, WatchedStep, WatchedTranscript

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from leaderboard.records.files import write_bytes
+from leakbench.leaderboard.records.files import write_bytes
 
 from ..files.unwrap import without_wrappers
 from .format import (

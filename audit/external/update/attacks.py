@@ -22,7 +22,7 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor, nn
 
-from attacks.core import (
+from leakbench.attacks.core import (
     AccessError,
     Examples,
     LabelEstimate,
@@ -31,7 +31,7 @@ from attacks.core import (
     Observation,
     Reconstruction,
 )
-from defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip, keyed, unbounded
+from leakbench.defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip, keyed, unbounded
 
 from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line

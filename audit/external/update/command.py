@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.core import Access, Examples, Knows, LabelEstimate, MembershipScores, Reconstruction
-from benchmarks import models
-from leaderboard.records.files import digest_of_bytes, write_bytes
+from leakbench.attacks.core import Access, Examples, Knows, LabelEstimate, MembershipScores, Reconstruction
+from leakbench.benchmarks import models
+from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
 
 from ...catalog import methods as catalog
 from ...catalog.messages import no_such

@@ -18,8 +18,8 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from attacks.core import Examples, InconsistentObservation
-from defenses.core import Layout
+from leakbench.attacks.core import Examples, InconsistentObservation
+from leakbench.defenses.core import Layout
 
 from .scale import LogitLayer, ScaleFit, ScaleRange, by_examples, by_labels, by_noise, by_size, decay, logit_layer
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.core import Observation, Reconstruction
-from attacks.core.closed_form.acceptance import ReleaseMatch
-from defenses.core import keyed
+from leakbench.attacks.core import Observation, Reconstruction
+from leakbench.attacks.core.closed_form.acceptance import ReleaseMatch
+from leakbench.defenses.core import keyed
 
 from ...plan.request import seed_of
 

@@ -26,8 +26,8 @@ from scipy.optimize import least_squares
 from scipy.special import softmax
 from torch import Tensor, nn
 
-from attacks.core import Examples
-from defenses.core import keyed
+from leakbench.attacks.core import Examples
+from leakbench.defenses.core import keyed
 
 _PUBLIC = 512
 """Public examples that are looked at, at most."""

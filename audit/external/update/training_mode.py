@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.core import NotApplicable, Observation, ReleasedPart, Structure
-from defenses.core import Layout, Loss
+from leakbench.attacks.core import NotApplicable, Observation, ReleasedPart, Structure
+from leakbench.defenses.core import Layout, Loss
 
 from .scale import LogitLayer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attacks.core import LabelEstimate, Reconstruction
+from leakbench.attacks.core import LabelEstimate, Reconstruction
 
 from .attacks import UpdateFinding
 from .public_guesses import GuessComparison

@@ -505,7 +505,7 @@ class Defense:
             raise ValueError(
                 f"noise_multiplier of '{self.name}' must be set before it runs, got None; "
                 "give one, or use "
-                "defenses.core.calibrate(defense, epsilon=..., delta=..., sampling=..., steps=...)"
+                "leakbench.defenses.core.calibrate(defense, epsilon=..., delta=..., sampling=..., steps=...)"
             )
         return self.noise_multiplier
 

@@ -29,7 +29,7 @@ from ..plan.query import Gradient, GradientAhead, GradientDifference, GradientLe
 from ..privacy.sampling import Sampling
 from ..randomness.noise import CipherNoise, SecureNoise
 
-_PACKAGE = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".core.")[0]
 # With the dot: a package whose name begins like one of these is not it.
 # A map after the noise is as free as a method, and may stand in its file.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}

@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
-import defenses
-from audit.catalog import explain
-from audit.catalog import methods as catalog
-from audit.catalog.methods import CatalogError, MissingExtra
-from defenses.core import Adapted, poisson, predict
+from leakbench import defenses
+from leakbench.audit.catalog import explain
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.catalog.methods import CatalogError, MissingExtra
+from leakbench.defenses.core import Adapted, poisson, predict
 
 METHOD = '''
     """A defense in a file of its own, for tests.
@@ -29,7 +29,7 @@ METHOD = '''
                 in a second line.
             layers: which ones: all of them.
         """
-        from defenses.dp_sgd import dp_sgd
+        from leakbench.defenses.dp_sgd import dp_sgd
 
         return dp_sgd(clip_norm=rate, noise_multiplier=noise_multiplier)
 '''
@@ -176,7 +176,7 @@ def test_an_extra_that_is_missed_only_when_the_defense_is_made_is_named_too(writ
 
 def test_a_mistake_in_our_own_imports_is_not_called_a_missing_extra(written):
     with pytest.raises(ImportError, match="no_such_thing"):
-        catalog.find("defenses", written("wrong_method", "from defenses.core import no_such_thing"))
+        catalog.find("defenses", written("wrong_method", "from leakbench.defenses.core import no_such_thing"))
 
 
 def test_a_file_without_its_function_is_refused(written):
@@ -185,10 +185,10 @@ def test_a_file_without_its_function_is_refused(written):
 
 
 def test_third_parties_add_methods_by_entry_points(third_party, written):
-    third_party(borrowed="defenses.dp_sgd:dp_sgd")
+    third_party(borrowed="leakbench.defenses.dp_sgd:dp_sgd")
     assert "borrowed" in catalog.names("defenses")
     assert catalog.find("defenses", "borrowed") is catalog.find("defenses", "dp_sgd")
-    assert explain.describe("defenses", "borrowed") == "added by defenses.dp_sgd:dp_sgd"
+    assert explain.describe("defenses", "borrowed") == "added by leakbench.defenses.dp_sgd:dp_sgd"
     assert "borrowed" not in catalog.names("attacks")
 
 

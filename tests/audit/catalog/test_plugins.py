@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from audit.catalog import explain, plugins
-from audit.catalog import methods as catalog
-from audit.catalog.settings import CatalogError
-from audit.cli import main
-from audit.plan.expand import plan
-from audit.plan.request import MethodAsked
-from audit.run import harness
-from audit.run.provenance import third_party
-from audit.suite.suite import SuiteError
-from defenses.core import Adapted
+from leakbench.audit.catalog import explain, plugins
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.catalog.settings import CatalogError
+from leakbench.audit.cli import main
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.request import MethodAsked
+from leakbench.audit.run import harness
+from leakbench.audit.run.provenance import third_party
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.defenses.core import Adapted
 
 from ..conftest import SUITE
 
@@ -28,7 +28,7 @@ HALF = '''
 
 from dataclasses import dataclass
 
-from defenses.core import Block, Context, Coordinates, Defense, Stateless, StepPlan, clip
+from leakbench.defenses.core import Block, Context, Coordinates, Defense, Stateless, StepPlan, clip
 import torch
 from beside import share
 
@@ -61,7 +61,7 @@ COIN = '''
 
 import torch
 
-from attacks.core import Access, MembershipScores, ModelAccess, attack, granted
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack, granted
 
 
 @attack(access=Access.BLACK_BOX)
@@ -124,7 +124,7 @@ def test_a_path_is_explained_and_accounted_for(mine, capsys):
 
 
 BOUND_OF_ITS_OWN = '''
-from defenses.core import Bound, Defense, Whole
+from leakbench.defenses.core import Bound, Defense, Whole
 
 class Box(Bound):
     """Cuts every coordinate off by itself."""
@@ -154,7 +154,7 @@ WRONG = {
     "unparsable.py:f": "mine/unparsable.py raised SyntaxError",
     "number.py:f": "must hold a function named 'f', got int",
     "absent.py:f": "needs nothing_of_that_name, which is not installed",
-    "plain.py:f": "mine/plain.py:f must return a defenses.core.Defense, got dict",
+    "plain.py:f": "mine/plain.py:f must return a leakbench.defenses.core.Defense, got dict",
     "raising.py:f": "mine/raising.py:f raised KeyError: 'x'",
 }
 
@@ -218,7 +218,7 @@ def test_names_of_the_catalogue_are_no_paths():
 
 
 def test_what_lies_beside_a_file_is_the_code_that_runs_and_that_records_name(mine, tmp_path):
-    text = "from defenses.core import Defense, Whole, clip\n{}\ndef f(*, noise_multiplier=None):\n"
+    text = "from leakbench.defenses.core import Defense, Whole, clip\n{}\ndef f(*, noise_multiplier=None):\n"
     text += "    return Defense(Whole(bound=clip(NORM)), noise_multiplier)\n"
     (mine / "zz.py").write_text(text.format("from apkg import NORM"))
     (mine / "apkg").mkdir()

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from audit.catalog.explain import explain
-from audit.catalog.methods import defense, names
-from audit.catalog.step_summary import in_a_step
-from audit.cli import main
+from leakbench.audit.catalog.explain import explain
+from leakbench.audit.catalog.methods import defense, names
+from leakbench.audit.catalog.step_summary import in_a_step
+from leakbench.audit.cli import main
 
 D = 26_010
 
@@ -74,7 +74,7 @@ def test_a_mask_of_public_examples_is_told_from_one_that_is_drawn(tmp_path):
     file = tmp_path / "half.py"
     file.write_text(
         '"""The larger half of a public gradient."""\n'
-        "from defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
+        "from leakbench.defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
         "class Half(Stateless):\n"
         "    def plan(self, context):\n"
         "        order = context.public_rows(1)[0].argsort()\n"
@@ -92,7 +92,7 @@ def test_a_mask_that_a_method_of_others_draws_is_told_from_one_of_what_was_relea
     text = (
         '"""Half of them."""\n'
         "import torch\n"
-        "from defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
+        "from leakbench.defenses.core import Block, Coordinates, Defense, Stateless, StepPlan, clip\n\n"
         "class Half(Stateless):\n"
         "    def plan(self, context):\n"
         "        order = ORDER\n"
@@ -123,7 +123,7 @@ def test_what_an_observer_sees_stands_in_the_readme_in_words_that_need_no_other_
 
 def test_of_a_method_of_others_nobody_has_said_what_an_observer_sees_and_its_noise_is_the_budgets(tmp_path):
     (tmp_path / "dp_sgd.py").write_text(
-        '"""Mine."""\n\nfrom defenses.core import Defense, Whole, clip\n\n\n'
+        '"""Mine."""\n\nfrom leakbench.defenses.core import Defense, Whole, clip\n\n\n'
         "def dp_sgd(*, noise_multiplier: float):\n    return Defense(Whole(bound=clip(1.0)), noise_multiplier)\n"
     )
     found = explain(f"{tmp_path / 'dp_sgd.py'}:dp_sgd")
@@ -169,7 +169,7 @@ def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(t
 def test_a_method_of_others_that_breaks_in_a_step_is_named_and_the_command_fails(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         '"""Shortens the update."""\n'
-        "from defenses.core import Block, Context, Defense, Everything, Stateless, StepPlan, clip\n\n"
+        "from leakbench.defenses.core import Block, Context, Defense, Everything, Stateless, StepPlan, clip\n\n"
         "class Shortens(Stateless):\n"
         "    def plan(self, context: Context) -> StepPlan:\n"
         "        block = Block(codec=Everything(context.dim), bound=clip(1.0))\n"
@@ -183,7 +183,7 @@ def test_a_method_of_others_that_breaks_in_a_step_is_named_and_the_command_fails
     text = capsys.readouterr().out
     assert "post must return an update as long as it was given, [26010], got [26009]" in text
     assert "default 1.0)\n" in text  # no colon where there is nothing to say
-    (tmp_path / "wrong.py").write_text("import torch\n\nfrom defenses.core import no_such_thing\n")
+    (tmp_path / "wrong.py").write_text("import torch\n\nfrom leakbench.defenses.core import no_such_thing\n")
     with pytest.raises(SystemExit) as exit_:
         main(["explain", f"{tmp_path / 'wrong.py'}:wrong"])
     assert exit_.value.code == 2 and "line 3" in capsys.readouterr().err

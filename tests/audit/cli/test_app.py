@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from audit.catalog import explain
-from audit.catalog import methods as catalog
-from audit.cli import app as cli
-from audit.run import harness
-from leaderboard.records.record import read, read_all
+from leakbench.audit.catalog import explain
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.cli import app as cli
+from leakbench.audit.run import harness
+from leakbench.leaderboard.records.record import read, read_all
 
 from ..conftest import INVERSION, SUITE
 from ..run.runs import BROKEN, MEMBERSHIP
@@ -266,7 +266,7 @@ def test_a_control_that_fails_is_code_1_and_said_on_top(command):
 
 
 def test_a_claim_that_is_violated_is_code_1(command, monkeypatch):
-    from audit.subjects import trained_model as trained
+    from leakbench.audit.subjects import trained_model as trained
 
     write(ALONE)
     monkeypatch.setattr(trained, "noise_found", lambda *_: (0.5, -100.0, 0.0))
@@ -337,7 +337,7 @@ def test_a_bug_keeps_its_traceback(command, monkeypatch):
 def real(*arguments: str) -> subprocess.CompletedProcess[str]:
     # Typer below 0.26 imports from click what click has deprecated.
     shown = ["-W", "always", "-W", "ignore:'click.utils"]
-    command = [sys.executable, *shown, "-c", "from audit.cli import main; main()", *arguments]
+    command = [sys.executable, *shown, "-c", "from leakbench.audit.cli import main; main()", *arguments]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
@@ -363,7 +363,7 @@ def test_what_an_encoding_lacks_is_no_failure(command, monkeypatch):
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there, whatever the locale")
 def test_a_path_that_an_encoding_lacks_is_shown_as_its_bytes(tmp_path):
     folder = os.fsencode(tmp_path) + b"/r\xc3\xa9p"
-    command = [sys.executable, "-c", "from audit.cli import main; main()", "leaderboard", "table", folder]
+    command = [sys.executable, "-c", "from leakbench.audit.cli import main; main()", "leaderboard", "table", folder]
     ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, check=False)
     assert done.returncode == 3 and folder in done.stderr
@@ -403,7 +403,7 @@ def test_a_missing_package_is_one_sentence_and_no_verdict(command, monkeypatch):
     def needs(*_, **__):
         raise ModuleNotFoundError("hf needs transformers, which is not installed: pip install transformers")
 
-    monkeypatch.setattr("audit.evidence.audit.audit_canaries", needs)
+    monkeypatch.setattr("leakbench.audit.evidence.audit.audit_canaries", needs)
     rows = "".join(f"{i},{i},{i % 2}\n" for i in range(40))
     Path("s.csv").write_text("id,score,member\n" + rows, encoding="utf-8")
     code, _, err = command(
@@ -412,9 +412,9 @@ def test_a_missing_package_is_one_sentence_and_no_verdict(command, monkeypatch):
     assert (code, err) == (2, "error: hf needs transformers, which is not installed: pip install transformers\n")
 
     def lacks(*_, **__):
-        from defenses.core import no_such_thing  # noqa: F401 # pyright: ignore
+        from leakbench.defenses.core import no_such_thing  # noqa: F401 # pyright: ignore
 
-    monkeypatch.setattr("audit.evidence.audit.audit_canaries", lacks)
+    monkeypatch.setattr("leakbench.audit.evidence.audit.audit_canaries", lacks)
     with pytest.raises(ImportError, match="no_such_thing"):  # a bug of ours shows its traceback
         cli.main(
             ["evidence", "s.csv", "--trials", "canaries", "--method", "one_run", "--guesses", "5+5", "--delta", "1e-5"]

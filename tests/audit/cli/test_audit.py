@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attacks.core import balanced_halves
-from audit.cli.app import main
-from benchmarks import models
-from leaderboard.page.shared_update import build_update_report
-from leaderboard.records.record import RecordError, read_all
+from leakbench.attacks.core import balanced_halves
+from leakbench.audit.cli.app import main
+from leakbench.benchmarks import models
+from leakbench.leaderboard.page.shared_update import build_update_report
+from leakbench.leaderboard.records.record import RecordError, read_all
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,9 @@ def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
 
 
 def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatch):
-    monkeypatch.setattr("audit.external.model.command.read_weights", lambda *_, **__: pytest.fail("the model was read"))
+    monkeypatch.setattr(
+        "leakbench.audit.external.model.command.read_weights", lambda *_, **__: pytest.fail("the model was read")
+    )
     code, out, _ = leakbench(*FILES, "--describe")
     assert code == 0
     assert "members: 600 of members.npz" in out
@@ -119,7 +121,7 @@ def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
 
 def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
     (folder / "train.py").write_text(
-        "from benchmarks import models\n"
+        "from leakbench.benchmarks import models\n"
         "import torch\n"
         "def train(inputs, labels, *, seed):\n"
         "    model = models.build('mlp', input_shape=(1, 8, 8), classes=10, seed=seed)\n"
@@ -238,7 +240,7 @@ def shared(overfitted, folder):
     import torch
     from safetensors.torch import save_file
 
-    from benchmarks import models
+    from leakbench.benchmarks import models
 
     model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)
     inputs, labels = overfitted.public
@@ -293,7 +295,7 @@ def test_candidates_of_an_update_are_matched_with_public_examples_by_their_colum
     from safetensors.torch import save_file
     from torch import nn
 
-    from benchmarks import models
+    from leakbench.benchmarks import models
 
     inputs, labels = shared
     rows = inputs.flatten(1)
@@ -426,8 +428,8 @@ def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments,
 def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share):
     import torch
 
-    import audit
-    from benchmarks import models
+    from leakbench import audit
+    from leakbench.benchmarks import models
 
     coins = torch.Generator().manual_seed(0)
     model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)

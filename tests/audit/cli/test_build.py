@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from audit.cli import app as cli
-from leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
+from leakbench.audit.cli import app as cli
+from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from audit.plan.artifact import Artifact
-from audit.run import artifacts, cache
-from audit.run.artifacts import make_one, origin_of
+from leakbench.audit.plan.artifact import Artifact
+from leakbench.audit.run import artifacts, cache
+from leakbench.audit.run.artifacts import make_one, origin_of
 
 CPU = torch.device("cpu")
 
@@ -119,7 +119,7 @@ def test_nothing_is_removed_through_a_link_above_a_store(results, command):
 
 def test_nothing_goes_while_a_run_writes_into_the_folder(results, command, monkeypatch):
     folder, _ = results
-    from audit.run.lock import locked
+    from leakbench.audit.run.lock import locked
 
     with locked(folder):
         code, _, err = command("cache", "gc", folder)

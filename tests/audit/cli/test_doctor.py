@@ -4,8 +4,8 @@ import json
 
 import torch
 
-from audit.cli import doctor
-from audit.versions import installed, verdict
+from leakbench.audit.cli import doctor
+from leakbench.audit.versions import installed, verdict
 
 
 def test_everything_a_report_of_a_problem_needs_is_there():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.cli import app as cli
+from leakbench.audit.cli import app as cli
 
 RUNS = ("--trials", "runs", "--method", "clopper_pearson", "--threshold", "fixed:1", "--delta", "1e-5")
 CANARIES = ("--trials", "canaries", "--method", "one_run", "--delta", "1e-5")

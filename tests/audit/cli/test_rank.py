@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from audit.cli import app as cli
+from leakbench.audit.cli import app as cli
 
 FCN = ("fcn3", "--input-shape", "1,4,4")
 

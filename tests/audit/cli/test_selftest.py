@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from audit.cli import app as cli
-from audit.selftest import battery, certificate, scenarios
-from audit.selftest.bugs import PlantedBug
-from audit.selftest.certificate import Candidate
+from leakbench.audit.cli import app as cli
+from leakbench.audit.selftest import battery, certificate, scenarios
+from leakbench.audit.selftest.bugs import PlantedBug
+from leakbench.audit.selftest.certificate import Candidate
 
 from ..selftest.mechanisms import gaussian_mechanism
 

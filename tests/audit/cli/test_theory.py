@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from audit.cli import app as cli
-from audit.theory import claims, symmetry
-from audit.theory.claim import Comparison, Measured, Panel, Setup, TheoryClaim, claim
+from leakbench.audit.cli import app as cli
+from leakbench.audit.theory import claims, symmetry
+from leakbench.audit.theory.claim import Comparison, Measured, Panel, Setup, TheoryClaim, claim
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit.evidence.audit import METHODS, audit_canaries, audit_labels, audit_random_split, audit_runs
-from audit.evidence.estimate import judge, of_replacement
-from audit.evidence.one_run import Guesses, one_run
-from audit.evidence.pairs import canary_guesses, pair_guesses
-from audit.evidence.thresholds import DeclaredThresholds, FixedThreshold
-from audit.scoring.allowed import gaussian_delta, gaussian_epsilon
+from leakbench.audit.evidence.audit import METHODS, audit_canaries, audit_labels, audit_random_split, audit_runs
+from leakbench.audit.evidence.estimate import judge, of_replacement
+from leakbench.audit.evidence.one_run import Guesses, one_run
+from leakbench.audit.evidence.pairs import canary_guesses, pair_guesses
+from leakbench.audit.evidence.thresholds import DeclaredThresholds, FixedThreshold
+from leakbench.audit.scoring.allowed import gaussian_delta, gaussian_epsilon
 
 COINS = np.random.default_rng(0)
 IN, OUT = COINS.normal(2, 1, 1000), COINS.normal(0, 1, 1000)

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from audit.evidence.counts import (
+from leakbench.audit.evidence.counts import (
     Errors,
     bayesian,
     clopper_pearson,
@@ -16,7 +16,7 @@ from audit.evidence.counts import (
     least_misses,
     sampled_gaussian,
 )
-from audit.scoring.allowed import gaussian_epsilon, gaussian_tpr
+from leakbench.audit.scoring.allowed import gaussian_epsilon, gaussian_tpr
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from audit.evidence.audit import audit_labels
-from audit.evidence.label_trials import given_away, label_scores, shown_labels
+from leakbench.audit.evidence.audit import audit_labels
+from leakbench.audit.evidence.label_trials import given_away, label_scores, shown_labels
 
 CLASSES, RECORDS = 50, 2000
 

@@ -8,8 +8,8 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from audit.evidence import one_run as module
-from audit.evidence.one_run import (
+from leakbench.audit.evidence import one_run as module
+from leakbench.audit.evidence.one_run import (
     Guesses,
     one_run,
     one_run_f_dp,
@@ -18,7 +18,7 @@ from audit.evidence.one_run import (
     order_statistics_shift,
     surest_errors,
 )
-from audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.scoring.allowed import gaussian_epsilon
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from audit.evidence.counts import Errors, clopper_pearson
-from audit.evidence.thresholds import (
+from leakbench.audit.evidence.counts import Errors, clopper_pearson
+from leakbench.audit.evidence.thresholds import (
     DeclaredThresholds,
     FixedThreshold,
     SplitThreshold,

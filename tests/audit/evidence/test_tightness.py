@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from audit.evidence.audit import audit_runs
-from audit.evidence.thresholds import FixedThreshold
-from defenses.core import Defense, Recipe, Recording, Run, Whole, calibrate, clip, full, seeded, train
+from leakbench.audit.evidence.audit import audit_runs
+from leakbench.audit.evidence.thresholds import FixedThreshold
+from leakbench.defenses.core import Defense, Recipe, Recording, Run, Whole, calibrate, clip, full, seeded, train
 
 CANARIES, STEPS, DELTA = 500, 4, 1e-5
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from audit.external.gate import rules
-from leaderboard.records.record import Metric
+from leakbench.audit.external.gate import rules
+from leakbench.leaderboard.records.record import Metric
 
 AUC = Metric(value=0.62, low=0.58, high=0.66, n=400, better="lower")
 FOUND = {("rmia", "auc"): AUC, ("", "auc"): Metric(value=0.6, low=0.55, high=0.65, n=200, better="lower")}

@@ -12,12 +12,12 @@ from scipy.stats import binomtest
 from sklearn.datasets import load_digits
 from torch import nn
 
-from attacks.core import Examples, LabelEstimate, Reconstruction
-from audit.external.model.audit import audit_model
-from audit.external.update.attacks import attack_update, observed, read_update
-from audit.external.update.public_guesses import beside_guesses
-from audit.external.update.verdict import rate_of, verdict_of
-from audit.targets.observe import World
+from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
+from leakbench.audit.external.model.audit import audit_model
+from leakbench.audit.external.update.attacks import attack_update, observed, read_update
+from leakbench.audit.external.update.public_guesses import beside_guesses
+from leakbench.audit.external.update.verdict import rate_of, verdict_of
+from leakbench.audit.targets.observe import World
 
 pytestmark = pytest.mark.slow
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core import MembershipScores
-from audit.external.gate import rules
-from audit.external.model.attacks import AttackOutcome
-from audit.external.model.findings import strongest
-from audit.external.model.verdict import AuditVerdict
-from audit.external.rule_numbers import judged, numbers_of_rules, unless_proved
-from audit.scoring.score import score
-from audit.scoring.shift import Shift
-from audit.scoring.truth import GroundTruth
+from leakbench.attacks.core import MembershipScores
+from leakbench.audit.external.gate import rules
+from leakbench.audit.external.model.attacks import AttackOutcome
+from leakbench.audit.external.model.findings import strongest
+from leakbench.audit.external.model.verdict import AuditVerdict
+from leakbench.audit.external.rule_numbers import judged, numbers_of_rules, unless_proved
+from leakbench.audit.scoring.score import score
+from leakbench.audit.scoring.shift import Shift
+from leakbench.audit.scoring.truth import GroundTruth
 
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 SHIFT = Shift(p_value=1e-4, auc=0.8, members=400, non_members=400, detectable=0.6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from audit.isolation.channel import MOST_BYTES, Channel, GarbledError, flat, tensor
+from leakbench.audit.isolation.channel import MOST_BYTES, Channel, GarbledError, flat, tensor
 
 VALUES = [
     torch.tensor([torch.nan, torch.inf, -0.0, 1e-45]),

@@ -8,15 +8,15 @@ from threading import Barrier
 import pytest
 import torch
 
-from attacks.core import Examples, ModelAccess, NotApplicable, SeenTranscript, Steps, granted
-from audit.catalog import methods as catalog
-from audit.catalog.settings import CatalogError
-from audit.isolation import worker
-from audit.isolation.worker import AttackProcessError, BesideTheData
-from audit.run import job
-from audit.subjects.outcome import Outcome
-from defenses.core import keyed
-from leaderboard.page.tables import FLAGS, TONES
+from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, SeenTranscript, Steps, granted
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.catalog.settings import CatalogError
+from leakbench.audit.isolation import worker
+from leakbench.audit.isolation.worker import AttackProcessError, BesideTheData
+from leakbench.audit.run import job
+from leakbench.audit.subjects.outcome import Outcome
+from leakbench.defenses.core import keyed
+from leakbench.leaderboard.page.tables import FLAGS, TONES
 
 from ...attacks import toys
 from ..run.test_job import of
@@ -33,7 +33,7 @@ import time
 
 import torch
 
-from attacks.core import Access, MembershipScores, ModelAccess, RankDeficient, SeenTranscript, attack, granted
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, RankDeficient, SeenTranscript, attack, granted
 
 
 class Pickled:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from audit.plan.build import build_model, load_splits, planned
-from audit.plan.canaries import GRADIENT_KINDS, drawn, why_none, with_canaries
-from audit.plan.expand import plan
-from audit.suite.suite import SuiteError
-from defenses.core import Engine, Layout, cross_entropy, per_example_gradients
+from leakbench.audit.plan.build import build_model, load_splits, planned
+from leakbench.audit.plan.canaries import GRADIENT_KINDS, drawn, why_none, with_canaries
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.defenses.core import Engine, Layout, cross_entropy, per_example_gradients
 
 from ..conftest import SUITE
 

@@ -10,23 +10,23 @@ import pytest
 import torch
 from torch import nn
 
-from audit.plan import expand as planning
-from audit.plan.build import defend, initialised, planned, reads_public
-from audit.plan.cells import Cell, Job, Plan
-from audit.plan.expand import plan
-from audit.plan.request import MethodAsked, Request, digest_of
-from audit.plan.splits_cache import load_data
-from audit.run import harness
-from audit.suite.suite import SuiteError
-from benchmarks.core import Sizes
-from defenses.core import CropAndFlip, Recipe, predict
+from leakbench.audit.plan import expand as planning
+from leakbench.audit.plan.build import defend, initialised, planned, reads_public
+from leakbench.audit.plan.cells import Cell, Job, Plan
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.request import MethodAsked, Request, digest_of
+from leakbench.audit.plan.splits_cache import load_data
+from leakbench.audit.run import harness
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import CropAndFlip, Recipe, predict
 
 from ..conftest import INVERSION, SHARE, SUITE
 
 WITH_SHARE = SUITE.replace('"loss_threshold" }]', f'"loss_threshold" }}, {INVERSION}]') + SHARE
 WITH_CONTROLS = WITH_SHARE.replace("controls = false", "controls = true")
 FEDERATED = '''
-from attacks.core import Access, MembershipScores, SeenTranscript, attack
+from leakbench.attacks.core import Access, MembershipScores, SeenTranscript, attack
 
 @attack(access=Access.FEDERATED)
 def spy(target: SeenTranscript, coins) -> MembershipScores:
@@ -446,7 +446,7 @@ def test_budgets_in_what_a_test_of_membership_may_do_become_noise(suite_of, budg
 
 
 STARTS = """
-from defenses.core import Block, Defense, Everything, StepPlan, clip
+from leakbench.defenses.core import Block, Defense, Everything, StepPlan, clip
 
 
 class Pruned:

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from audit.plan.masks import public_masks
-from defenses.core import Coordinates, Layout, Recording, poisson, seeded, train
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
-from defenses.random_freeze import random_freeze
-from defenses.random_sparsification import random_sparsification
+from leakbench.audit.plan.masks import public_masks
+from leakbench.defenses.core import Coordinates, Layout, Recording, poisson, seeded, train
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.random_freeze import random_freeze
+from leakbench.defenses.random_sparsification import random_sparsification
 
 STEPS, SEED = 8, 5
 

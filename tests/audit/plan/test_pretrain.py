@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from audit.catalog import methods as catalog
-from audit.plan import pretrain
-from audit.plan.build import build_model, made, reads_public
-from audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
-from audit.plan.request import Budget, MethodAsked, Training, TrainingRequest
-from audit.plan.splits_cache import load_data
-from audit.suite.schema import PretrainTable
-from benchmarks.core import Sizes, Split
-from defenses.core import poisson, seeded, train
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan import pretrain
+from leakbench.audit.plan.build import build_model, made, reads_public
+from leakbench.audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
+from leakbench.audit.plan.request import Budget, MethodAsked, Training, TrainingRequest
+from leakbench.audit.plan.splits_cache import load_data
+from leakbench.audit.suite.schema import PretrainTable
+from leakbench.benchmarks.core import Sizes, Split
+from leakbench.defenses.core import poisson, seeded, train
 
 SPLITS = load_data("digits", 0, Sizes(private=100, non_member=50, public=60))
 LARGE = load_data("digits", 0, Sizes(private=200, non_member=50, public=200))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import audit.catalog.canonical as canonical
-from audit.catalog import methods as catalog
-from audit.plan.expand import plan
-from audit.plan.request import Budget, MethodAsked, Request, Training
-from audit.suite.suite import load
+import leakbench.audit.catalog.canonical as canonical
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.request import Budget, MethodAsked, Request, Training
+from leakbench.audit.suite.suite import load
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden_ids.json").read_text(encoding="utf-8"))

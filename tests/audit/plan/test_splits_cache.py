@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from audit.plan import splits_cache as sources
-from benchmarks import data as datasets
-from benchmarks.core import Sizes
+from leakbench.audit.plan import splits_cache as sources
+from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks.core import Sizes
 
 CPU = torch.device("cpu")
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from audit.run import harness
-from audit.suite import suite
-from leaderboard.records.record import Record
+from leakbench.audit.run import harness
+from leakbench.audit.suite import suite
+from leakbench.leaderboard.records.record import Record
 
 CPU = torch.device("cpu")
 MEMBERSHIP = '{ name = "likelihood_ratio" }, { name = "loss_threshold" }'
 SPY = '''
-from attacks.core import Access, MembershipScores, ModelAccess, attack
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack
 
 @attack(access=Access.BLACK_BOX)
 def spy(target: ModelAccess, coins) -> MembershipScores:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from audit import progress_events
-from audit.plan.artifact import Artifact
-from audit.run.artifacts import make_one, origin_of, read_kept, read_made
-from audit.run.executors.local import Local
-from audit.run.graph import Graph
-from audit.run.resume import StaleError
-from defenses.core.training.malloc import give_memory_back
-from leaderboard.records.record import RecordError
+from leakbench.audit import progress_events
+from leakbench.audit.plan.artifact import Artifact
+from leakbench.audit.run.artifacts import make_one, origin_of, read_kept, read_made
+from leakbench.audit.run.executors.local import Local
+from leakbench.audit.run.graph import Graph
+from leakbench.audit.run.resume import StaleError
+from leakbench.defenses.core.training.malloc import give_memory_back
+from leakbench.leaderboard.records.record import RecordError
 
 CPU = torch.device("cpu")
 

@@ -15,20 +15,20 @@ import pandas as pd
 import pytest
 import torch
 
-from audit.plan import pretrain
-from audit.plan.expand import plan
-from audit.run import harness
-from audit.run.harness import pick_device
-from audit.run.lock import BusyError, locked
-from audit.run.provenance import library
-from audit.scoring.allowed import gaussian_epsilon
-from audit.scoring.verify import contradiction
-from audit.subjects.outcome import Outcome
-from leaderboard.board.table import Board
-from leaderboard.records.files import WriteError
-from leaderboard.records.folder import read_folder
-from leaderboard.records.manifest import read_manifests
-from leaderboard.records.record import Record, RecordError, read, read_all, write
+from leakbench.audit.plan import pretrain
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run import harness
+from leakbench.audit.run.harness import pick_device
+from leakbench.audit.run.lock import BusyError, locked
+from leakbench.audit.run.provenance import library
+from leakbench.audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.scoring.verify import contradiction
+from leakbench.audit.subjects.outcome import Outcome
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.records.files import WriteError
+from leakbench.leaderboard.records.folder import read_folder
+from leakbench.leaderboard.records.manifest import read_manifests
+from leakbench.leaderboard.records.record import Record, RecordError, read, read_all, write
 
 from ..conftest import INVERSION, SHARE, SUITE
 from .runs import BROKEN, CPU, MEMBERSHIP, SPY, load, run
@@ -432,7 +432,9 @@ def test_a_failing_cell_is_a_record_the_others_go_on_and_it_is_tried_again(tmp_p
 
 def test_an_attack_that_does_not_apply_is_skipped_with_its_sentence_and_fails_nothing(tmp_path, site):
     site.add(
-        "attacks", "spy", "from attacks.core import NotApplicable\n" + SPY.format(r'raise NotApplicable("two\nparts")')
+        "attacks",
+        "spy",
+        "from leakbench.attacks.core import NotApplicable\n" + SPY.format(r'raise NotApplicable("two\nparts")'),
     )
     records = run(SUITE.replace(MEMBERSHIP, '{ name = "spy" }, { name = "loss_threshold" }'), tmp_path)
     spied = [r for r in records if r.attack and r.attack.name == "spy"]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from audit.cli import main
-from audit.run.lock import locked
-from leaderboard.board.table import Board
-from leaderboard.records.record import read, read_all
+from leakbench.audit.cli import main
+from leakbench.audit.run.lock import locked
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.records.record import read, read_all
 
 from ..conftest import SUITE
 from .runs import load, run
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 # Whoever runs the tests in the background may have Control-C ignored, and children inherit that.
 CODE = """
 import signal
-from audit.cli import main
+from leakbench.audit.cli import main
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
@@ -37,7 +37,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from defenses.core import Block, Defense, Stateless, StepPlan, clip
+from leakbench.defenses.core import Block, Defense, Stateless, StepPlan, clip
 
 @dataclass(frozen=True)
 class Dying(Stateless):
@@ -202,7 +202,7 @@ WITH_WORKERS = """
 import multiprocessing
 if os.environ["KERNEL"] == "lacks it":
     sys.platform = "another"
-from audit.run.executors.parent_death import children_end_with_us, end_with_runner
+from leakbench.audit.run.executors.parent_death import children_end_with_us, end_with_runner
 def work(folder):
     end_with_runner()
     Path(folder, f"{os.getpid()}.ready").touch()
@@ -236,7 +236,7 @@ def test_workers_end_with_a_runner_that_is_killed(kernel, tmp_path):
 
 
 def test_a_lock_of_a_killed_process_blocks_nobody(tmp_path):
-    code = "from audit.run.lock import locked\n"
+    code = "from leakbench.audit.run.lock import locked\n"
     code += "with locked(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     done = light(tmp_path, code)
     done.wait(timeout=60)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from attacks.core import InconsistentObservation, NotApplicable, RankDeficient
-from audit.plan.cells import Cell
-from audit.plan.expand import plan
-from audit.run import job
-from audit.subjects.outcome import Outcome
-from audit.suite.suite import load
+from leakbench.attacks.core import InconsistentObservation, NotApplicable, RankDeficient
+from leakbench.audit.plan.cells import Cell
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run import job
+from leakbench.audit.subjects.outcome import Outcome
+from leakbench.audit.suite.suite import load
 
 CELLS = plan(load("quick")).cells
 

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from audit.plan import pretrain
-from audit.plan.expand import plan
-from audit.plan.splits_cache import load_data
-from audit.run import harness, tuning
-from audit.run.resume import StaleError
-from audit.run.tuning import tune
-from audit.suite.suite import SuiteError
-from leaderboard.records.record import read_all
+from leakbench.audit.plan import pretrain
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.splits_cache import load_data
+from leakbench.audit.run import harness, tuning
+from leakbench.audit.run.resume import StaleError
+from leakbench.audit.run.tuning import tune
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.leaderboard.records.record import read_all
 
 CPU = torch.device("cpu")
 TUNED = """

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core import InclusionScores
-from audit.scoring.allowed import gaussian_epsilon
-from audit.scoring.canaries import NAME, held_against, score_canaries
+from leakbench.attacks.core import InclusionScores
+from leakbench.audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.scoring.canaries import NAME, held_against, score_canaries
 
 DELTA = 1e-5
 

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-import audit
-from attacks.core import NotApplicable, Reconstruction
-from attacks.rero import rero
-from audit.scoring.choice import PICKED, chosen, compare_choice, place_of
-from audit.scoring.images import summed_up
-from audit.scoring.robustness import bound_metric, gaussian_bound
-from audit.targets.candidate_prior import Prior
-from audit.targets.local_steps import LocalTraining
-from audit.targets.simulated_update import simulate_share
-from defenses.core import seeded
-from defenses.dp_sgd import dp_sgd
-from leaderboard.metrics import METRICS
+from leakbench import audit
+from leakbench.attacks.core import NotApplicable, Reconstruction
+from leakbench.attacks.rero import rero
+from leakbench.audit.scoring.choice import PICKED, chosen, compare_choice, place_of
+from leakbench.audit.scoring.images import summed_up
+from leakbench.audit.scoring.robustness import bound_metric, gaussian_bound
+from leakbench.audit.targets.candidate_prior import Prior
+from leakbench.audit.targets.local_steps import LocalTraining
+from leakbench.audit.targets.simulated_update import simulate_share
+from leakbench.defenses.core import seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.leaderboard.metrics import METRICS
 
 PRIOR = torch.rand(4, 1, 12, 12, generator=torch.Generator().manual_seed(0))
 

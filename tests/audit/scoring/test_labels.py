@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 import torch
 
-import audit
-from attacks.core import LabelEstimate
-from audit.scoring.labels import LabelledBatch, label_columns, labels_again, public_shares, score_labels
-from audit.scoring.truth import GroundTruth
+from leakbench import audit
+from leakbench.attacks.core import LabelEstimate
+from leakbench.audit.scoring.labels import LabelledBatch, label_columns, labels_again, public_shares, score_labels
+from leakbench.audit.scoring.truth import GroundTruth
 
 
 def batch(found: list[int], labels: list[int], public: list[int] | None = None) -> LabelledBatch:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.core import MembershipScores
-from audit.scoring.allowed import clopper_pearson, gaussian_auc, gaussian_epsilon, gaussian_tpr
-from audit.scoring.membership import (
+from leakbench.attacks.core import MembershipScores
+from leakbench.audit.scoring.allowed import clopper_pearson, gaussian_auc, gaussian_epsilon, gaussian_tpr
+from leakbench.audit.scoring.membership import (
     auc,
     calibration_half,
     implied_epsilon,
@@ -21,7 +21,7 @@ from audit.scoring.membership import (
     split_advantage,
     tpr_at_fpr,
 )
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric
 
 SCORES = st.lists(st.integers(-5, 5).map(float) | st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from audit.evidence.audit import audit_random_split
-from audit.evidence.pairs import seed_of_split
-from audit.scoring.allowed import gaussian_epsilon
-from audit.scoring.random_split import epsilon_lower, not_a_random_split
+from leakbench.audit.evidence.audit import audit_random_split
+from leakbench.audit.evidence.pairs import seed_of_split
+from leakbench.audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.scoring.random_split import epsilon_lower, not_a_random_split
 
 DELTA = 1e-5
 

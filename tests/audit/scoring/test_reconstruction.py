@@ -10,10 +10,10 @@ import torch
 from scipy import stats
 from scipy.ndimage import gaussian_filter
 
-from attacks.core import Reconstruction
-from audit.scoring.images import ImageValues, absent, gain_metric, share_metric, summed_up
-from audit.scoring.reconstruction import best_match, match, psnr, score_reconstruction
-from leaderboard.metrics import METRICS
+from leakbench.attacks.core import Reconstruction
+from leakbench.audit.scoring.images import ImageValues, absent, gain_metric, share_metric, summed_up
+from leakbench.audit.scoring.reconstruction import best_match, match, psnr, score_reconstruction
+from leakbench.leaderboard.metrics import METRICS
 
 IMAGES = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([3, 1, 1, 7])

@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 from scipy.special import ndtr
 
-from attacks.core import Reconstruction
-from audit.scoring.images import summed_up
-from audit.scoring.reconstruction import compare
-from audit.scoring.robustness import bound_metric, gaussian_bound, reconstruction_bound, refuted
-from defenses.core import Ledger, full
-from leaderboard.records.record import Metric
+from leakbench.attacks.core import Reconstruction
+from leakbench.audit.scoring.images import summed_up
+from leakbench.audit.scoring.reconstruction import compare
+from leakbench.audit.scoring.robustness import bound_metric, gaussian_bound, reconstruction_bound, refuted
+from leakbench.defenses.core import Ledger, full
+from leakbench.leaderboard.records.record import Metric
 
 
 @pytest.mark.parametrize(("steps", "sigma", "golden"), [(1, 1, 0.389144), (1, 2, 0.217239), (100, 4, 0.888473)])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import audit
-from attacks.core import MembershipScores, Reconstruction
+from leakbench import audit
+from leakbench.attacks.core import MembershipScores, Reconstruction
 
 MEMBERSHIP = MembershipScores(ids=torch.tensor([7, 3, 5, 9]), scores=torch.tensor([4.0, 3, 2, 1]).double(), exact=True)
 PICTURE = torch.linspace(0, 1, 192).reshape(1, 3, 8, 8)

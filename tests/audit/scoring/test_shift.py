@@ -8,10 +8,10 @@ import torch
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
-from attacks.core import Examples
-from audit.scoring.membership import auc
-from audit.scoring.shift import LEAST, LEVEL, _of_hard_labels, features_of, of_labels, shift_between
-from benchmarks import data
+from leakbench.attacks.core import Examples
+from leakbench.audit.scoring.membership import auc
+from leakbench.audit.scoring.shift import LEAST, LEVEL, _of_hard_labels, features_of, of_labels, shift_between
+from leakbench.benchmarks import data
 
 
 def examples(inputs, labels=None):

@@ -8,14 +8,14 @@ import pytest
 import torch
 from scipy import stats
 
-from audit.scoring.successive import SuccessiveCosines, block_interval, score_successive
-from defenses.core import Sampling
-from defenses.dp_sgd import dp_sgd
-from defenses.dp_zo import dp_zo
-from defenses.dpsur import dpsur
-from defenses.pcdp import pcdp
-from defenses.random_sparsification import random_sparsification
-from defenses.sgd import sgd
+from leakbench.audit.scoring.successive import SuccessiveCosines, block_interval, score_successive
+from leakbench.defenses.core import Sampling
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_zo import dp_zo
+from leakbench.defenses.dpsur import dpsur
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from ...defenses import duties
 

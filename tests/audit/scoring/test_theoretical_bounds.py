@@ -5,12 +5,12 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from attacks.core import MembershipScores
-from audit.scoring.membership import score_membership
-from audit.scoring.theoretical_bounds import beside_claim
-from defenses.core import full, poisson, predict
-from defenses.dp_sgd import dp_sgd
-from leaderboard.metrics import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
+from leakbench.attacks.core import MembershipScores
+from leakbench.audit.scoring.membership import score_membership
+from leakbench.audit.scoring.theoretical_bounds import beside_claim
+from leakbench.defenses.core import full, poisson, predict
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.leaderboard.metrics import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
 
 
 def claimed(sigma, sampling, steps):

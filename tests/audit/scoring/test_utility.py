@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from audit.scoring.utility import mean_metric, score_utility
+from leakbench.audit.scoring.utility import mean_metric, score_utility
 
 HALF_RIGHT = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0], [2.0, 0.0]])
 LABELS = torch.tensor([0, 0, 1, 0])

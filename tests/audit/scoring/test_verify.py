@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from audit.scoring import verify
-from audit.scoring.claims import multiplier_fault
-from audit.scoring.verify import contradiction
-from leaderboard.metrics import METRICS
-from leaderboard.records.record import Metric, Record
+from leakbench.audit.scoring import verify
+from leakbench.audit.scoring.claims import multiplier_fault
+from leakbench.audit.scoring.verify import contradiction
+from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric, Record
 
 from ..conftest import INVERSION, SHARE, SUITE
 from ..run.runs import run
@@ -88,7 +88,7 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     assert "in the place of another it says" in contradiction(low, folder)
     # A bound above the claim, as if its scores gave it.
     refuted = forged(record, "epsilon_lower", value_at_verdict=10 * record.claim.epsilon)
-    monkeypatch.setattr("audit.scoring.verify._alike", lambda a, b: True)
+    monkeypatch.setattr("leakbench.audit.scoring.verify._alike", lambda a, b: True)
     assert "and it is not flagged" in contradiction(refuted, folder)
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
 

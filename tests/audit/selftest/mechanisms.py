@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from audit.selftest.canaries import LinearLogit
-from audit.selftest.protocol import TrainerAnswer, TrainerClaim
-from defenses.core.privacy.events import Gaussian
+from leakbench.audit.selftest.canaries import LinearLogit
+from leakbench.audit.selftest.protocol import TrainerAnswer, TrainerClaim
+from leakbench.defenses.core.privacy.events import Gaussian
 
 
 def gaussian_mechanism(seed, *, scale=1.0, rate=None, answers=lambda answer: answer):

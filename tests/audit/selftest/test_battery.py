@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from audit.selftest.battery import TESTS, battery
-from audit.selftest.scenarios import scenarios
-from defenses.core import Layout, cross_entropy, per_example_gradients
+from leakbench.audit.selftest.battery import TESTS, battery
+from leakbench.audit.selftest.scenarios import scenarios
+from leakbench.defenses.core import Layout, cross_entropy, per_example_gradients
 
 from .mechanisms import claiming, gaussian_mechanism
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from audit.selftest import bugs, certificate
-from audit.selftest.battery import battery
-from audit.selftest.protocol import of_function
+from leakbench.audit.selftest import bugs, certificate
+from leakbench.audit.selftest.battery import battery
+from leakbench.audit.selftest.protocol import of_function
 
 ROOT = Path(__file__).parents[3]
 # Scenario by which each is caught.
@@ -37,9 +37,9 @@ BUGS = {bug.name: bug for bug in bugs.BUGS}
 
 PREAMBLE = """
 import torch
-from audit.selftest.battery import battery
-from audit.selftest.bugs import BUGS
-from audit.selftest.trainers import VIEWS, of_catalogue, of_nominal_size, plain, under_defense
+from leakbench.audit.selftest.battery import battery
+from leakbench.audit.selftest.bugs import BUGS
+from leakbench.audit.selftest.trainers import VIEWS, of_catalogue, of_nominal_size, plain, under_defense
 torch.set_num_threads(1)
 bugs = {bug.name: bug.trainer for bug in BUGS}
 def ask(trainer, *only):
@@ -114,7 +114,7 @@ def test_representatives_are_of_different_kinds_and_prove_something():
 
 def opacus():
     pytest.importorskip("opacus")
-    from audit.selftest import opacus_trainer
+    from leakbench.audit.selftest import opacus_trainer
 
     return opacus_trainer
 

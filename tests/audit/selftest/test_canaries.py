@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from audit.selftest.canaries import LinearLogit, as_records, unit_directions
-from defenses.core import Coordinates, Layout, Subspace, cross_entropy, keyed, per_example_gradients
+from leakbench.audit.selftest.canaries import LinearLogit, as_records, unit_directions
+from leakbench.defenses.core import Coordinates, Layout, Subspace, cross_entropy, keyed, per_example_gradients
 
 DIM = 12
 

@@ -7,10 +7,10 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from audit.selftest.canaries import LinearLogit
-from audit.selftest.protocol import TrainerClaim, TrainerTask, of_function
-from defenses.core.privacy.accounting import epsilon
-from defenses.core.privacy.events import Gaussian
+from leakbench.audit.selftest.canaries import LinearLogit
+from leakbench.audit.selftest.protocol import TrainerClaim, TrainerTask, of_function
+from leakbench.defenses.core.privacy.accounting import epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
 
 EXAMPLES = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64)
 TASK = TrainerTask(noise_multiplier=2.0, sample_rate=0.5, steps=3, lr=0.5)

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from audit.cli.app import main
-from audit.plan.expand import plan
-from audit.run.job import compute
-from audit.scoring.canaries import NAME
-from audit.scoring.verify import contradiction
-from audit.subjects import trained_run
-from audit.subjects.trained_model import TrainedModel
-from audit.targets.observed_step import Observed
-from defenses.core import cross_entropy
-from defenses.core.randomness.noise import CipherNoise
-from leaderboard.board.table import Board
-from leaderboard.records.record import read_all
+from leakbench.audit.cli.app import main
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.job import compute
+from leakbench.audit.scoring.canaries import NAME
+from leakbench.audit.scoring.verify import contradiction
+from leakbench.audit.subjects import trained_run
+from leakbench.audit.subjects.trained_model import TrainedModel
+from leakbench.audit.targets.observed_step import Observed
+from leakbench.defenses.core import cross_entropy
+from leakbench.defenses.core.randomness.noise import CipherNoise
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.records.record import read_all
 
 from ..run.runs import run
 
@@ -147,7 +147,7 @@ def test_a_count_that_all_rows_share_brings_canaries_together(suite_of):
 
 
 TWICE = '''
-from defenses.core import Bound, Defense, Whole
+from leakbench.defenses.core import Bound, Defense, Whole
 
 class Twice(Bound):
     def factors(self, norms):

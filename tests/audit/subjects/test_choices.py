@@ -9,20 +9,20 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.core import Examples, Knows, Reconstruction
-from audit.catalog import methods as catalog
-from audit.plan.expand import plan
-from audit.run import harness
-from audit.run.job import compute
-from audit.scoring.robustness import gaussian_bound
-from audit.scoring.verify import contradiction
-from audit.subjects import shared_update
-from audit.suite import suite as suites
-from audit.suite.suite import SuiteError
-from benchmarks import data
-from leaderboard.board.reconstruction_summary import still_leaks
-from leaderboard.board.table import Board
-from leaderboard.page.build import build
+from leakbench.attacks.core import Examples, Knows, Reconstruction
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run import harness
+from leakbench.audit.run.job import compute
+from leakbench.audit.scoring.robustness import gaussian_bound
+from leakbench.audit.scoring.verify import contradiction
+from leakbench.audit.subjects import shared_update
+from leakbench.audit.suite import suite as suites
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.benchmarks import data
+from leakbench.leaderboard.board.reconstruction_summary import still_leaks
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page.build import build
 
 from ..conftest import SUITE
 

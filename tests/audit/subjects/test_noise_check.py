@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from audit.subjects.noise_check import dependence, deviations, looked_over
+from leakbench.audit.subjects.noise_check import dependence, deviations, looked_over
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 30, 1000, 10**6])

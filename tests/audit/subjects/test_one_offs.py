@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core import Examples, NotApplicable, granted
-from attacks.gradient_similarity import gradient_similarity
-from attacks.likelihood_ratio import likelihood_ratio
-from attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
-from audit.evidence.counts import gaussian
-from audit.evidence.thresholds import errors_at
-from audit.targets.candidates import Candidates
-from audit.targets.observe import RunView, beside_the_steps, every_step
-from defenses.core import CropAndFlip, Recipe, Recording, Run, full, seeded, train
-from defenses.dp_snip import dp_snip
+from leakbench.attacks.core import Examples, NotApplicable, granted
+from leakbench.attacks.gradient_similarity import gradient_similarity
+from leakbench.attacks.likelihood_ratio import likelihood_ratio
+from leakbench.attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
+from leakbench.audit.evidence.counts import gaussian
+from leakbench.audit.evidence.thresholds import errors_at
+from leakbench.audit.targets.candidates import Candidates
+from leakbench.audit.targets.observe import RunView, beside_the_steps, every_step
+from leakbench.defenses.core import CropAndFlip, Recipe, Recording, Run, full, seeded, train
+from leakbench.defenses.dp_snip import dp_snip
 
 from ...defenses import duties
 from ..targets.test_observe import MEMBERS, PEOPLE, WORLD, Overheard, network, some, trained, view_of
@@ -180,7 +180,7 @@ def lower_bound(trials: int, half: bool, *, seed: int) -> float:
 @pytest.mark.slow
 def test_noise_of_half_the_scale_is_refuted_and_the_right_noise_is_not():
     """A Gaussian of multiplier 1 has epsilon 1.17 at delta 0.1, of 0.5 3.79; five of five, and at most one false."""
-    from defenses.core import Ledger
+    from leakbench.defenses.core import Ledger
 
     ledger = Ledger(full())
     (release,) = snipped(some(MEMBERS)).transcript.one_offs

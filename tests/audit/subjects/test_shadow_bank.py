@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attacks.core import Examples, NotApplicable
-from attacks.core.membership.shadow_statistics import log_odds
-from audit.plan.artifact import Artifact
-from audit.plan.build import load_splits
-from audit.plan.cells import Cell
-from audit.plan.expand import plan
-from audit.run import harness
-from audit.subjects import shadow_bank
-from audit.subjects.outcome import asked_pools, join
-from audit.subjects.shadow_bank import ShadowStack, by_content, halves_of, packed, read_bank, unpacked
-from audit.suite.suite import SuiteError
-from benchmarks.core import Splits
-from defenses.core import NotTogether
+from leakbench.attacks.core import Examples, NotApplicable
+from leakbench.attacks.core.membership.shadow_statistics import log_odds
+from leakbench.audit.plan.artifact import Artifact
+from leakbench.audit.plan.build import load_splits
+from leakbench.audit.plan.cells import Cell
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run import harness
+from leakbench.audit.subjects import shadow_bank
+from leakbench.audit.subjects.outcome import asked_pools, join
+from leakbench.audit.subjects.shadow_bank import ShadowStack, by_content, halves_of, packed, read_bank, unpacked
+from leakbench.audit.suite.suite import SuiteError
+from leakbench.benchmarks.core import Splits
+from leakbench.defenses.core import NotTogether
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -293,7 +293,7 @@ def test_a_torn_array_is_refused():
 
 MINE = """
 import torch
-from attacks.core import Access, Knows, MembershipScores, ModelAccess, attack, granted
+from leakbench.attacks.core import Access, Knows, MembershipScores, ModelAccess, attack, granted
 
 
 @attack(access=Access.BLACK_BOX, knows=KNOWS)

@@ -5,13 +5,13 @@ import pytest
 import torch
 from scipy.special import ndtr, ndtri
 
-from attacks.core import Observation, Reconstruction
-from audit.catalog import methods as catalog
-from audit.plan.expand import plan
-from audit.run.job import compute
-from audit.scoring.allowed import gaussian_epsilon
-from audit.subjects.outcome import Outcome
-from benchmarks import data
+from leakbench.attacks.core import Observation, Reconstruction
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.run.job import compute
+from leakbench.audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.subjects.outcome import Outcome
+from leakbench.benchmarks import data
 
 from ..conftest import SHARE, SUITE
 

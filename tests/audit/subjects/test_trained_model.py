@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from audit.plan.expand import plan
-from audit.plan.pretrain import starting_model
-from audit.plan.request import Request
-from audit.run.job import compute
-from audit.scoring import random_split
-from audit.scoring.allowed import gaussian_auc, largest_auc
-from audit.subjects import trained_run as trained
-from audit.subjects.outcome import Outcome, asked_pools, join
-from audit.subjects.trained_model import TrainedModel
-from audit.suite import suite as suites
-from audit.targets.candidates import Candidates, content_order
-from benchmarks import data
-from defenses.core.randomness.noise import CipherNoise
+from leakbench.audit.plan.expand import plan
+from leakbench.audit.plan.pretrain import starting_model
+from leakbench.audit.plan.request import Request
+from leakbench.audit.run.job import compute
+from leakbench.audit.scoring import random_split
+from leakbench.audit.scoring.allowed import gaussian_auc, largest_auc
+from leakbench.audit.subjects import trained_run as trained
+from leakbench.audit.subjects.outcome import Outcome, asked_pools, join
+from leakbench.audit.subjects.trained_model import TrainedModel
+from leakbench.audit.suite import suite as suites
+from leakbench.audit.targets.candidates import Candidates, content_order
+from leakbench.benchmarks import data
+from leakbench.defenses.core.randomness.noise import CipherNoise
 
 from ..conftest import SUITE
 
@@ -469,7 +469,7 @@ def test_a_clip_norm_that_adapts_by_name_is_trained_with_attacked_and_claimed_as
 
 def test_what_scores_mean_is_not_the_attacks_own_word(suite_of, site):
     source = """
-from attacks.core import Access, MembershipScores, ModelAccess, attack
+from leakbench.attacks.core import Access, MembershipScores, ModelAccess, attack
 
 @attack(access=Access.BLACK_BOX)
 def boaster(target: ModelAccess, coins) -> MembershipScores:

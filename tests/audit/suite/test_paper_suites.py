@@ -6,13 +6,13 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from audit.catalog import methods as catalog
-from audit.plan.expand import budgets_of, plan
-from audit.suite.schema import TRAINING
-from audit.suite.suite import SuiteError, load
-from benchmarks import models
-from defenses.core import FeatureStatistics, calibrate, poisson
-from defenses.dp_sgd import dp_sgd
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.expand import budgets_of, plan
+from leakbench.audit.suite.schema import TRAINING
+from leakbench.audit.suite.suite import SuiteError, load
+from leakbench.benchmarks import models
+from leakbench.defenses.core import FeatureStatistics, calibrate, poisson
+from leakbench.defenses.dp_sgd import dp_sgd
 
 LITTLE = 5_000_000
 """Examples that a small suite may train on, tuning included: ten minutes of two cores at 4,000 a second."""

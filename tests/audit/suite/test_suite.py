@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core import MembershipScores, Reconstruction
-from audit.catalog import methods as catalog
-from audit.scoring.membership import score_membership
-from audit.scoring.reconstruction import score_reconstruction
-from audit.scoring.utility import score_utility
-from audit.suite.suite import SuiteError, check_sizes, load
-from leaderboard.metrics import METRICS, reported
+from leakbench.attacks.core import MembershipScores, Reconstruction
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.scoring.membership import score_membership
+from leakbench.audit.scoring.reconstruction import score_reconstruction
+from leakbench.audit.scoring.utility import score_utility
+from leakbench.audit.suite.suite import SuiteError, check_sizes, load
+from leakbench.leaderboard.metrics import METRICS, reported
 
 from ..conftest import SUITE
 

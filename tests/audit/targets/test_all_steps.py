@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from audit.targets.all_steps import AllSteps, in_lockstep
-from defenses.core import Step
-from defenses.dp_snip import dp_snip
-from defenses.dpsur import dpsur
-from defenses.rpdp import rpdp
+from leakbench.audit.targets.all_steps import AllSteps, in_lockstep
+from leakbench.defenses.core import Step
+from leakbench.defenses.dp_snip import dp_snip
+from leakbench.defenses.dpsur import dpsur
+from leakbench.defenses.rpdp import rpdp
 
 from ...defenses import duties
 

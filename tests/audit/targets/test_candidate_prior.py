@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from audit.targets.candidate_prior import Prior
+from leakbench.audit.targets.candidate_prior import Prior
 
 
 def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

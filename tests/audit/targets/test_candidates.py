@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from attacks.core import Examples, MembershipScores
-from audit.targets.candidates import Candidates, asked_alone, copied, refuse_comparison
-from defenses.core import keyed
+from leakbench.attacks.core import Examples, MembershipScores
+from leakbench.audit.targets.candidates import Candidates, asked_alone, copied, refuse_comparison
+from leakbench.defenses.core import keyed
 
 PEOPLE = Examples(ids=torch.arange(100, 140), inputs=torch.rand(40, 3), labels=torch.arange(40) % 4)
 

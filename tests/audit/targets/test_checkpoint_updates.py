@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import audit
-from attacks.core import AccessError, InconsistentObservation
-from defenses.core import seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.dp_snip import dp_snip
-from defenses.magnitude_dropping import magnitude_dropping
-from defenses.random_dropping import random_dropping
-from defenses.ranked import ranked
+from leakbench import audit
+from leakbench.attacks.core import AccessError, InconsistentObservation
+from leakbench.defenses.core import seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_snip import dp_snip
+from leakbench.defenses.magnitude_dropping import magnitude_dropping
+from leakbench.defenses.random_dropping import random_dropping
+from leakbench.defenses.ranked import ranked
 
 LR, MOMENTUM, DECAY = 0.2, 0.9, 0.05
 

@@ -7,22 +7,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import audit
-from attacks.bias_division import bias_division
-from attacks.core import Attack, Examples, NotApplicable, Observation
-from attacks.inverting_gradients import inverting_gradients
-from attacks.label_recovery import label_recovery
-from attacks.r_gap import r_gap
-from attacks.sme import sme
-from attacks.spear import spear
-from audit.catalog import methods as catalog
-from audit.targets import simulated_update
-from audit.targets.local_steps import LocalTraining, LocalUpdate, why_not_summed
-from audit.targets.simulated_update import simulate_share
-from defenses.core import Context, Defense, Ledger, full, seeded
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
-from defenses.sgd import sgd
+from leakbench import audit
+from leakbench.attacks.bias_division import bias_division
+from leakbench.attacks.core import Attack, Examples, NotApplicable, Observation
+from leakbench.attacks.inverting_gradients import inverting_gradients
+from leakbench.attacks.label_recovery import label_recovery
+from leakbench.attacks.r_gap import r_gap
+from leakbench.attacks.sme import sme
+from leakbench.attacks.spear import spear
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.targets import simulated_update
+from leakbench.audit.targets.local_steps import LocalTraining, LocalUpdate, why_not_summed
+from leakbench.audit.targets.simulated_update import simulate_share
+from leakbench.defenses.core import Context, Defense, Ledger, full, seeded
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from .test_observe import holds, reachable
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.core import Examples, Knows, Observation, Requirements, granted
-from attacks.core.threat_model.requires import Access
-from attacks.likelihood_ratio import likelihood_ratio
-from audit.catalog import methods as catalog
-from audit.scoring.truth import GroundTruth
-from audit.subjects.noise_check import noise_found
-from audit.subjects.outcome import join
-from audit.targets import residual_noise
-from audit.targets.candidates import Candidates
-from audit.targets.observe import RunView, World, black_box, every_step, observe, white_box
-from audit.targets.observed_step import Observed
-from defenses.core import (
+from leakbench.attacks.core import Examples, Knows, Observation, Requirements, granted
+from leakbench.attacks.core.threat_model.requires import Access
+from leakbench.attacks.likelihood_ratio import likelihood_ratio
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.audit.subjects.noise_check import noise_found
+from leakbench.audit.subjects.outcome import join
+from leakbench.audit.targets import residual_noise
+from leakbench.audit.targets.candidates import Candidates
+from leakbench.audit.targets.observe import RunView, World, black_box, every_step, observe, white_box
+from leakbench.audit.targets.observed_step import Observed
+from leakbench.defenses.core import (
     Block,
     CropAndFlip,
     Defense,
@@ -47,7 +47,7 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.randomness.noise import NoiseSource
+from leakbench.defenses.core.randomness.noise import NoiseSource
 
 from ...attacks import walker
 from ...attacks.toys import LargestMade
@@ -479,7 +479,7 @@ def test_what_is_kept_of_a_step_is_for_other_views_and_changes_no_answer(monkeyp
     assert all(torch.equal(others_removed(one, step), fresh[step][[1]]) for step in range(3))
     for step in run.transcript.steps[:3]:
         torch.testing.assert_close(view_of(run, kept=kept).noise(step), view_of(run).noise(step), rtol=0, atol=0)
-    monkeypatch.setattr("audit.targets.residual_noise._KEPT", kept[0].size + kept[1].size)
+    monkeypatch.setattr("leakbench.audit.targets.residual_noise._KEPT", kept[0].size + kept[1].size)
     bounded = {}
     for step in range(4):
         others_removed(view_of(run, few, kept=bounded), step)
@@ -593,7 +593,7 @@ def test_an_observation_holds_no_private_input_and_nothing_of_membership():
 
 
 def test_what_an_attack_without_the_informed_adversarys_knowledge_gets_leads_to_no_private_input():
-    from attacks.core.targets.narrow import narrow
+    from leakbench.attacks.core.targets.narrow import narrow
 
     run = fresh("dp_sgd", 1.0)
     view = view_of(run, some(OUTSIDERS))
@@ -628,7 +628,7 @@ def test_gradients_that_would_not_fit_into_memory_are_refused_with_the_number_th
     run = fresh("dp_sgd", 1.0)
     seen = view_of(run).at(0)
     dim = run.transcript.layout.dim
-    monkeypatch.setattr("audit.targets.observed_step._MOST", 8 * dim)
+    monkeypatch.setattr("leakbench.audit.targets.observed_step._MOST", 8 * dim)
     assert seen.contributions(PEOPLE.inputs[:8], PEOPLE.labels[:8]).shape[0] == 8
     with pytest.raises(
         ValueError, match=f"gradients of 9 examples in {dim} parameters .* task.candidates to 4 or fewer"

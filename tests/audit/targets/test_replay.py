@@ -4,13 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.core import Evidence, MatchedFilter, Observation, granted, log_likelihood_ratio, relative_residual
-from attacks.likelihood_ratio import likelihood_ratio
-from audit.targets import replay
-from audit.targets.candidates import Candidates
-from audit.targets.observe import RunView, every_step
-from audit.targets.replay import StepReplay
-from defenses.core import CropAndFlip, Recipe, Recording, cross_entropy, fixed, poisson, seeded, train
+from leakbench.attacks.core import (
+    Evidence,
+    MatchedFilter,
+    Observation,
+    granted,
+    log_likelihood_ratio,
+    relative_residual,
+)
+from leakbench.attacks.likelihood_ratio import likelihood_ratio
+from leakbench.audit.targets import replay
+from leakbench.audit.targets.candidates import Candidates
+from leakbench.audit.targets.observe import RunView, every_step
+from leakbench.audit.targets.replay import StepReplay
+from leakbench.defenses.core import CropAndFlip, Recipe, Recording, cross_entropy, fixed, poisson, seeded, train
 
 from . import test_observe as toys
 from .test_observe import PEOPLE, SAMPLING, STEPS, Overheard, batch_of, each, fresh, some, trained, view_of
@@ -183,10 +190,10 @@ def test_no_table_of_candidates_and_parameters_is_formed(monkeypatch):
         raise AssertionError("rows were asked for")
 
     target = every_step(view_of(fresh("dp_sgd", 1.0)))
-    monkeypatch.setattr("audit.targets.residual_noise.Remainders.without_others", refused)
-    monkeypatch.setattr("defenses.core.gradients.layerwise.block_sums.BatchGradients.rows", refused)
+    monkeypatch.setattr("leakbench.audit.targets.residual_noise.Remainders.without_others", refused)
+    monkeypatch.setattr("leakbench.defenses.core.gradients.layerwise.block_sums.BatchGradients.rows", refused)
     # A check of the engine looks at rows of synthetic examples; it passes by the reference alone.
-    monkeypatch.setattr("audit.targets.observed_step.Observed.contributions", refused)
+    monkeypatch.setattr("leakbench.audit.targets.observed_step.Observed.contributions", refused)
     try:
         scores = likelihood_ratio(target).scores
     except AssertionError:

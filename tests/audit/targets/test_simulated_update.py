@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
-import audit
-from attacks.core import Examples, Observation
-from attacks.inverting_gradients import inverting_gradients
-from attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
-from audit.scoring.allowed import gaussian_auc, gaussian_tpr
-from audit.targets.observe import World
-from audit.targets.simulated_update import simulate_share
-from benchmarks import data, models
-from defenses.core import (
+from leakbench import audit
+from leakbench.attacks.core import Examples, Observation
+from leakbench.attacks.inverting_gradients import inverting_gradients
+from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
+from leakbench.audit.scoring.allowed import gaussian_auc, gaussian_tpr
+from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.simulated_update import simulate_share
+from leakbench.benchmarks import data, models
+from leakbench.defenses.core import (
     Block,
     Defense,
     Execution,
@@ -30,10 +30,10 @@ from defenses.core import (
     secure,
     seeded,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
-from defenses.random_sparsification import random_sparsification
-from defenses.sgd import sgd
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from .test_observe import holds, reachable
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import audit
-from attacks.core import (
+from leakbench import audit
+from leakbench.attacks.core import (
     Access,
     Examples,
     Network,
@@ -17,14 +17,14 @@ from attacks.core import (
     attack,
     granted,
 )
-from audit.targets.structure import structure
-from benchmarks import models
-from defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy
-from defenses.dp_sgd import dp_sgd
-from defenses.gep import gep
-from defenses.pdp import pdp
-from defenses.per_layer import per_layer
-from defenses.random_sparsification import random_sparsification
+from leakbench.audit.targets.structure import structure
+from leakbench.benchmarks import models
+from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.gep import gep
+from leakbench.defenses.pdp import pdp
+from leakbench.defenses.per_layer import per_layer
+from leakbench.defenses.random_sparsification import random_sparsification
 
 DRAWN = torch.Generator().manual_seed(5)
 

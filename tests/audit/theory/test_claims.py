@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from audit.theory import momentum, reconstruction, report, symmetry
-from audit.theory.claim import Comparison, Measured, Panel, Setup, TheoryClaim, claim, mean_of, ratio_of, spread_of
-from audit.theory.claims import CLAIMS, chosen
+from leakbench.audit.theory import momentum, reconstruction, report, symmetry
+from leakbench.audit.theory.claim import (
+    Comparison,
+    Measured,
+    Panel,
+    Setup,
+    TheoryClaim,
+    claim,
+    mean_of,
+    ratio_of,
+    spread_of,
+)
+from leakbench.audit.theory.claims import CLAIMS, chosen
 
 from ... import pretend_device
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from audit.catalog import methods as catalog
-from audit.theory import communication, momentum, reconstruction
-from audit.theory.claim import Setup
-from audit.theory.claims import CLAIMS
-from defenses.core import (
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.theory import communication, momentum, reconstruction
+from leakbench.audit.theory.claim import Setup
+from leakbench.audit.theory.claims import CLAIMS
+from leakbench.defenses.core import (
     Block,
     Complement,
     Coordinates,

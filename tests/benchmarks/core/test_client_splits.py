@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.core import client_splits
-from benchmarks.core.data.client_splits import _top_up
+from leakbench.benchmarks.core import client_splits
+from leakbench.benchmarks.core.data.client_splits import _top_up
 
 HOWS = ("iid", "by_class", "dirichlet")
 EVERY = pytest.mark.parametrize("how", HOWS)

@@ -18,13 +18,13 @@ import scipy.io
 import torch
 from PIL import Image
 
-from benchmarks import data
-from benchmarks.core import Sizes, content_digest
-from benchmarks.core.data import images
-from benchmarks.core.data.downloads import aside, packed
-from benchmarks.data import cifar10_jpeg as jpeg_module
-from benchmarks.data import imagenet as imagenet_module
-from benchmarks.data import mnist as mnist_module
+from leakbench.benchmarks import data
+from leakbench.benchmarks.core import Sizes, content_digest
+from leakbench.benchmarks.core.data import images
+from leakbench.benchmarks.core.data.downloads import aside, packed
+from leakbench.benchmarks.data import cifar10_jpeg as jpeg_module
+from leakbench.benchmarks.data import imagenet as imagenet_module
+from leakbench.benchmarks.data import mnist as mnist_module
 
 TRAIN, TEST = 60, 20
 SMALL = Sizes(private=20, non_member=20, public=20)

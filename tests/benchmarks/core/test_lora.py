@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import models
-from benchmarks.core.nets.lora import LoRALayer, adapt
-from benchmarks.core.nets.standardise import standardise
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core.nets.lora import LoRALayer, adapt
+from leakbench.benchmarks.core.nets.standardise import standardise
 
 
 def coins(seed=0):

@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from benchmarks import models
-from benchmarks.core.nets.residual import Residual
-from benchmarks.core.nets.standardise import Standardised, standardise
-from benchmarks.models.resnet import Subsampled
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core.nets.residual import Residual
+from leakbench.benchmarks.core.nets.standardise import Standardised, standardise
+from leakbench.benchmarks.models.resnet import Subsampled
 
 
 def images(*shape):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import models
-from benchmarks.core.nets import scatter
-from benchmarks.core.nets.scatter import Scattering, scattered_shape
+from leakbench.benchmarks import models
+from leakbench.benchmarks.core.nets import scatter
+from leakbench.benchmarks.core.nets.scatter import Scattering, scattered_shape
 
 pytestmark = pytest.mark.peers
 

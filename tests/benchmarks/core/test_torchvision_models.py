@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import models
+from leakbench.benchmarks import models
 
 pytestmark = pytest.mark.peers
 

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from benchmarks import models
+from leakbench.benchmarks import models
 
 SHAPE = (1, 6, 6)
 FILE = """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leaderboard.board.aggregate import BoardCell, over_seeds, student, worst_case
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.board.aggregate import BoardCell, over_seeds, student, worst_case
+from leakbench.leaderboard.records.record import Metric
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from leaderboard.board.reconstruction_summary import still_leaks
-from leaderboard.board.table import Board
+from leakbench.leaderboard.board.reconstruction_summary import still_leaks
+from leakbench.leaderboard.board.table import Board
 
 from ..conftest import metric, record
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leaderboard.board.aggregate import BoardCell, over_seeds
-from leaderboard.board.reconstruction_summary import detectable, still_leaks
-from leaderboard.board.table import Board
-from leaderboard.page.build import build
-from leaderboard.records.record import write
+from leakbench.leaderboard.board.aggregate import BoardCell, over_seeds
+from leakbench.leaderboard.board.reconstruction_summary import detectable, still_leaks
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page.build import build
+from leakbench.leaderboard.records.record import write
 
 from ..conftest import metric, record
 

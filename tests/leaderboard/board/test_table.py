@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from leaderboard.board.content import SUPERSCRIPTS
-from leaderboard.board.table import Board, BoardError
-from leaderboard.page.remarks import comparisons
-from leaderboard.records.fields import Reported
-from leaderboard.records.folder import Completeness
-from leaderboard.records.record import Metric
+from leakbench.leaderboard.board.content import SUPERSCRIPTS
+from leakbench.leaderboard.board.table import Board, BoardError
+from leakbench.leaderboard.page.remarks import comparisons
+from leakbench.leaderboard.records.fields import Reported
+from leakbench.leaderboard.records.folder import Completeness
+from leakbench.leaderboard.records.record import Metric
 
 from ..conftest import asked_for, complete, provenance
 

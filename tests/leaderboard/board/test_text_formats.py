@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from leaderboard.board.table import Board
+from leakbench.leaderboard.board.table import Board
 
 from ..conftest import complete, provenance
 

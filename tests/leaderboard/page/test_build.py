@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from leaderboard.board.table import BoardError
-from leaderboard.page.build import MANY, build
-from leaderboard.records import record as records_of
-from leaderboard.records.manifest import write_manifest
+from leakbench.leaderboard.board.table import BoardError
+from leakbench.leaderboard.page.build import MANY, build
+from leakbench.leaderboard.records import record as records_of
+from leakbench.leaderboard.records.manifest import write_manifest
 
 from ..conftest import asked_for, provenance
 

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from leaderboard.page.checkpoint import build_report
-from leaderboard.records.files import digest_of_bytes
-from leaderboard.records.record import RecordError
+from leakbench.leaderboard.page.checkpoint import build_report
+from leakbench.leaderboard.records.files import digest_of_bytes
+from leakbench.leaderboard.records.record import RecordError
 
 EVIL = '"><script>alert(1)</script>'
 

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from leaderboard.board.table import Board
-from leaderboard.page.axes import Axis, axis_over
-from leaderboard.page.figures import figures
-from leaderboard.page.plots import COLOURS, MARKERS, Point, scatter, styles
-from leaderboard.records.record import Reported
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page.axes import Axis, axis_over
+from leakbench.leaderboard.page.figures import figures
+from leakbench.leaderboard.page.plots import COLOURS, MARKERS, Point, scatter, styles
+from leakbench.leaderboard.records.record import Reported
 
 
 def drawn(*points, **given):

@@ -11,11 +11,11 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from leaderboard.page.build import build
-from leaderboard.page.images import PictureError, pairs_of, png
-from leaderboard.page.reconstructions import MOST, OPEN, PictureAllowance
-from leaderboard.records import record as records_of
-from leaderboard.records.files import digest_of_bytes
+from leakbench.leaderboard.page.build import build
+from leakbench.leaderboard.page.images import PictureError, pairs_of, png
+from leakbench.leaderboard.page.reconstructions import MOST, OPEN, PictureAllowance
+from leakbench.leaderboard.records import record as records_of
+from leakbench.leaderboard.records.files import digest_of_bytes
 
 
 def decibel(a, b):

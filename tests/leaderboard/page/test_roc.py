@@ -6,13 +6,13 @@ import pyarrow.parquet
 import pytest
 from sklearn.metrics import roc_curve
 
-from leaderboard.board.rows import rows_from
-from leaderboard.metrics import ROC_RATES, roc_key
-from leaderboard.page.build import build
-from leaderboard.page.plots import styles
-from leaderboard.page.roc import measured, roc_figures
-from leaderboard.records import record as records_of
-from leaderboard.records.files import digest_of_bytes
+from leakbench.leaderboard.board.rows import rows_from
+from leakbench.leaderboard.metrics import ROC_RATES, roc_key
+from leakbench.leaderboard.page.build import build
+from leakbench.leaderboard.page.plots import styles
+from leakbench.leaderboard.page.roc import measured, roc_figures
+from leakbench.leaderboard.records import record as records_of
+from leakbench.leaderboard.records.files import digest_of_bytes
 
 N = 2000
 

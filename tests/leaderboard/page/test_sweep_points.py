@@ -2,8 +2,8 @@
 
 import pytest
 
-from leaderboard.board.table import Board
-from leaderboard.page.figures import sweeps
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page.figures import sweeps
 
 from ..conftest import metric, record
 

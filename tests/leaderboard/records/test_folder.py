@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from leaderboard.board.table import Board
-from leaderboard.metrics import METRICS, reported
-from leaderboard.records.files import WriteError, digest_of_bytes, read_bytes, sweep, write_bytes
-from leaderboard.records.folder import read_folder
-from leaderboard.records.manifest import read_manifests, write_manifest
-from leaderboard.records.record import RecordError, read_all, write
+from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.metrics import METRICS, reported
+from leakbench.leaderboard.records.files import WriteError, digest_of_bytes, read_bytes, sweep, write_bytes
+from leakbench.leaderboard.records.folder import read_folder
+from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
+from leakbench.leaderboard.records.record import RecordError, read_all, write
 
 from ..conftest import asked_for, provenance
 

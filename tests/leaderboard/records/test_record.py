@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard.records.record import (
+from leakbench.leaderboard.records.record import (
     MethodUsed,
     Metric,
     Provenance,
@@ -213,7 +213,7 @@ def test_absent_and_empty_directories_and_binary_files_are_named(tmp_path):
 
 def test_reading_records_needs_the_standard_library_only():
     heavy = ("torch", "numpy", "scipy", "rich", "pandas")
-    code = f"import sys, leaderboard.records.record; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, leakbench.leaderboard.records.record; print([name for name in {heavy} if name in sys.modules])"
     root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,7 +10,7 @@ from functools import partial
 from numpy import ndarray
 from PIL import Image
 
-from benchmarks.core.data.images import FORMATS, MODES, decode, reason
+from leakbench.benchmarks.core.data.images import FORMATS, MODES, decode, reason
 
 from .raw import Reading
 

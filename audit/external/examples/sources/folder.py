@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.core.data.images import SUFFIXES
+from leakbench.benchmarks.core.data.images import SUFFIXES
 
 from .encoded import decoded
 from .raw import RawExamples, Reading, checked

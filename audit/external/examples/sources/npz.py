@@ -10,7 +10,7 @@ from typing import IO
 import numpy as np
 from numpy import ndarray
 
-from benchmarks.core.data.images import reason
+from leakbench.benchmarks.core.data.images import reason
 
 from .raw import ID_NAMES, INPUT_NAMES, LABEL_NAMES, RawExamples, Reading, checked, named
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy import ndarray
 
-from benchmarks.core.data.images import reason
+from leakbench.benchmarks.core.data.images import reason
 
 from .encoded import decoded
 from .raw import ID_NAMES, INPUT_NAMES, LABEL_NAMES, RawExamples, Reading, checked, named

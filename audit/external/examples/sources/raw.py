@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy import ndarray
 
-from benchmarks.core.data.images import memory_bytes
+from leakbench.benchmarks.core.data.images import memory_bytes
 
 INPUT_NAMES = ("inputs", "x", "images", "data", "image", "img", "features", "pixel_values", "pixels")
 LABEL_NAMES = ("labels", "y", "label", "targets", "target")

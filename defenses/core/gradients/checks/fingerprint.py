@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from ..power_iteration import hooks_of
 
-_PACKAGE = __name__.partition(".")[0]
-_BY_NAME = frozenset({_PACKAGE, "torch", "numpy", "torchvision", *sys.stdlib_module_names})
+_PACKAGE = __name__.partition("core.")[0]
+_BY_NAME = frozenset({"torch", "numpy", "torchvision", *sys.stdlib_module_names})
 _ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
 _PLAIN = (
     type(None),
@@ -399,4 +399,5 @@ def _name(value: Any) -> str:
 
 def _by_name(value: Any) -> bool:
     """Whether a function or class comes from a library whose content its name stands for."""
-    return (value.__module__ or "").partition(".")[0] in _BY_NAME
+    module = value.__module__ or ""
+    return module.startswith(_PACKAGE) or module.partition(".")[0] in _BY_NAME

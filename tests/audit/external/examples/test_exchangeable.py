@@ -5,12 +5,12 @@ import torch
 from scipy import stats
 from torch import nn
 
-from attacks.core import Examples
-from audit.external.examples.exchangeable import unlike
-from audit.external.examples.identity import content_ids
-from audit.external.update.attacks import attack_update, read_update
-from audit.targets.observe import World
-from benchmarks import models
+from leakbench.attacks.core import Examples
+from leakbench.audit.external.examples.exchangeable import unlike
+from leakbench.audit.external.examples.identity import content_ids
+from leakbench.audit.external.update.attacks import attack_update, read_update
+from leakbench.audit.targets.observe import World
+from leakbench.benchmarks import models
 
 
 def _examples(inputs, labels):

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 
-from audit.external.examples.groups import DataFile, Preprocess, groups_of, read_examples, read_named
-from audit.external.examples.sources.raw import Reading
+from leakbench.audit.external.examples.groups import DataFile, Preprocess, groups_of, read_examples, read_named
+from leakbench.audit.external.examples.sources.raw import Reading
 
 
 def _npz(folder, **arrays):

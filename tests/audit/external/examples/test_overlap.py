@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.core import Examples
-from audit.external.examples import overlap
-from audit.external.examples.groups import DataFile, groups_of
-from audit.external.examples.overlap import contents, near_duplicates, without_shared
-from benchmarks import data
+from leakbench.attacks.core import Examples
+from leakbench.audit.external.examples import overlap
+from leakbench.audit.external.examples.groups import DataFile, groups_of
+from leakbench.audit.external.examples.overlap import contents, near_duplicates, without_shared
+from leakbench.benchmarks import data
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from audit.external.files import FileRefused, read_weights
+from leakbench.audit.external.files import FileRefused, read_weights
 
 SETTINGS = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["query"], "lora_dropout": 0.1}
 COINS = torch.Generator().manual_seed(0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from audit.external.files import FileRefused, read_tensors
-from audit.external.files.checks import check
+from leakbench.audit.external.files import FileRefused, read_tensors
+from leakbench.audit.external.files.checks import check
 
 HONEST = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])})
 
@@ -185,7 +185,7 @@ def test_a_sparse_file_beyond_the_limit_is_refused_by_its_size(tmp_path):
 
 
 def test_what_changes_after_the_check_is_not_read(tmp_path, monkeypatch):
-    from audit.external.files import read
+    from leakbench.audit.external.files import read
 
     path, original = tmp_path / "model.safetensors", read.check
     path.write_bytes(HONEST)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from audit.external.files import FileRefused, read, read_tensors, restricted
-from audit.external.files.checks import StoredTensor, check
+from leakbench.audit.external.files import FileRefused, read, read_tensors, restricted
+from leakbench.audit.external.files.checks import StoredTensor, check
 
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 HOOKS = b"ccollections\nOrderedDict\n)R"

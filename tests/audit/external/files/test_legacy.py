@@ -11,9 +11,9 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from audit.external.files import FileRefused, read, read_tensors
-from audit.external.files.checks import check
-from audit.external.files.checks.legacy import START
+from leakbench.audit.external.files import FileRefused, read, read_tensors
+from leakbench.audit.external.files.checks import check
+from leakbench.audit.external.files.checks.legacy import START
 
 
 class Runs:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from audit.external.files import FileRefused, read, read_tensors, restricted
-from audit.external.files.checks import check
-from audit.external.model.network import filled
+from leakbench.audit.external.files import FileRefused, read, read_tensors, restricted
+from leakbench.audit.external.files.checks import check
+from leakbench.audit.external.model.network import filled
 
 STATE = {
     "conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2),

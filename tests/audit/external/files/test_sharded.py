@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from audit.external.files import FileRefused, read_weights
+from leakbench.audit.external.files import FileRefused, read_weights
 
 STATE = {f"w{number}": torch.arange(4.0) + number for number in range(4)}
 FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))

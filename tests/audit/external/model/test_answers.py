@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import Examples
-from audit.external.model.answers import (
+from leakbench.attacks.core import Examples
+from leakbench.audit.external.model.answers import (
     answering_logits,
     as_logits,
     form_of,
@@ -18,10 +18,10 @@ from audit.external.model.answers import (
     scores_in,
     unusual_factor,
 )
-from audit.external.model.attacks import Audited
-from audit.external.model.audit import audit_model
-from audit.external.model.own_shadows import own_shadows
-from audit.external.model.shadow_answers import BankOfAnswers, refuse_other_answers
+from leakbench.audit.external.model.attacks import Audited
+from leakbench.audit.external.model.audit import audit_model
+from leakbench.audit.external.model.own_shadows import own_shadows
+from leakbench.audit.external.model.shadow_answers import BankOfAnswers, refuse_other_answers
 
 N, CLASSES = 200, 4
 # Without gradients: here the type checker wraps what the hook calls, and its wrappers change from pass to pass.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from audit.catalog import methods as catalog
-from audit.external.model.attack_requirements import applicable
-from audit.external.model.attacks import final_model_attacks
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.external.model.attack_requirements import applicable
+from leakbench.audit.external.model.attacks import final_model_attacks
 
 
 def _membership():

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
-from audit.external.model.audit import _examples, audit_model
-from audit.external.model.preflight import StoppedError
+from leakbench.audit.external.model.audit import _examples, audit_model
+from leakbench.audit.external.model.preflight import StoppedError
 
 QUICK = {"gradients": False, "attacks": [("loss_threshold", {})]}
 

@@ -7,16 +7,23 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.core import MembershipScores
-from audit.evidence.one_run import Guesses, one_run
-from audit.external.claim import StatedClaim
-from audit.external.examples.identity import ids_of
-from audit.external.model.attacks import AttackOutcome
-from audit.external.model.findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, exposure, strongest
-from audit.external.model.verdict import verdict
-from audit.scoring.score import score
-from audit.scoring.shift import Shift
-from audit.scoring.truth import GroundTruth
+from leakbench.attacks.core import MembershipScores
+from leakbench.audit.evidence.one_run import Guesses, one_run
+from leakbench.audit.external.claim import StatedClaim
+from leakbench.audit.external.examples.identity import ids_of
+from leakbench.audit.external.model.attacks import AttackOutcome
+from leakbench.audit.external.model.findings import (
+    COMPARED,
+    EpsilonBound,
+    allowed_by,
+    epsilon_bound,
+    exposure,
+    strongest,
+)
+from leakbench.audit.external.model.verdict import verdict
+from leakbench.audit.scoring.score import score
+from leakbench.audit.scoring.shift import Shift
+from leakbench.audit.scoring.truth import GroundTruth
 
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 

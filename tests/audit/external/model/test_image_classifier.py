@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from audit.external.files import FileRefused
-from audit.external.model.image_classifier import image_classifier
+from leakbench.audit.external.files import FileRefused
+from leakbench.audit.external.model.image_classifier import image_classifier
 
 SETTINGS = {
     "architectures": ["TinyForImageClassification"],

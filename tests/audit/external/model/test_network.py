@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from audit.external.model.command import fitting
-from audit.external.model.network import architecture, filled, own_tensors
-from benchmarks import models
+from leakbench.audit.external.model.command import fitting
+from leakbench.audit.external.model.network import architecture, filled, own_tensors
+from leakbench.benchmarks import models
 
 
 def test_a_registered_network_takes_its_own_tensors_and_is_in_evaluation_mode():

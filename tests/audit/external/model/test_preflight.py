@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import Examples
-from audit.external.examples.groups import Groups, Preprocess
-from audit.external.model.preflight import preflight
-from audit.external.model.sizes import smallest_leak
+from leakbench.attacks.core import Examples
+from leakbench.audit.external.examples.groups import Groups, Preprocess
+from leakbench.audit.external.model.preflight import preflight
+from leakbench.audit.external.model.sizes import smallest_leak
 
 from .... import pretend_device
 
@@ -136,7 +136,7 @@ def test_a_weak_model_with_unequal_classes_is_no_mistake():
 
 
 def test_an_untrained_model_is_told(overfitted):
-    from benchmarks import models
+    from leakbench.benchmarks import models
 
     for seed in range(4):
         model = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=seed).eval()

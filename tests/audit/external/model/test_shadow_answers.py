@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from attacks.core import Examples, NotApplicable, balanced_halves
-from audit.external.model.shadow_answers import AnsweredAbout, BankOfAnswers, read_bank
+from leakbench.attacks.core import Examples, NotApplicable, balanced_halves
+from leakbench.audit.external.model.shadow_answers import AnsweredAbout, BankOfAnswers, read_bank
 
 MEMBERS, OTHERS, PUBLIC, CLASSES, MODELS = 60, 40, 7, 3, 8
 

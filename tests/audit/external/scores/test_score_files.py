@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from audit.external.scores.score_files import read_scores
+from leakbench.audit.external.scores.score_files import read_scores
 
 
 def _written(folder, **columns):

@@ -5,16 +5,16 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-import audit
-from attacks.core import MembershipScores
-from audit.catalog import methods as catalog
-from audit.external.claim import StatedClaim
-from audit.external.model.attacks import READ_NO_STEP, Audited
-from audit.external.model.audit import audit_model
-from audit.external.model.findings import EpsilonBound
-from audit.external.transcript import attacks as module
-from audit.external.transcript.attacks import run_on_transcript, transcript_attacks
-from audit.external.transcript.format import read_transcript
+from leakbench import audit
+from leakbench.attacks.core import MembershipScores
+from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.external.claim import StatedClaim
+from leakbench.audit.external.model.attacks import READ_NO_STEP, Audited
+from leakbench.audit.external.model.audit import audit_model
+from leakbench.audit.external.model.findings import EpsilonBound
+from leakbench.audit.external.transcript import attacks as module
+from leakbench.audit.external.transcript.attacks import run_on_transcript, transcript_attacks
+from leakbench.audit.external.transcript.format import read_transcript
 from tests.audit.external.transcript.watched import private_steps
 
 CLAIM = StatedClaim(epsilon=8.0, sampling="poisson", sample_rate=0.1)
@@ -39,8 +39,8 @@ def watched(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def audited(watched):
-    from attacks.core import Examples
-    from audit.external.examples.identity import content_ids
+    from leakbench.attacks.core import Examples
+    from leakbench.audit.external.examples.identity import content_ids
 
     model, *pairs, _ = watched
     members, others, public = (Examples(ids=content_ids(x, y), inputs=x, labels=y) for x, y in pairs)

@@ -18,19 +18,19 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from torch import nn
 
-import audit
-from attacks.core import AccessError, Examples
-from audit.catalog import methods
-from audit.external.claim import StatedClaim
-from audit.external.transcript.canaries import GradientCanaries, read_canaries
-from audit.external.transcript.claim import judge_transcript
-from audit.external.transcript.format import TranscriptHeader, WatchedStep, read_transcript, step_file
-from audit.external.transcript.noise import NoiseTests, zero_coordinates
-from audit.external.transcript.view import TranscriptView
-from audit.targets.observe import World
-from defenses.core import Defense, Whole, calibrate, clip, full
-from defenses.core.privacy.accounting import epsilon
-from defenses.core.privacy.events import Gaussian
+from leakbench import audit
+from leakbench.attacks.core import AccessError, Examples
+from leakbench.audit.catalog import methods
+from leakbench.audit.external.claim import StatedClaim
+from leakbench.audit.external.transcript.canaries import GradientCanaries, read_canaries
+from leakbench.audit.external.transcript.claim import judge_transcript
+from leakbench.audit.external.transcript.format import TranscriptHeader, WatchedStep, read_transcript, step_file
+from leakbench.audit.external.transcript.noise import NoiseTests, zero_coordinates
+from leakbench.audit.external.transcript.view import TranscriptView
+from leakbench.audit.targets.observe import World
+from leakbench.defenses.core import Defense, Whole, calibrate, clip, full
+from leakbench.defenses.core.privacy.accounting import epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
 
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 

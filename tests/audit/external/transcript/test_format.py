@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from audit.external.files import FileRefused
-from audit.external.transcript.format import TranscriptHeader, TranscriptRefused, read_transcript, step_file
+from leakbench.audit.external.files import FileRefused
+from leakbench.audit.external.transcript.format import TranscriptHeader, TranscriptRefused, read_transcript, step_file
 
 PAGE = Path(__file__).parents[3] / "docs" / "transcript_format.md"
 DIM = 6

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import audit
-from audit.external.claim import StatedClaim
-from audit.external.transcript.claim import judge_transcript
-from audit.external.transcript.format import TranscriptRefused, read_transcript, step_file
+from leakbench import audit
+from leakbench.audit.external.claim import StatedClaim
+from leakbench.audit.external.transcript.claim import judge_transcript
+from leakbench.audit.external.transcript.format import TranscriptRefused, read_transcript, step_file
 
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
@@ -306,7 +306,7 @@ def test_importing_audit_does_not_import_what_watches():
     import sys
     from pathlib import Path
 
-    said = "import audit, sys; print('audit.external.transcript.watch' in sys.modules, callable(audit.watch))"
+    said = "import sys; from leakbench import audit; print('leakbench.audit.external.transcript.watch' in sys.modules, callable(audit.watch))"
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     found = subprocess.run([sys.executable, "-P", "-c", said], capture_output=True, text=True, check=True, env=here)
     assert found.stdout.split() == ["False", "True"]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import Examples, LabelEstimate, Reconstruction
-from audit.external.examples.identity import content_ids
-from audit.external.update.attacks import attack_update, read_update
-from audit.external.update.scale import by_examples, by_labels, decay, logit_layer
-from audit.targets.observe import World
+from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
+from leakbench.audit.external.examples.identity import content_ids
+from leakbench.audit.external.update.attacks import attack_update, read_update
+from leakbench.audit.external.update.scale import by_examples, by_labels, decay, logit_layer
+from leakbench.audit.targets.observe import World
 
 RATE = 0.1
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.core import Examples, LabelEstimate, Reconstruction
-from audit.external.examples.identity import content_ids
-from audit.external.update.attacks import attack_update, observed, read_update, with_labels
-from audit.external.update.training_mode import of_batches, statistics_moved
-from audit.targets.observe import World
+from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
+from leakbench.audit.external.examples.identity import content_ids
+from leakbench.audit.external.update.attacks import attack_update, observed, read_update, with_labels
+from leakbench.audit.external.update.training_mode import of_batches, statistics_moved
+from leakbench.audit.targets.observe import World
 
 RATE = 0.1
 

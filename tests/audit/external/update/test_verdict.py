@@ -8,11 +8,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from attacks.core import Examples, LabelEstimate, Reconstruction
-from audit.external.update.attacks import UpdateFinding, observed, read_update
-from audit.external.update.public_guesses import beside_guesses
-from audit.external.update.verdict import contradicted_labels, rate_of, verdict_of
-from audit.targets.observe import World
+from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
+from leakbench.audit.external.update.attacks import UpdateFinding, observed, read_update
+from leakbench.audit.external.update.public_guesses import beside_guesses
+from leakbench.audit.external.update.verdict import contradicted_labels, rate_of, verdict_of
+from leakbench.audit.targets.observe import World
 
 DIGITS: Any = load_digits()
 INPUTS = torch.tensor(DIGITS.images[:, None] / 16).float()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     CropAndFlip,
     Engine,
@@ -22,9 +22,9 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.gradients.augmentation import draws, views_of
-from defenses.core.randomness.record_draws import record_keys, words
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core.gradients.augmentation import draws, views_of
+from leakbench.defenses.core.randomness.record_draws import record_keys, words
+from leakbench.defenses.dp_sgd import dp_sgd
 
 COINS = 5
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Context,
     Engine,
@@ -23,11 +23,11 @@ from defenses.core import (
     secure,
     unbounded,
 )
-from defenses.core.gradients import executor as engine_module
-from defenses.core.gradients.engines.one_by_one import OneByOne
-from defenses.core.gradients.exact_sums import exact_sums, whole_units
-from defenses.core.gradients.executor import units_of
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core.gradients import executor as engine_module
+from leakbench.defenses.core.gradients.engines.one_by_one import OneByOne
+from leakbench.defenses.core.gradients.exact_sums import exact_sums, whole_units
+from leakbench.defenses.core.gradients.executor import units_of
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

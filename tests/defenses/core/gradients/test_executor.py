@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
@@ -28,7 +28,7 @@ from defenses.core import (
     seeded,
     unbounded,
 )
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from defenses.clipped_sgd import clipped_sgd
-from defenses.core import Engine, Recipe, full, train
-from defenses.core.gradients.reference import example_by_example
+from leakbench.defenses.clipped_sgd import clipped_sgd
+from leakbench.defenses.core import Engine, Recipe, full, train
+from leakbench.defenses.core.gradients.reference import example_by_example
 
 WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
 DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils import spectral_norm as by_hook
 
-from defenses.core import Engine, Execution, Recording, cross_entropy, full, poisson, seeded, train
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Engine, Execution, Recording, cross_entropy, full, poisson, seeded, train
+from leakbench.defenses.dp_sgd import dp_sgd
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = (torch.randn(12, 2, 5, 5, generator=GENERATOR), torch.randint(0, 3, (12,), generator=GENERATOR))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Layout, cross_entropy, per_example_gradients
-from defenses.core.gradients.reference import ModelFunction, microbatches
+from leakbench.defenses.core import Layout, cross_entropy, per_example_gradients
+from leakbench.defenses.core.gradients.reference import ModelFunction, microbatches
 
 
 def mlp():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Block, Engine, Everything, StepPlan, clip
-from defenses.core.gradients.numerics.full_precision import full_precision
-from defenses.core.kernels.machine_code import COMPILING
-from defenses.core.kernels.row_squares import row_squares
+from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip
+from leakbench.defenses.core.gradients.numerics.full_precision import full_precision
+from leakbench.defenses.core.kernels.machine_code import COMPILING
+from leakbench.defenses.core.kernels.row_squares import row_squares
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -5,11 +5,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.factors import GradientRows
-from defenses.core.gradients.layerwise.layers.linear import Outer
-from defenses.core.gradients.layerwise.tables import BoundFactors, NormTable
-from defenses.core.kernels.bound_factors import KINDS
-from defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
+from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
+from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
+from leakbench.defenses.core.gradients.layerwise.tables import BoundFactors, NormTable
+from leakbench.defenses.core.kernels.bound_factors import KINDS
+from leakbench.defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
 
 BOUNDS = (
     clip(0.5),

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.engine import channels_last
-from defenses.core.kernels.channel_order import MOST_CHANNELS, channels_to_the_end
+from leakbench.defenses.core.gradients.layerwise.engine import channels_last
+from leakbench.defenses.core.kernels.channel_order import MOST_CHANNELS, channels_to_the_end
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.layers import rules
+from leakbench.defenses.core.gradients.layerwise.layers import rules
 
 SHAPES = (
     (1, 1, 1, 1),

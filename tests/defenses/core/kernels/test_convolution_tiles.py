@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core.kernels.convolution_tiles import ChannelPart, Patch, parts, runs
+from leakbench.defenses.core.kernels.convolution_tiles import ChannelPart, Patch, parts, runs
 
 PAIRS = st.tuples(st.integers(1, 5), st.integers(1, 5))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.core.kernels.normals import GROUP, normals
+from leakbench.defenses.core.kernels.normals import GROUP, normals
 
 MASK = 2**32 - 1
 KEY = bytes(range(32))

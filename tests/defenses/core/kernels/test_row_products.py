@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from defenses.core.kernels.machine_code import Processor, processor
-from defenses.core.plan.linear_algebra import products
+from leakbench.defenses.core.kernels.machine_code import Processor, processor
+from leakbench.defenses.core.plan.linear_algebra import products
 
 HOST = processor()
 if HOST is None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.factors import GradientRows
+from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
 
 SIZES = (1, 7, 31, 32, 33, 64, 100, 8192, 8195)
 

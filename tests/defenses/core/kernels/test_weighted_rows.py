@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.factors import GradientRows
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
-from defenses.core.gradients.layerwise.layers.kept_rows import KeptRows, ProductOrder
-from defenses.core.gradients.layerwise.layers.linear import Outer
-from defenses.core.gradients.layerwise.tables import SumTable
+from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRows, ProductOrder
+from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
+from leakbench.defenses.core.gradients.layerwise.tables import SumTable
 
 COUNTS = (1, 2, 7, 8, 9, 16, 64, 257)
 SIZES = (1, 3, 15, 16, 17, 40, 100, 1030)

@@ -11,15 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
-from defenses.core.gradients.layerwise.layers import kept_rows
-from defenses.core.plan.families.public_subspaces import group_directions
-from defenses.core.plan.implicit_subspace import FactoredBasis, ImplicitSubspace, OrderedBasis
-from defenses.core.plan.linear_algebra.basis import gram, leading_directions, leading_shares, orthonormality_error
-from defenses.core.plan.linear_algebra.products import inner_with
-from defenses.gep import gep
-from defenses.pcdp import pcdp
-from defenses.pdp import pdp
+from leakbench.defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
+from leakbench.defenses.core.gradients.layerwise.layers import kept_rows
+from leakbench.defenses.core.plan.families.public_subspaces import group_directions
+from leakbench.defenses.core.plan.implicit_subspace import FactoredBasis, ImplicitSubspace, OrderedBasis
+from leakbench.defenses.core.plan.linear_algebra.basis import (
+    gram,
+    leading_directions,
+    leading_shares,
+    orthonormality_error,
+)
+from leakbench.defenses.core.plan.linear_algebra.products import inner_with
+from leakbench.defenses.gep import gep
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.pdp import pdp
 
 from ... import duties
 

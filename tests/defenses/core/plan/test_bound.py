@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Bound, NormWithin, adaptive_weight, bounded, clip, normalize, unbounded
-from defenses.core.plan.bound import finite_rows
+from leakbench.defenses.core import Bound, NormWithin, adaptive_weight, bounded, clip, normalize, unbounded
+from leakbench.defenses.core.plan.bound import finite_rows
 
 from ... import duties
 

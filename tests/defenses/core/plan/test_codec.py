@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from defenses.core import Complement, Coordinates, Everything, Identity, Keep, Masked, Offset, Project, Subspace, spread
+from leakbench.defenses.core import (
+    Complement,
+    Coordinates,
+    Everything,
+    Identity,
+    Keep,
+    Masked,
+    Offset,
+    Project,
+    Subspace,
+    spread,
+)
 
 DIM = 12
 

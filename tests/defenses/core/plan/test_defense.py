@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
@@ -24,7 +24,7 @@ from defenses.core import (
     seed_from,
     unbounded,
 )
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

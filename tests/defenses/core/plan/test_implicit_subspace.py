@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
-from defenses.core.plan.implicit_subspace import ImplicitSubspace, OuterDirections
-from defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
-from defenses.core.plan.linear_algebra.sketch import SketchDirections
-from defenses.core.training.transcript import storages
-from defenses.pcdp import pcdp
+from leakbench.defenses.core import Block, Complement, Engine, Gradient, StepPlan, Subspace, clip, seeded
+from leakbench.defenses.core.plan.implicit_subspace import ImplicitSubspace, OuterDirections
+from leakbench.defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
+from leakbench.defenses.core.plan.linear_algebra.sketch import SketchDirections
+from leakbench.defenses.core.training.transcript import storages
+from leakbench.defenses.pcdp import pcdp
 
 from ... import duties
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from defenses.core import cyclic, fixed, full, partition, poisson, random_allocation, secure, seeded, shuffle
-from defenses.core.plan.noise_correlation import (
+from leakbench.defenses.core import cyclic, fixed, full, partition, poisson, random_allocation, secure, seeded, shuffle
+from leakbench.defenses.core.plan.noise_correlation import (
     Banded,
     BandedInverse,
     Buffered,
@@ -20,8 +20,8 @@ from defenses.core.plan.noise_correlation import (
     longest_column,
     prefix_errors,
 )
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.participation import bands, sensitivity, stream_events
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.participation import bands, sensitivity, stream_events
 
 STEPS = 12
 ALL = (

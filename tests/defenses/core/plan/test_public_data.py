@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Context, PublicGradients, PublicRows, ToyRows
-from defenses.core.plan.public_data import disjoint, draw, refuse_shared
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Context, PublicGradients, PublicRows, ToyRows
+from leakbench.defenses.core.plan.public_data import disjoint, draw, refuse_shared
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

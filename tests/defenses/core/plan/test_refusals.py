@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from defenses.core import refuse_count, refuse_fraction, refuse_unknown
+from leakbench.defenses.core import refuse_count, refuse_fraction, refuse_unknown
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan, math.inf])

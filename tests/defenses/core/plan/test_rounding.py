@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Complement,
     Context,
@@ -34,11 +34,11 @@ from defenses.core import (
     normalize,
     seeded,
 )
-from defenses.core.plan.rounding import LEAST_SHARE
-from defenses.dpdr import dpdr
-from defenses.gep import gep
-from defenses.pcdp import pcdp
-from defenses.rpdp import rpdp
+from leakbench.defenses.core.plan.rounding import LEAST_SHARE
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.gep import gep
+from leakbench.defenses.pcdp import pcdp
+from leakbench.defenses.rpdp import rpdp
 
 OUT, IN, SIZES, COUNTS = 16, 60, (1e5, 1e7, 1e10), (2, 3, 5, 17)
 NORM = 0.05

@@ -15,9 +15,15 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute
 from scipy import stats
 from scipy.optimize import brentq
 
-from defenses.core import Block, Everything, StepPlan, Subspace, clip
-from defenses.core.privacy.accounting import DISCRETISATION, epsilon, gaussian_epsilon, pld_epsilon, rdp_epsilon
-from defenses.core.privacy.events import Gaussian, merged
+from leakbench.defenses.core import Block, Everything, StepPlan, Subspace, clip
+from leakbench.defenses.core.privacy.accounting import (
+    DISCRETISATION,
+    epsilon,
+    gaussian_epsilon,
+    pld_epsilon,
+    rdp_epsilon,
+)
+from leakbench.defenses.core.privacy.events import Gaussian, merged
 
 DELTA = 1e-5
 # rate, noise multiplier, steps, RDP, PLD: minima over all real orders and converged grids.

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from defenses.clipped_sgd import clipped_sgd
-from defenses.core import (
+from leakbench.defenses.clipped_sgd import clipped_sgd
+from leakbench.defenses.core import (
     Block,
     Context,
     Defense,
@@ -32,17 +32,17 @@ from defenses.core import (
     truncated_poisson,
     unbounded,
 )
-from defenses.core.gradients.executor import add_noise
-from defenses.core.plan.noise_correlation import StrategyRow, Tree
-from defenses.core.privacy.accounting import epsilon, gaussian_epsilon
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.ledger import Entry
-from defenses.core.randomness.discrete_gaussian import probabilities
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
-from defenses.noisy_sgd import noisy_sgd
-from defenses.random_sparsification import random_sparsification
-from defenses.sgd import sgd
+from leakbench.defenses.core.gradients.executor import add_noise
+from leakbench.defenses.core.plan.noise_correlation import StrategyRow, Tree
+from leakbench.defenses.core.privacy.accounting import epsilon, gaussian_epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.ledger import Entry
+from leakbench.defenses.core.randomness.discrete_gaussian import probabilities
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.noisy_sgd import noisy_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.defenses.sgd import sgd
 
 from ... import duties
 

@@ -11,11 +11,11 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from defenses.core.privacy.accounting import DISCRETISATION
-from defenses.core.privacy.accounting import epsilon as accounted
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected
-from defenses.core.privacy.pld import epsilon as of_events
+from leakbench.defenses.core.privacy.accounting import DISCRETISATION
+from leakbench.defenses.core.privacy.accounting import epsilon as accounted
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected
+from leakbench.defenses.core.privacy.pld import epsilon as of_events
 
 
 def epsilon(events, delta, interval):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from defenses.core.privacy.accounting import epsilon, gaussian_epsilon
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.random_allocation import divergences, epoch, ratios
+from leakbench.defenses.core.privacy.accounting import epsilon, gaussian_epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.random_allocation import divergences, epoch, ratios
 
 
 def of_two_steps(sigma, threshold, removed):

@@ -4,10 +4,10 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from defenses.core import calibrate, cyclic, partition, poisson, predict, random_allocation, truncated_poisson
-from defenses.core.privacy.events import Gaussian, merged
-from defenses.core.privacy.ledger import Entry, Ledger, events_of
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import calibrate, cyclic, partition, poisson, predict, random_allocation, truncated_poisson
+from leakbench.defenses.core.privacy.events import Gaussian, merged
+from leakbench.defenses.core.privacy.ledger import Entry, Ledger, events_of
+from leakbench.defenses.dp_sgd import dp_sgd
 
 DELTA = 1e-5
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Sampling,
     cyclic,
     fixed,

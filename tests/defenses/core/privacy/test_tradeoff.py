@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 from scipy.stats import norm
 
-from defenses.core import Ledger, calibrate, full, poisson, predict, random_allocation, shuffle, truncated_poisson
-from defenses.core.privacy import accounting, pld, tradeoff
-from defenses.core.privacy.accounting import rdp_divergences
-from defenses.core.privacy.events import Gaussian, merged
-from defenses.core.privacy.tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
-from defenses.dp_ftrl import dp_ftrl
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import (
+    Ledger,
+    calibrate,
+    full,
+    poisson,
+    predict,
+    random_allocation,
+    shuffle,
+    truncated_poisson,
+)
+from leakbench.defenses.core.privacy import accounting, pld, tradeoff
+from leakbench.defenses.core.privacy.accounting import rdp_divergences
+from leakbench.defenses.core.privacy.events import Gaussian, merged
+from leakbench.defenses.core.privacy.tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
+from leakbench.defenses.dp_ftrl import dp_ftrl
+from leakbench.defenses.dp_sgd import dp_sgd
 
 DELTA = 1e-5
 RATES = [0.0, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1 - 1e-9, 1.0]

@@ -9,12 +9,12 @@ import pytest
 from dp_accounting import rdp
 from scipy.special import comb
 
-from audit.catalog import methods as catalog
-from defenses.core import calibrate, fixed, predict
-from defenses.core.privacy.accounting import _by_rdp, epsilon, gaussian_epsilon, rdp_divergences, rdp_epsilon
-from defenses.core.privacy.events import Gaussian
-from defenses.core.privacy.tradeoff import of_events
-from defenses.dp_sgd import dp_sgd
+from leakbench.audit.catalog import methods as catalog
+from leakbench.defenses.core import calibrate, fixed, predict
+from leakbench.defenses.core.privacy.accounting import _by_rdp, epsilon, gaussian_epsilon, rdp_divergences, rdp_epsilon
+from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.defenses.core.privacy.tradeoff import of_events
+from leakbench.defenses.dp_sgd import dp_sgd
 
 DELTA = 1e-5
 CASES = [(0.01, 1.1, 500), (0.1, 3.0, 60), (0.3, 8.0, 20), (0.001, 0.8, 2000), (0.05, 1.5, 1)]

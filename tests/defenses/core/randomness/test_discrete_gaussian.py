@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from defenses.core.randomness import discrete_gaussian
-from defenses.core.randomness.discrete_gaussian import LARGEST, draw, probabilities
+from leakbench.defenses.core.randomness import discrete_gaussian
+from leakbench.defenses.core.randomness.discrete_gaussian import LARGEST, draw, probabilities
 
 ALARM = 1e-8
 SCALES = (0.5, 1.0, 10.0, 1000.0)

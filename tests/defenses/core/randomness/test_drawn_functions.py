@@ -6,9 +6,20 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from defenses.core import Block, Engine, Everything, Recording, StepPlan, clip, cross_entropy, poisson, seeded, train
-from defenses.core.randomness.record_draws import entries, entry_keys, one_pass, uniforms
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Recording,
+    StepPlan,
+    clip,
+    cross_entropy,
+    poisson,
+    seeded,
+    train,
+)
+from leakbench.defenses.core.randomness.record_draws import entries, entry_keys, one_pass, uniforms
+from leakbench.defenses.dp_sgd import dp_sgd
 
 ALARM = 1e-8
 CLIP = 0.1

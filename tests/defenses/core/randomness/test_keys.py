@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from defenses.core.randomness import keys as module
-from defenses.core.randomness.keys import filled, fills_states, keyed
+from leakbench.defenses.core.randomness import keys as module
+from leakbench.defenses.core.randomness.keys import filled, fills_states, keyed
 
 ALARM = 1e-8
 

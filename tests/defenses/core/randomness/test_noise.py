@@ -14,10 +14,10 @@ import torch
 from jaxtyping import TypeCheckError
 from scipy import stats
 
-from defenses.core import from_generator, from_os, secure, seeded
-from defenses.core.kernels.normals import GROUP, normals
-from defenses.core.randomness import noise as noise_module
-from defenses.core.randomness.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
+from leakbench.defenses.core import from_generator, from_os, secure, seeded
+from leakbench.defenses.core.kernels.normals import GROUP, normals
+from leakbench.defenses.core.randomness import noise as noise_module
+from leakbench.defenses.core.randomness.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
 ALARM = 1e-8
 PART = 1000 * GROUP  # numbers that one thread draws at a time

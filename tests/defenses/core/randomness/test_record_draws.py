@@ -8,8 +8,17 @@ from scipy import stats
 from torch import nn
 from torch.nn import functional
 
-from defenses.core import Block, Engine, Everything, Layout, StepPlan, clip, cross_entropy, per_example_gradients
-from defenses.core.randomness.record_draws import entries, one_pass, record_keys, uniforms, words
+from leakbench.defenses.core import (
+    Block,
+    Engine,
+    Everything,
+    Layout,
+    StepPlan,
+    clip,
+    cross_entropy,
+    per_example_gradients,
+)
+from leakbench.defenses.core.randomness.record_draws import entries, one_pass, record_keys, uniforms, words
 
 ALARM = 1e-8
 PAIR = torch.Generator().manual_seed(0)

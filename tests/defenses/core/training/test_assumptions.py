@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Bound,
     Context,
@@ -26,9 +26,9 @@ from defenses.core import (
     clip,
     seeded,
 )
-from defenses.core.training.assumptions import unverified
-from defenses.dp_sgd import dp_sgd
-from defenses.rpdp import rpdp
+from leakbench.defenses.core.training.assumptions import unverified
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.rpdp import rpdp
 
 from ... import duties
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from defenses.core import Layout, Recipe
-from defenses.core.training.average import ParameterAverage
-from defenses.dp_sgd import dp_sgd
-from defenses.random_pruning import random_pruning
+from leakbench.defenses.core import Layout, Recipe
+from leakbench.defenses.core.training.average import ParameterAverage
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_pruning import random_pruning
 
 from ... import duties
 

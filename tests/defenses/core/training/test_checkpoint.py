@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     CropAndFlip,
     Execution,
     GradientDifference,
@@ -33,10 +33,10 @@ from defenses.core import (
     shuffle,
     train,
 )
-from defenses.core.training import checkpoint as disk
-from defenses.core.training import ongoing
-from defenses.dp_sgd import dp_sgd
-from defenses.dpdr import dpdr
+from leakbench.defenses.core.training import checkpoint as disk
+from leakbench.defenses.core.training import ongoing
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dpdr import dpdr
 
 from ... import duties
 
@@ -303,7 +303,7 @@ def test_a_checkpoint_runs_no_code(tmp_path):
 
 OF_ITS_OWN = """
 from dataclasses import dataclass
-from defenses.core import Block, Defense, Everything, Stateless, StepPlan, clip
+from leakbench.defenses.core import Block, Defense, Everything, Stateless, StepPlan, clip
 
 @dataclass(frozen=True)
 class Sign:

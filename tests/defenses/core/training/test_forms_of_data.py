@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from defenses.core import Recipe, poisson, seeded, train
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Recipe, poisson, seeded, train
+from leakbench.defenses.dp_sgd import dp_sgd
 
 COINS = torch.Generator().manual_seed(0)
 X, Y = torch.randn(24, 10, generator=COINS), torch.randint(0, 3, (24,), generator=COINS)

@@ -15,7 +15,7 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which a fault brings many
 import json, resource, sys
 import torch
-from defenses.core import give_memory_back, keep_freed_memory
+from leakbench.defenses.core import give_memory_back, keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

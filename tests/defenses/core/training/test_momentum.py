@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from defenses.core import displacement_std, full, rescale_for_momentum, velocity_std
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import displacement_std, full, rescale_for_momentum, velocity_std
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

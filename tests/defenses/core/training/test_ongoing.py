@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Context,
     Defense,
@@ -22,10 +22,10 @@ from defenses.core import (
     seeded,
     unbounded,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.dp_snip import dp_snip
-from defenses.dpdr import dpdr
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_snip import dp_snip
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from ... import duties
 

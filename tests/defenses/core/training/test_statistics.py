@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     FeatureStatistics,
     Recipe,
     StandardisedFeatures,
@@ -20,7 +20,7 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from ... import duties
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, Defense, Whole, clip
-from defenses.core.training.step import Stepper
+from leakbench.defenses.core import Context, Coordinates, Defense, Whole, clip
+from leakbench.defenses.core.training.step import Stepper
 
 
 @pytest.mark.parametrize(

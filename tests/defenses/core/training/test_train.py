@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
@@ -33,8 +33,8 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.sgd import sgd
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.sgd import sgd
 
 from ... import duties
 

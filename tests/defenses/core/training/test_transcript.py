@@ -4,10 +4,10 @@ import dataclasses
 
 import torch
 
-from defenses.core import Step, Subspace, Transcript
-from defenses.core.training.transcript import storages
-from defenses.dpdr import dpdr
-from defenses.rpdp import rpdp
+from leakbench.defenses.core import Step, Subspace, Transcript
+from leakbench.defenses.core.training.transcript import storages
+from leakbench.defenses.dpdr import dpdr
+from leakbench.defenses.rpdp import rpdp
 
 from ... import duties
 

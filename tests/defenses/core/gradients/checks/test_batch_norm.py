@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Engine,
     Execution,
     Layout,
@@ -18,8 +18,8 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core import refuse_batch_norm as refuse
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import refuse_batch_norm as refuse
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from .... import duties
 

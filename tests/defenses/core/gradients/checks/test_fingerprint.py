@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Coordinates,
     CropAndFlip,
@@ -29,9 +29,9 @@ from defenses.core import (
     clip,
     cross_entropy,
 )
-from defenses.core.gradients.checks.fingerprint import UnknownContent, architecture, digest, source_digest
-from defenses.dp_sgd import dp_sgd
-from defenses.pcdp import pcdp
+from leakbench.defenses.core.gradients.checks.fingerprint import UnknownContent, architecture, digest, source_digest
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.pcdp import pcdp
 
 WEIGHT = 2.0
 
@@ -255,8 +255,8 @@ import functools, torch, sys
 sys.path.insert(0, {folder!r})
 import numpy as np
 from torch import nn
-from defenses.core.gradients.checks.fingerprint import digest, architecture, source_digest
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core.gradients.checks.fingerprint import digest, architecture, source_digest
+from leakbench.defenses.dp_sgd import dp_sgd
 CONSTANT = {{"b": 2, "a": {{3, 1, 2}}}}
 def outer(scale):
     def loss(outputs, targets, *, extra=(1, 2.5, "x")):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from defenses.clipped_sgd import clipped_sgd
-from defenses.core import Domain, Engine, Execution, Recipe, Recording, full, poisson, train
-from defenses.core.gradients.checks.synthetic_examples import inputs_for
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.clipped_sgd import clipped_sgd
+from leakbench.defenses.core import Domain, Engine, Execution, Recipe, Recording, full, poisson, train
+from leakbench.defenses.core.gradients.checks.synthetic_examples import inputs_for
+from leakbench.defenses.dp_sgd import dp_sgd
 
 N = 24
 INPUTS = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))

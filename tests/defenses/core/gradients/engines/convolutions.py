@@ -2,7 +2,7 @@
 
 import torch
 
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
 
 
 def geometry_of(**changes):

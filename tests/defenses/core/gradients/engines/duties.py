@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from defenses.core import Block, Everything, Layout, Loss, StepPlan, clip, cross_entropy
-from defenses.core.gradients.engines.interface import PerExample, Unsupported
+from leakbench.defenses.core import Block, Everything, Layout, Loss, StepPlan, clip, cross_entropy
+from leakbench.defenses.core.gradients.engines.interface import PerExample, Unsupported
 
 from .architectures import problem
 from .modules import PADDING, Problem

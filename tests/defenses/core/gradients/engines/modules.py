@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
-from benchmarks.core.nets.lora import adapt
+from leakbench.benchmarks.core.nets.lora import adapt
 
 EXAMPLES, CLASSES, WORDS = 4, 3, 7
 PADDING = 0  # the word that stands for none, where there is one; nought, because it is easily taken for None

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from torch import nn
 
-from defenses.core import Layout, cross_entropy
-from defenses.core.gradients.engines.backpack import BackPACK
-from defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core import Layout, cross_entropy
+from leakbench.defenses.core.gradients.engines.backpack import BackPACK
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 
 from . import duties, modules, strategies
 from .architectures import NAMES, problem

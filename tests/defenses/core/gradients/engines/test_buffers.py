@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Block, Coordinates, Everything, Layout, StepPlan, clip, cross_entropy, full, train
-from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise.buffers import BufferPool
-from defenses.core.gradients.layerwise.cost import Strategy
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.gradients.layerwise.layers import convolution
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Block, Coordinates, Everything, Layout, StepPlan, clip, cross_entropy, full, train
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core.gradients.layerwise.buffers import BufferPool
+from leakbench.defenses.core.gradients.layerwise.cost import Strategy
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.layerwise.layers import convolution
+from leakbench.defenses.dp_sgd import dp_sgd
 
 LAYER, OTHER, LIKE = nn.Linear(1, 1), nn.Linear(1, 1), torch.zeros(1)
 

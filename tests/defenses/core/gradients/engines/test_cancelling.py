@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from defenses.core import Block, Coordinates, Engine, Layout, StepPlan, clip
-from defenses.core.gradients.layerwise.cost import Strategy
-from defenses.core.gradients.layerwise.factors import Lookup
-from defenses.core.gradients.layerwise.layers import convolution, linear
-from defenses.core.gradients.layerwise.layers.convolution import Convolution
-from defenses.core.gradients.layerwise.layers.linear import Outer, OuterSum
-from defenses.core.plan.codec import Everything
+from leakbench.defenses.core import Block, Coordinates, Engine, Layout, StepPlan, clip
+from leakbench.defenses.core.gradients.layerwise.cost import Strategy
+from leakbench.defenses.core.gradients.layerwise.factors import Lookup
+from leakbench.defenses.core.gradients.layerwise.layers import convolution, linear
+from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convolution
+from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer, OuterSum
+from leakbench.defenses.core.plan.codec import Everything
 
 from .convolutions import geometry_of
 

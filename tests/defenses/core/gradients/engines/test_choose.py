@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Engine,
     Everything,
@@ -21,12 +21,12 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.core.gradients.choose import choose, forget, names
-from defenses.core.gradients.engines.batches import Batches
-from defenses.core.gradients.engines.interface import PerExample
-from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core.gradients.choose import choose, forget, names
+from leakbench.defenses.core.gradients.engines.batches import Batches
+from leakbench.defenses.core.gradients.engines.interface import PerExample
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.dp_sgd import dp_sgd
 
 from .architectures import NAMES, problem
 from .duties import by_loop
@@ -85,8 +85,8 @@ def test_an_engine_that_is_wrong_is_found_out(monkeypatch):
 
 
 def test_norms_that_are_wrong_are_found_out_though_unclipped_sums_are_right(monkeypatch):
-    from defenses.core.gradients.layerwise.factors import GradientRows, Squares
-    from defenses.core.gradients.layerwise.tables import NormTable
+    from leakbench.defenses.core.gradients.layerwise.factors import GradientRows, Squares
+    from leakbench.defenses.core.gradients.layerwise.tables import NormTable
 
     right = NormTable.factors
 
@@ -196,7 +196,7 @@ def test_what_was_found_out_about_a_model_holds_for_its_equals_and_for_no_other(
 def test_no_more_is_remembered_than_a_few_dozen(monkeypatch):
     from importlib import import_module
 
-    module = import_module("defenses.core.gradients.choose")
+    module = import_module("leakbench.defenses.core.gradients.choose")
     monkeypatch.setattr(module, "_REMEMBERED", 3)
     for width in range(2, 8):
         model = nn.Linear(4, width)

@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch.nn import functional as F
 
-from defenses.core.gradients.layerwise.cost import Shape, Strategy, cheapest, estimates
-from defenses.core.gradients.layerwise.layers import compiled_products, compiled_rows
-from defenses.core.gradients.layerwise.layers.compiled_products import (
+from leakbench.defenses.core.gradients.layerwise.cost import Shape, Strategy, cheapest, estimates
+from leakbench.defenses.core.gradients.layerwise.layers import compiled_products, compiled_rows
+from leakbench.defenses.core.gradients.layerwise.layers.compiled_products import (
     product_flops,
     product_kernel,
     product_squares,
     right,
 )
-from defenses.core.gradients.layerwise.layers.convolution import Convolution
-from defenses.core.gradients.layerwise.layers.linear import OuterSum
-from defenses.core.kernels import product_norms
-from defenses.core.kernels.machine_code import Processor
+from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convolution
+from leakbench.defenses.core.gradients.layerwise.layers.linear import OuterSum
+from leakbench.defenses.core.kernels import product_norms
+from leakbench.defenses.core.kernels.machine_code import Processor
 
 from .convolutions import geometry_of, images, outputs
 
@@ -177,7 +177,7 @@ def test_both_kinds_of_layer_take_it_and_know_how_to_do_without(monkeypatch, ane
     sequence = torch.randn(4, 5, 12), torch.randn(4, 5, 17)
     lines = [values.mT.unsqueeze(2) for values in sequence]
     for name in ("convolution", "linear"):
-        monkeypatch.setattr(f"defenses.core.gradients.layerwise.{name}.cheapest", lambda *_: Strategy.PAIRS)
+        monkeypatch.setattr(f"leakbench.defenses.core.gradients.layerwise.{name}.cheapest", lambda *_: Strategy.PAIRS)
 
     def found():
         return Convolution(inputs, signals, g).squares(), OuterSum(*sequence).squares()

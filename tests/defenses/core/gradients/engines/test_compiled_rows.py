@@ -7,19 +7,26 @@ from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
 
-from defenses.core import Layout, cross_entropy
-from defenses.core.gradients.engines.interface import Unsupported
-from defenses.core.gradients.executor import Engine
-from defenses.core.gradients.layerwise.cost import Shape, Strategy, Summation, cheapest, made_by_kernel, summation
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.gradients.layerwise.layers import compiled_rows
-from defenses.core.gradients.layerwise.layers.compiled_rows import CompiledRows
-from defenses.core.gradients.layerwise.layers.convolution import Convolution
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
-from defenses.core.gradients.layerwise.layers.kept_rows import along
-from defenses.core.gradients.layerwise.layers.patch_rows import PatchProducts
-from defenses.core.kernels import convolution_rows
-from defenses.core.kernels.machine_code import Processor, processor
+from leakbench.defenses.core import Layout, cross_entropy
+from leakbench.defenses.core.gradients.engines.interface import Unsupported
+from leakbench.defenses.core.gradients.executor import Engine
+from leakbench.defenses.core.gradients.layerwise.cost import (
+    Shape,
+    Strategy,
+    Summation,
+    cheapest,
+    made_by_kernel,
+    summation,
+)
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.layerwise.layers import compiled_rows
+from leakbench.defenses.core.gradients.layerwise.layers.compiled_rows import CompiledRows
+from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convolution
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import along
+from leakbench.defenses.core.gradients.layerwise.layers.patch_rows import PatchProducts
+from leakbench.defenses.core.kernels import convolution_rows
+from leakbench.defenses.core.kernels.machine_code import Processor, processor
 
 from .architectures import NAMES, problem
 from .convolutions import geometry_of, images, outputs
@@ -48,7 +55,8 @@ def everywhere(monkeypatch):
     """The way is taken wherever it applies, as if it were the cheapest."""
     compiled_rows.right.cache_clear()
     monkeypatch.setattr(
-        "defenses.core.gradients.layerwise.layers.convolution.made_by_kernel", lambda shape, _: shape.lanes > 0
+        "leakbench.defenses.core.gradients.layerwise.layers.convolution.made_by_kernel",
+        lambda shape, _: shape.lanes > 0,
     )
 
 
@@ -252,8 +260,12 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
     g = geometry_of()
     inputs, signals = images(4, g, (7, 6))
     mask, factors = torch.rand(g.weight_shape).flatten() > 0.5, torch.rand(4)
-    monkeypatch.setattr("defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.FREE)
-    monkeypatch.setattr("defenses.core.gradients.layerwise.layers.convolution.summation", lambda *_: Summation.KERNEL)
+    monkeypatch.setattr(
+        "leakbench.defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.FREE
+    )
+    monkeypatch.setattr(
+        "leakbench.defenses.core.gradients.layerwise.layers.convolution.summation", lambda *_: Summation.KERNEL
+    )
     monkeypatch.setattr(Convolution, "_worth_keeping", False)
 
     def found():
@@ -467,7 +479,9 @@ def test_the_cost_model_takes_it_where_patches_are_dear():
 
 def test_a_convolution_whose_rows_are_not_kept_has_the_same_sums(everywhere, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr("defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.FREE)
+    monkeypatch.setattr(
+        "leakbench.defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.FREE
+    )
     g = geometry_of()
     inputs, signals = images(5, g, (7, 6))
     made, factors = Convolution(inputs, signals, g), torch.rand(5)

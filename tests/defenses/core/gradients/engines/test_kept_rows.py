@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 
-from defenses.core.gradients.layerwise.layers import kept_rows
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
-from defenses.core.gradients.layerwise.layers.kept_rows import ProductOrder
+from leakbench.defenses.core.gradients.layerwise.layers import kept_rows
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import ProductOrder
 
 
 def order_of(channels, kernel):

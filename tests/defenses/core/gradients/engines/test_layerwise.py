@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Complement,
     Coordinates,
@@ -31,14 +31,14 @@ from defenses.core import (
     normalize,
     unbounded,
 )
-from defenses.core.gradients.choose import choose
-from defenses.core.gradients.engines.interface import Unsupported
-from defenses.core.gradients.engines.torch_func import TorchFunc
-from defenses.core.gradients.layerwise import block_sums, factors, recorder, tables
-from defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.gradients.layerwise.layers import convolution, linear, patch_rows
-from defenses.core.plan import codec, query
+from leakbench.defenses.core.gradients.choose import choose
+from leakbench.defenses.core.gradients.engines.interface import Unsupported
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core.gradients.layerwise import block_sums, factors, recorder, tables
+from leakbench.defenses.core.gradients.layerwise.cost import Strategy, Summation, estimates
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.layerwise.layers import convolution, linear, patch_rows
+from leakbench.defenses.core.plan import codec, query
 
 from .architectures import NAMES, problem
 from .duties import assert_same_rows, by_loop, snapshot

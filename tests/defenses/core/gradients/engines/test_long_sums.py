@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from defenses.core import Block, Engine, Everything, StepPlan, clip
+from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip
 
 
 class Mean(nn.Module):

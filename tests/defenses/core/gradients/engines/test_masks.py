@@ -7,15 +7,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Block, Coordinates, Layout, Masked, StepPlan, Subspace, clip, cross_entropy, normalize
-from defenses.core.gradients.layerwise.cost import Strategy
-from defenses.core.gradients.layerwise.engine import Layerwise
-from defenses.core.gradients.layerwise.factors import GradientRows
-from defenses.core.gradients.layerwise.layers.convolution import Convolution
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
-from defenses.core.gradients.layerwise.layers.kept_rows import KeptRows
-from defenses.core.gradients.layerwise.masks import SpanMasks
-from defenses.core.gradients.reference_sums import added_up
+from leakbench.defenses.core import (
+    Block,
+    Coordinates,
+    Layout,
+    Masked,
+    StepPlan,
+    Subspace,
+    clip,
+    cross_entropy,
+    normalize,
+)
+from leakbench.defenses.core.gradients.layerwise.cost import Strategy
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
+from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convolution
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRows
+from leakbench.defenses.core.gradients.layerwise.masks import SpanMasks
+from leakbench.defenses.core.gradients.reference_sums import added_up
 
 from .architectures import problem
 from .duties import by_loop
@@ -111,7 +121,9 @@ def test_rows_of_convolutions_are_not_gone_through_again_for_a_mask(monkeypatch)
         return real(self, mask)
 
     monkeypatch.setattr(GradientRows, "masked_squares", counted)
-    monkeypatch.setattr("defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.KEEP)
+    monkeypatch.setattr(
+        "leakbench.defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.KEEP
+    )
     weights = torch.zeros(layout.dim, dtype=torch.bool)
     for start, stop in layout.weights:
         weights[start:stop:2] = True

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Engine,
     Everything,
@@ -23,8 +23,8 @@ from defenses.core import (
     seeded,
     train,
 )
-from defenses.dp_sgd import dp_sgd
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.random_sparsification import random_sparsification
 
 CLIP = 0.1
 COINS = torch.Generator().manual_seed(0)
@@ -156,7 +156,7 @@ def test_what_mixes_the_examples_of_a_batch_is_found_and_kept_apart(layer, loss,
 
 def test_without_the_checks_they_would_have_been_mixed():
     # What the engine of whole batches computes when nobody looks: the tests above have something to find.
-    from defenses.core.gradients.layerwise.engine import Layerwise
+    from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 
     for layer, loss in (
         (Capacity, cross_entropy),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from defenses.core import Block, Engine, Everything, StepPlan, clip, cross_entropy
+from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip, cross_entropy
 
 CLIP = 0.1
 COINS = torch.Generator().manual_seed(0)

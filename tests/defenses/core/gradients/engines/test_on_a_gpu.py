@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from defenses.core import (
+from leakbench.defenses.core import (
     Block,
     Engine,
     Everything,
@@ -14,7 +14,7 @@ from defenses.core import (
     per_example_gradients,
     seeded,
 )
-from defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 
 from .architectures import NAMES, problem
 from .duties import by_loop

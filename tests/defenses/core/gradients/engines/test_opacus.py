@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from defenses.core import Layout, cross_entropy
-from defenses.core.gradients.engines.interface import Unsupported
-from defenses.core.gradients.engines.opacus import Opacus
-from defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core import Layout, cross_entropy
+from leakbench.defenses.core.gradients.engines.interface import Unsupported
+from leakbench.defenses.core.gradients.engines.opacus import Opacus
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 
 from . import duties, modules, strategies
 from .architectures import NAMES, problem

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 
-from defenses.core.gradients.engines.torch_func import TorchFunc
+from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 
 from . import duties, strategies
 from .architectures import NAMES, problem

@@ -5,14 +5,14 @@ import torch
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from defenses.core import clip
-from defenses.core.gradients.layerwise.block_sums import _doubtful
-from defenses.core.gradients.layerwise.cost import Shape, Strategy, Summation, summation
-from defenses.core.gradients.layerwise.factors import Squares
-from defenses.core.gradients.layerwise.layers import convolution
-from defenses.core.gradients.layerwise.layers import winograd as tiles
-from defenses.core.gradients.layerwise.layers.convolution import Convolution
-from defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
+from leakbench.defenses.core import clip
+from leakbench.defenses.core.gradients.layerwise.block_sums import _doubtful
+from leakbench.defenses.core.gradients.layerwise.cost import Shape, Strategy, Summation, summation
+from leakbench.defenses.core.gradients.layerwise.factors import Squares
+from leakbench.defenses.core.gradients.layerwise.layers import convolution
+from leakbench.defenses.core.gradients.layerwise.layers import winograd as tiles
+from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convolution
+from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
 
 
 def piece(images, entering, leaving, size, *, padding=(1, 1, 1, 1), views=1, dtype=torch.float64, seed=0):

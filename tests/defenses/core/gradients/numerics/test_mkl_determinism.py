@@ -11,7 +11,7 @@ import torch
 PROGRAM = """
 import os
 import torch
-import defenses.core
+import leakbench.defenses.core
 from torch.nn import functional as F
 
 strict = os.environ["MKL_CBWR"].endswith("STRICT")  # on Intel's processors
@@ -29,7 +29,7 @@ for threads in (1, 2, 4) if strict else (1,):
                     case = (threads, entering, leaving, n)
                     assert torch.equal(there[rest], F.linear(inputs[rest], weight)), case
 torch.set_num_threads(1)
-print(defenses.core.sums_are_alike())
+print(leakbench.defenses.core.sums_are_alike())
 """
 
 ROOT = Path(__file__).parents[4]
@@ -48,7 +48,7 @@ def test_a_row_of_a_product_is_the_same_without_another_example():
 
 
 def test_a_choice_of_the_environment_stands():
-    program = "import os, defenses.core; print(os.environ['MKL_CBWR'])"
+    program = "import os, leakbench.defenses.core; print(os.environ['MKL_CBWR'])"
     variables = os.environ | {"MKL_CBWR": "COMPATIBLE", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables)
     assert done.stdout == "COMPATIBLE\n"

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from defenses.core import Execution, poisson, train
-from defenses.core.gradients.numerics import torch_workarounds
-from defenses.dp_sgd import dp_sgd
+from leakbench.defenses.core import Execution, poisson, train
+from leakbench.defenses.core.gradients.numerics import torch_workarounds
+from leakbench.defenses.dp_sgd import dp_sgd
 
 ORDERS = (torch.channels_last, torch.contiguous_format)
 WANTED = [some for some in itertools.product((False, True), repeat=3) if any(some)]

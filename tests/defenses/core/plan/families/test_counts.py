@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import dealt, floor_of
+from leakbench.defenses.core import dealt, floor_of
 
 SETTINGS = [f"0.{digits:03d}" for digits in range(0, 1000, 7)] + ["0.9", "0.3", "0.1", "0.7", "0.999"]
 """As in a suite file."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from defenses.core import Context, Coordinates, Layout, Sparse, clip, drop_in_each, drop_overall
+from leakbench.defenses.core import Context, Coordinates, Layout, Sparse, clip, drop_in_each, drop_overall
 
 LAYOUT = Layout(("a.weight", "a.bias", "gain", "b.weight"), ((2, 5), (2,), (4, 1, 1, 1), (3, 4)))
 SCORES = torch.arange(float(LAYOUT.dim))

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from defenses.core import Subspace
-from defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
+from leakbench.defenses.core import Subspace
+from leakbench.defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
 
 METHODS = ("gram", "randomized")
 each_method = pytest.mark.parametrize("method", METHODS)

@@ -2,8 +2,8 @@
 
 import torch
 
-from defenses.core import clip
-from defenses.core.plan.linear_algebra.lengths import lengths
+from leakbench.defenses.core import clip
+from leakbench.defenses.core.plan.linear_algebra.lengths import lengths
 
 COINS = torch.Generator().manual_seed(0)
 

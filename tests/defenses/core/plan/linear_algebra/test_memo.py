@@ -5,8 +5,8 @@ import pickle
 
 import torch
 
-from defenses.core.plan.implicit_subspace import ImplicitSubspace
-from defenses.core.plan.linear_algebra.memo import Memo
+from leakbench.defenses.core.plan.implicit_subspace import ImplicitSubspace
+from leakbench.defenses.core.plan.linear_algebra.memo import Memo
 
 
 def test_a_result_is_computed_once_and_again_when_somebody_writes():

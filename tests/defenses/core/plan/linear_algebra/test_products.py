@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from defenses.core import Subspace
-from defenses.core.plan.linear_algebra.products import inner_products
+from leakbench.defenses.core import Subspace
+from leakbench.defenses.core.plan.linear_algebra.products import inner_products
 
 COINS = torch.Generator().manual_seed(0)
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from defenses.core import Block, Engine, StepPlan, Subspace, clip
-from defenses.core.plan.implicit_subspace import ImplicitSubspace
-from defenses.core.plan.linear_algebra.basis import orthonormality_error
-from defenses.core.plan.linear_algebra.sketch import SketchDirections
-from defenses.core.training.transcript import storages
-from defenses.rpdp import rpdp
+from leakbench.defenses.core import Block, Engine, StepPlan, Subspace, clip
+from leakbench.defenses.core.plan.implicit_subspace import ImplicitSubspace
+from leakbench.defenses.core.plan.linear_algebra.basis import orthonormality_error
+from leakbench.defenses.core.plan.linear_algebra.sketch import SketchDirections
+from leakbench.defenses.core.training.transcript import storages
+from leakbench.defenses.rpdp import rpdp
 
 from .... import duties
 

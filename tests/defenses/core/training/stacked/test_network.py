@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks import models as catalogue
-from defenses.core import (
+from leakbench.benchmarks import models as catalogue
+from leakbench.defenses.core import (
     Bound,
     Defense,
     NotTogether,
@@ -25,13 +25,13 @@ from defenses.core import (
     train,
     train_together,
 )
-from defenses.core.gradients.layerwise.cost import Strategy
-from defenses.core.training.stacked import network, terms
-from defenses.core.training.stacked.chain import chain, gains
-from defenses.core.training.stacked.network import StackedNetwork
-from defenses.dp_sgd import dp_sgd
-from defenses.nsgd import nsgd
-from defenses.random_sparsification import random_sparsification
+from leakbench.defenses.core.gradients.layerwise.cost import Strategy
+from leakbench.defenses.core.training.stacked import network, terms
+from leakbench.defenses.core.training.stacked.chain import chain, gains
+from leakbench.defenses.core.training.stacked.network import StackedNetwork
+from leakbench.defenses.dp_sgd import dp_sgd
+from leakbench.defenses.nsgd import nsgd
+from leakbench.defenses.random_sparsification import random_sparsification
 
 from ..... import pretend_device
 from ...gradients.engines.duties import by_loop

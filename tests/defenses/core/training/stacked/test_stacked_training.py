@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-import defenses
-from defenses.core import (
+from leakbench import defenses
+from leakbench.defenses.core import (
     Block,
     Context,
     Coordinates,
@@ -32,7 +32,7 @@ from defenses.core import (
     train,
     train_together,
 )
-from defenses.core.training.stacked import stacked_training as stacked_models
+from leakbench.defenses.core.training.stacked import stacked_training as stacked_models
 
 FOLDER = Path(inspect.getfile(defenses)).parent
 MODELS, COUNT = 3, 40

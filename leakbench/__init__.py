@@ -1,0 +1,71 @@
+"""leakbench: training under differential privacy, attacks on what it releases, and audits of what still leaks.
+
+The parts are `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
+`leakbench.leaderboard`. Public names are imported when they are used: `import leakbench` takes a millisecond.
+"""
+
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+_checkout = Path(__file__).resolve().parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir():
+    # In a checkout the parts lie beside this folder, and in a wheel in it.
+    __path__.append(str(_checkout))
+
+if TYPE_CHECKING:
+    from leakbench.audit import refuse_other_mask, score, share_update, show_versions, update_between, watch
+    from leakbench.audit.external.model.audit import audit_model
+    from leakbench.defenses.core import calibrate, fixed, full, partition, poisson, predict, shuffle, train
+    from leakbench.leaderboard import Record, read_all
+
+_PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
+_HOMES = {
+    **dict.fromkeys(("refuse_other_mask", "score", "share_update", "show_versions", "update_between"), "audit"),
+    "watch": "audit",
+    "audit_model": "audit.external.model.audit",
+    **dict.fromkeys(
+        ("calibrate", "fixed", "full", "partition", "poisson", "predict", "shuffle", "train"), "defenses.core"
+    ),
+    **dict.fromkeys(("Record", "read_all"), "leaderboard"),
+}
+
+__all__ = [
+    "Record",
+    "__version__",
+    "audit_model",
+    "calibrate",
+    "fixed",
+    "full",
+    "partition",
+    "poisson",
+    "predict",
+    "read_all",
+    "refuse_other_mask",
+    "score",
+    "share_update",
+    "show_versions",
+    "shuffle",
+    "train",
+    "update_between",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a part or a public name when it is first used."""
+    if name in _PARTS:
+        return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        try:
+            return metadata.version(__name__)
+        except metadata.PackageNotFoundError:  # a checkout that was never installed
+            return "0+unknown"
+    if name in _HOMES:
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PARTS, *__all__})
