@@ -20,8 +20,8 @@ LANE ?=
 # What `make check` tests: the import rules, the catalogue, the duties of every method, and the core's mechanisms.
 CORE := tests/test_architecture.py tests/test_catalog.py tests/test_every_defense.py \
   $(addprefix tests/attacks/,test_every_attack.py test_core.py) \
-  $(addprefix tests/defenses/core/plan/,test_bound.py test_codec.py test_defense.py test_public.py) \
-  $(addprefix tests/defenses/core/,gradients/test_reference.py privacy/test_keys.py training/test_sampling.py) \
+  $(addprefix tests/defenses/core/plan/,test_bound.py test_codec.py test_defense.py test_public_data.py) \
+  $(addprefix tests/defenses/core/,gradients/test_reference.py randomness/test_keys.py privacy/test_sampling.py) \
   tests/audit/run/test_graph.py tests/leaderboard/test_metrics.py
 
 BIN := $(VENV)/bin
@@ -60,7 +60,7 @@ demo: $(VENV)/.core
 # Beside one another: the type checker is one process, and the tests wait for their imports. Tests are half of all that
 # has types, and theirs are checked by `make ci`.
 check: $(VENV)/.dev
-	@+$(MAKE) --no-print-directory -j 3 lint types core TYPED='defenses attacks audit benchmarks leaderboard'
+	@+$(MAKE) --no-print-directory -j 3 lint types core TYPED='leakbench defenses attacks audit benchmarks leaderboard'
 
 test: $(VENV)/.dev
 	@+$(MAKE) --no-print-directory -j 2 lint default
@@ -72,7 +72,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# The parts as folders of `leakbench`, which is how they are imported: type checkers read no `__path__`.
 types: $(VENV)/.dev
+	@mkdir -p .types/leakbench && ln -sfn $(addprefix ../../,$(wildcard leakbench/*.py)) .types/leakbench/
+	@ln -sfn $(addprefix ../../,defenses attacks audit benchmarks leaderboard) .types/leakbench/
 	$(BIN)/pyright --pythonpath $(BIN)/python $(TYPED)
 
 # In one process: to import PyTorch and collect once more in others takes as long as a third of these tests.

@@ -2,7 +2,7 @@
 
 Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), for one example; for
 batches Geng et al., "Towards General Deep Leakage in Federated Learning", 2021 (arXiv:2110.09074), who put the model's
-mean probability in place of the batch's. The equations are in `core/label_counts.py`.
+mean probability in place of the batch's. The equations are in `core/closed_form/label_counts.py`.
 
 One example without noise: exact, and behind a mask as many labels as it leaves. A batch:
 n_c = B pbar_c - u_c / fbar, with pbar the mean probabilities and fbar the factor by which the defense shortens an

@@ -10,34 +10,51 @@ if __name__ == "audit":
     # Two classes of one name would make `isinstance` fail where both are imported.
     raise ImportError("audit must be imported as leakbench.audit")
 
-import gc
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .run.executors import parent_death  # noqa: F401 - before anything that takes long
 
-# A fifth of the time that PyTorch and SciPy take to import is a search for garbage among what they make for good.
-_collecting = gc.isenabled()
-gc.disable()
-try:
+if TYPE_CHECKING:
+    from .external.model.audit import audit_model
+    from .external.transcript.watch import watch
     from .scoring.score import score
     from .scoring.truth import GroundTruth
     from .targets.checkpoint_updates import refuse_other_mask, update_between
     from .targets.simulated_update import share_update
     from .versions import show_versions
-finally:
-    if _collecting:
-        gc.enable()
 
-if TYPE_CHECKING:
-    from .external.transcript.watch import watch
+# By need: the command, worker processes and the processes of attacks import this package for a part of it.
+_HOMES = {
+    "GroundTruth": "scoring.truth",
+    "audit_model": "external.model.audit",
+    "refuse_other_mask": "targets.checkpoint_updates",
+    "score": "scoring.score",
+    "share_update": "targets.simulated_update",
+    "show_versions": "versions",
+    "update_between": "targets.checkpoint_updates",
+    "watch": "external.transcript.watch",
+}
 
-__all__ = ["GroundTruth", "refuse_other_mask", "score", "share_update", "show_versions", "update_between", "watch"]
+__all__ = [
+    "GroundTruth",
+    "audit_model",
+    "refuse_other_mask",
+    "score",
+    "share_update",
+    "show_versions",
+    "update_between",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """`watch` by need: who trains elsewhere wants it, and nobody else."""
-    if name == "watch":
-        from .external.transcript.watch import watch
+    """Imports a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return found
 
-        return watch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

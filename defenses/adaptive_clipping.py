@@ -2,8 +2,8 @@
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
 1. A second block of the same batch counts the gradients within the clip norm, as +1/2 or -1/2 each, so that one
-example moves it by 1/2; the clip norm then moves geometrically towards the quantile. `leakbench.defenses.core.adapted` does the
-same to any other method of one block: `adapted(pcdp(rank=50))`.
+example moves it by 1/2; the clip norm then moves geometrically towards the quantile. `adapted` of
+`leakbench.defenses.core` does the same to any other method of one block: `adapted(pcdp(rank=50))`.
 Deviation: the count's noise follows from the step's multiplier sigma and `share`, where the paper gives it as a number
 of examples s_b: that is a share of (sigma / (2 s_b))^2. Its s_b = B / 20, at B = 200 and sigma = 1, is a share of
 1/400. Its first clip norm is 0.1, and here that of other methods, 1; rate and quantile are the paper's. A norm up to

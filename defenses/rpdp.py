@@ -7,7 +7,8 @@ the expected step is shorter by that factor.
 Deviation: whether the paper clips before or after it projects cannot be told; here it is after, as in PCDP, unless
 `clip_first`. The step is not rescaled unless `rescale`, which multiplies a tensor's part by d / k. Products with dense
 directions take several times as long as the rest of a step: `directions = "sketch"` takes a count sketch's, which are
-as orthonormal and keep as much on average, at the cost of one pass over the gradients (`core/plan/sketch.py`).
+as orthonormal and keep as much on average, at the cost of one pass over the gradients
+(`core/plan/linear_algebra/sketch.py`).
 Guarantee: one Gaussian a step at the defense's multiplier; the subspace never looks at data.
 """
 

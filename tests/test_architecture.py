@@ -1,4 +1,7 @@
-"""Who may import whom: four leaves that know nothing of one another, and one hub that knows their types."""
+"""Who may import whom: four leaves that know nothing of one another, and one hub that knows their types.
+
+Modules are named here as their files lie; they are imported as `leakbench.defenses`, `leakbench.audit` and so on.
+"""
 
 import ast
 import os
@@ -15,22 +18,24 @@ LEAVES = ("defenses", "attacks", "benchmarks", "leaderboard")
 PACKAGES = (*LEAVES, "audit")
 # What the hub may see of the leaves; it finds methods by name. Only the command line prints boards.
 HUB_MAY_IMPORT = (
-    "leakbench.defenses.core",
-    "leakbench.attacks.core",
-    "leakbench.benchmarks.core",
-    "leakbench.benchmarks.data",
-    "leakbench.benchmarks.models",
-    "leakbench.leaderboard.kinds",
-    "leakbench.leaderboard.records.files",
-    "leakbench.leaderboard.records.folder",
-    "leakbench.leaderboard.records.manifest",
-    "leakbench.leaderboard.metrics",
-    "leakbench.leaderboard.records.record",
-    "leakbench.leaderboard.records.validation",
+    "defenses.core",
+    "attacks.core",
+    "benchmarks.core",
+    "benchmarks.data",
+    "benchmarks.models",
+    "leaderboard.kinds",
+    "leaderboard.records.files",
+    "leaderboard.records.folder",
+    "leaderboard.records.manifest",
+    "leaderboard.metrics",
+    "leaderboard.records.record",
+    "leaderboard.records.validation",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")
 # Time the engines and closed forms against other tools; nothing imports them.
-BENCHMARKS_OF_SPEED = ("leakbench.benchmarks.speed",)
+BENCHMARKS_OF_SPEED = ("benchmarks.speed",)
+# Each of these folders imports those before it, and none behind it.
+ORDER = {"defenses.core": ("kernels", "randomness", "plan", "gradients", "privacy", "training")}
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "common", "misc"}
 
 
@@ -50,7 +55,12 @@ def source_of(module: str) -> Path:
 
 
 def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
-    """Every name imported anywhere in `source`, absolute, and whether it was written relatively."""
+    """Every name imported anywhere in `source`, without `leakbench.`, and whether it was written relatively."""
+    for name, relative in _written(source, package):
+        yield name.removeprefix("leakbench."), relative
+
+
+def _written(source: str, package: str) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
@@ -69,29 +79,32 @@ def within(name: str, allowed: tuple[str, ...]) -> bool:
 def faults(module: str, source: str, package: str) -> list[str]:
     """What is wrong with the imports of `module`, one sentence each; `package` is the one it lies in."""
     own, found = module.split(".")[0], []
+    written = {name for name, _ in _written(source, package)}
     for name, relative in imports(source, package):
         top = name.split(".")[0]
         if top == own and not relative:
             found.append(f"{module} imports {name} of its own package; write it relatively")
         if top == own and within(module, (f"{own}.core",)) and not within(name, (f"{own}.core",)):
             found.append(f"{module} is shared machinery and imports {name}, which is built on it")
+        if f"leakbench.{name}" in written and top not in (*PACKAGES, "method_package", "malloc"):
+            found.append(f"{module} imports leakbench.{name}; import it from where it is defined")
+        if top in PACKAGES and not relative and f"leakbench.{name}" not in written:
+            found.append(f"{module} imports {name}; write leakbench.{name}")
         if top == "tests":
             found.append(f"{module} imports {name}, which is not shipped")
         if top in PACKAGES and top != own:
-            if within(module, BENCHMARKS_OF_SPEED) and within(
-                name, ("leakbench.defenses.core", "leakbench.attacks.core")
-            ):
+            if within(module, BENCHMARKS_OF_SPEED) and within(name, ("defenses.core", "attacks.core")):
                 continue
             if own in LEAVES:
                 found.append(f"{module} imports {name}; {own} must not know {top}")
             else:
-                on_command_line = within(module, ("leakbench.audit.cli",))
+                on_command_line = within(module, ("audit.cli",))
                 allowed = COMMAND_LINE_MAY_IMPORT if on_command_line else HUB_MAY_IMPORT
                 if not within(name, allowed):
                     found.append(f"{module} imports {name}; of the others it may import {', '.join(allowed)}")
         if own == "leaderboard" and top == "torch":
             found.append(f"{module} imports torch; a board is made where there is none")
-        if module == "leakbench.leaderboard.records.record" and not relative and top not in sys.stdlib_module_names:
+        if module == "leaderboard.records.record" and not relative and top not in sys.stdlib_module_names:
             found.append(f"{module} imports {name}; records are read by the standard library alone")
     return found
 
@@ -112,6 +125,30 @@ def test_every_module_imports_only_what_it_may():
     ]
     assert found == []
     assert {module.split(".")[0] for module in modules()} == set(PACKAGES)
+
+
+def upwards(order: dict[str, tuple[str, ...]]) -> list[str]:
+    """Imports of a folder by one that comes before it."""
+    found = []
+    for module, file in tree().items():
+        for parent, folders in order.items():
+            if not module.startswith(f"{parent}."):
+                continue
+            own = module.removeprefix(f"{parent}.").split(".")[0]
+            for name, _ in imports(file.read_text(encoding="utf-8"), package_of(module, file)):
+                other = name.removeprefix(f"{parent}.").split(".")[0]
+                ranked = name.startswith(f"{parent}.") and own in folders and other in folders
+                if ranked and folders.index(own) < folders.index(other):
+                    found.append(f"{module} imports {name}; {own} comes before {other}")
+    return found
+
+
+def test_folders_of_the_core_import_one_another_in_one_direction():
+    assert upwards(ORDER) == []
+    assert {path.name for path in (ROOT / "defenses" / "core").iterdir() if (path / "__init__.py").exists()} == {
+        *ORDER["defenses.core"]
+    }
+    assert upwards({parent: folders[::-1] for parent, folders in ORDER.items()})
 
 
 def test_no_module_is_a_drawer_for_everything():
@@ -166,34 +203,24 @@ def test_a_cycle_is_found():
 
 
 FORBIDDEN = [
-    ("leakbench.defenses.dp_sgd", "from leakbench import attacks", "defenses must not know attacks"),
-    ("leakbench.defenses.dp_sgd", "def f():\n    from audit.share import x", "defenses must not know audit"),
-    ("leakbench.attacks.dlg", "from leakbench.defenses.core import clip", "attacks must not know defenses"),
-    (
-        "leakbench.benchmarks.data.digits",
-        "import leakbench.leaderboard.records.record",
-        "benchmarks must not know leaderboard",
-    ),
-    (
-        "leakbench.benchmarks.data.digits",
-        "from leakbench.defenses.core import clip",
-        "benchmarks must not know defenses",
-    ),
-    (
-        "leakbench.benchmarks.speed.step",
-        "from leakbench.defenses.dp_sgd import dp_sgd",
-        "benchmarks must not know defenses",
-    ),
-    ("leakbench.leaderboard.board.table", "from leakbench.audit import cli", "leaderboard must not know audit"),
-    ("leakbench.leaderboard.board.table", "import torch.nn", "a board is made where there is none"),
-    ("leakbench.leaderboard.records.record", "import pandas", "the standard library alone"),
-    ("leakbench.audit.run.harness", "from leakbench.defenses.dp_sgd import dp_sgd", "of the others it may import"),
-    ("leakbench.audit.run.harness", "from leakbench.defenses import dp_sgd", "of the others it may import"),
-    ("leakbench.audit.run.harness", "import leakbench.leaderboard.board.table", "of the others it may import"),
-    ("leakbench.defenses.dp_sgd", "from leakbench.defenses.core import clip", "write it relatively"),
-    ("leakbench.defenses.core.gradients.executor", "from ...dp_sgd import dp_sgd", "is shared machinery"),
-    ("leakbench.defenses.core.gradients.executor", "from ... import dp_sgd", "is shared machinery"),
-    ("leakbench.audit.run.harness", "from tests.conftest import x", "not shipped"),
+    ("defenses.dp_sgd", "from leakbench import attacks", "defenses must not know attacks"),
+    ("defenses.dp_sgd", "def f():\n    from leakbench.audit.share import x", "defenses must not know audit"),
+    ("attacks.dlg", "from leakbench.defenses.core import clip", "attacks must not know defenses"),
+    ("benchmarks.data.digits", "import leakbench.leaderboard.records.record", "benchmarks must not know leaderboard"),
+    ("benchmarks.data.digits", "from leakbench.defenses.core import clip", "benchmarks must not know defenses"),
+    ("benchmarks.speed.step", "from leakbench.defenses.dp_sgd import dp_sgd", "benchmarks must not know defenses"),
+    ("leaderboard.board.table", "from leakbench.audit import cli", "leaderboard must not know audit"),
+    ("leaderboard.board.table", "import torch.nn", "a board is made where there is none"),
+    ("leaderboard.records.record", "import pandas", "the standard library alone"),
+    ("audit.run.harness", "from leakbench.defenses.dp_sgd import dp_sgd", "of the others it may import"),
+    ("audit.run.harness", "from leakbench.defenses import dp_sgd", "of the others it may import"),
+    ("audit.run.harness", "import leakbench.leaderboard.board.table", "of the others it may import"),
+    ("defenses.dp_sgd", "from leakbench.defenses.core import clip", "write it relatively"),
+    ("defenses.core.gradients.executor", "from ...dp_sgd import dp_sgd", "is shared machinery"),
+    ("defenses.core.gradients.executor", "from ... import dp_sgd", "is shared machinery"),
+    ("audit.run.harness", "from tests.conftest import x", "not shipped"),
+    ("defenses.dp_sgd", "from leakbench import audit_model", "import it from where it is defined"),
+    ("audit.run.harness", "from defenses.core import clip", "write leakbench.defenses.core.clip"),
 ]
 
 
@@ -204,19 +231,19 @@ def test_a_forbidden_import_is_found():
 
 
 PERMITTED = [
-    ("leakbench.defenses.dp_sgd", "import torch\nfrom .core import clip"),
-    ("leakbench.defenses.core.gradients.executor", "from .rows import rows\nfrom . import noise"),
-    ("leakbench.benchmarks.data.digits", "from ..core import Splits"),
-    ("leakbench.benchmarks.speed.step", "from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer"),
-    ("leakbench.benchmarks.speed.rgap", "from leakbench.attacks.core.closed_form.recursion.invert import inverted"),
+    ("defenses.dp_sgd", "import torch\nfrom .core import clip"),
+    ("defenses.core.gradients.executor", "from .rows import rows\nfrom . import noise"),
+    ("benchmarks.data.digits", "from ..core import Splits"),
+    ("benchmarks.speed.step", "from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer"),
+    ("benchmarks.speed.rgap", "from leakbench.attacks.core.closed_form.recursion.invert import inverted"),
     (
-        "leakbench.audit.run.harness",
+        "audit.run.harness",
         "from leakbench.defenses.core import train\nfrom leakbench.leaderboard.records.record import Record",
     ),
-    ("leakbench.audit.run.harness", "from leakbench.benchmarks import data, models\nfrom .catalog import find"),
-    ("leakbench.audit.cli.app", "from leakbench.leaderboard.board.table import Board"),
-    ("leakbench.leaderboard.records.record", "import json\nfrom dataclasses import dataclass"),
-    ("leakbench.leaderboard.board.table", "import pandas\nfrom .record import Record"),
+    ("audit.run.harness", "from leakbench.benchmarks import data, models\nfrom .catalog import find"),
+    ("audit.cli.app", "from leakbench.leaderboard.board.table import Board"),
+    ("leaderboard.records.record", "import json\nfrom dataclasses import dataclass"),
+    ("leaderboard.board.table", "import pandas\nfrom .record import Record"),
 ]
 
 
@@ -233,7 +260,7 @@ def test_the_leaderboard_runs_without_torch():
     program = f"""
 import sys, importlib
 for name in {names}:
-    importlib.import_module(name)
+    importlib.import_module(f"leakbench.{{name}}")
     if "torch" in sys.modules:
         sys.exit(f"{{name}} imports torch")
 """

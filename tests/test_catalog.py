@@ -49,13 +49,13 @@ def names(node: ast.AST, package: str, name: str) -> bool:
     if isinstance(node, ast.Constant):
         return node.value == name and name not in SHARED_WORDS
     if isinstance(node, ast.ImportFrom):
-        return node.module in (name, f"{package}.{name}")
-    return isinstance(node, ast.Import) and any(alias.name == f"{package}.{name}" for alias in node.names)
+        return node.module in (name, f"leakbench.{package}.{name}")
+    return isinstance(node, ast.Import) and any(alias.name == f"leakbench.{package}.{name}" for alias in node.names)
 
 
 @pytest.mark.parametrize(("package", "name"), METHODS)
 def test_every_method_file_has_a_function_of_its_name(package, name):
-    found = getattr(importlib.import_module(f"{package}.{name}"), name, None)
+    found = getattr(importlib.import_module(f"leakbench.{package}.{name}"), name, None)
     assert callable(found), f"{package}/{name}.py must hold a function named {name}"
 
 

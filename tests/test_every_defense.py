@@ -37,7 +37,7 @@ SMALL = {
 
 
 def settings_of(name):
-    function = getattr(importlib.import_module(f"defenses.{name}"), name)
+    function = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)
     return function, inspect.signature(function).parameters
 
 

@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.peers
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"defenses", "attacks", "audit", "benchmarks", "leaderboard"}
+PARTS = {"defenses", "attacks", "audit", "benchmarks", "leaderboard"}
 SUITE = """
 name = "tiny"
 seeds = [0]
@@ -43,21 +43,23 @@ def contents(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel):
+def test_the_wheel_holds_one_package_of_five_parts_and_nothing_else(wheel):
     tops = {name.split("/")[0] for name in contents(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
-    assert len(tops) == len(PACKAGES) + 1
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"leakbench"} and len(tops) == 2
+    inside = {name.split("/")[1] for name in contents(wheel) if name.startswith("leakbench/")}
+    assert {name for name in inside if "." not in name} == PARTS
+    assert {name for name in inside if "." in name} == {"__init__.py", "malloc.py", "method_package.py", "py.typed"}
 
 
 def test_every_module_suite_template_and_catalogue_page_is_in_the_wheel(wheel):
     patterns = ["*.py", "suites/*.toml", "templates/*", "*.json", "README.md"]
     expected = {
-        file.relative_to(ROOT).as_posix()
-        for package in PACKAGES
+        f"leakbench/{file.relative_to(ROOT).as_posix()}"
+        for package in PARTS
         for pattern in patterns
         for file in (ROOT / package).rglob(pattern)
     }
-    assert "benchmarks/data/digits.py" in expected
+    assert "leakbench/benchmarks/data/digits.py" in expected
     assert expected <= contents(wheel)
 
 

@@ -15,11 +15,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from leakbench.defenses.core import keep_freed_memory
+import leakbench
+from leakbench.malloc import keep_freed_memory
 
 from .audit import audit
 from .cache import app as cache
@@ -59,6 +60,21 @@ app.command()(rank)
 app.command()(doctor)
 board.command("table")(table)
 board.command("build")(build)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(leakbench.__version__)
+        raise typer.Exit(OK)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version, and ends.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

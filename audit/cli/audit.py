@@ -56,7 +56,7 @@ def audit(
         typer.Option(help="As epsilon=3,delta=1e-5; noise_multiplier, sample_rate, sampling and steps are checked."),
     ] = None,
     transcript: Annotated[
-        Path | None, typer.Option(help="Of the training, as `audit.watch` writes it; held against --claim.")
+        Path | None, typer.Option(help="Of the training, as `leakbench.watch` writes it; held against --claim.")
     ] = None,
     canaries: Annotated[
         Path | None, typer.Option(help="Of --transcript: safetensors with inputs, labels and included.")

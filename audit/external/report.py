@@ -1,7 +1,7 @@
 """The report of an audit as files: `audit.json` with all numbers, scores and pictures as Parquet, records of a board.
 
-The page and the Markdown summary are made from these files alone (`leakbench.leaderboard.page.checkpoint`), so that whoever has
-the folder can make them again.
+The page and the Markdown summary are made from these files alone (`leakbench.leaderboard.page.checkpoint`), so
+that whoever has the folder can make them again.
 """
 
 from __future__ import annotations

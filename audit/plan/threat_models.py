@@ -1,8 +1,8 @@
 """Threat models that suites offer: a table of what an attacker is granted, by kind of result and access.
 
 A row says which subject is attacked, what an attacker knows beside its access, and how the target is built from a run.
-Another access is another row here and its builder in `audit/targets/observe.py`, the one place where an attacker is given
-anything.
+Another access is another row here and its builder in `audit/targets/observe.py`, the one place where an attacker is
+given anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One executed step as functions of data: what data would have contributed and released there.
 
 Everything comes from the step's plan, so dense, masked, projected and two-part releases need no case of their own. What
-an attacker is handed of it is decided in `audit/targets/observe.py`; the auditor takes the same functions of private data.
+an attacker is handed of it is decided in `audit/targets/observe.py`; the auditor takes the same functions of private
+data.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from leakbench.defenses.core import keep_freed_memory
+from leakbench.malloc import keep_freed_memory
 
 from . import architectures, informed, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
 

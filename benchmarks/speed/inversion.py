@@ -2,8 +2,9 @@
 
 What is timed is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, which is
 nearly all of an iteration. In turn, each restart has its own backward pass and the one through it. Side by side is
-`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, and of a dense update no gradient of a parameter is formed. Masked
-updates keep half of the coordinates, projected ones are coefficients along random orthonormal directions.
+`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, and of a dense update no gradient of a
+parameter is formed. Masked updates keep half of the coordinates, projected ones are coefficients along random
+orthonormal directions.
 """
 
 from __future__ import annotations

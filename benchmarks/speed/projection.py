@@ -1,10 +1,10 @@
 """Public subspaces: the leading directions of public gradients, and projecting a private batch on them.
 
-The bases of `leakbench.defenses.core.plan.linear_algebra.basis` against what PyTorch offers, a full singular value decomposition and
-`svd_lowrank`; and one step's projection by the codec, coefficients of every row and one product back for their sum,
-against projecting every row and back. Rows are synthetic: 10^-2 lies between the first singular value and the last,
-over a floor of noise. The dimensions are those of a small CNN for 28x28 images (26,010) and of one for 32x32 colour
-images (550,570).
+The bases of `leakbench.defenses.core.plan.linear_algebra.basis` against what PyTorch offers, a full singular value
+decomposition and `svd_lowrank`; and one step's projection by the codec, coefficients of every row and one product back
+for their sum, against projecting every row and back. Rows are synthetic: 10^-2 lies between the first singular value
+and the last, over a floor of noise. The dimensions are those of a small CNN for 28x28 images (26,010) and of one for
+32x32 colour images (550,570).
 """
 
 from __future__ import annotations

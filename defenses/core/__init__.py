@@ -4,6 +4,8 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 bound. A user calls `calibrate` and `train`.
 """
 
+from leakbench.malloc import give_memory_back, keep_freed_memory
+
 from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
 from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
 from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
@@ -77,7 +79,6 @@ from .training.calibration import (
     predicted,
     rehearsed,
 )
-from .training.malloc import give_memory_back, keep_freed_memory
 from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
 from .training.ongoing import OngoingRun, TrainingSettings
 from .training.run import Run

@@ -139,7 +139,7 @@ def test_real_updates_give_the_record_away_in_any_space_once_the_others_are_know
 def test_other_attacks_are_not_given_candidates_and_know_no_remainder():
     target, _ = toys.update_target(net="linear")
     names = [one.name for one in pkgutil.iter_modules(attacks.__path__) if one.name != "core"]
-    methods = [getattr(importlib.import_module(f"attacks.{name}"), name) for name in names]
+    methods = [getattr(importlib.import_module(f"leakbench.attacks.{name}"), name) for name in names]
     assert [one.name for one in methods if Knows.PRIOR in one.requires.knows] == ["rero"]
     for one in methods:
         if one.name == "rero" or one.target is not Observation:

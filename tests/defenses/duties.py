@@ -364,7 +364,7 @@ def check_ledger(factory: Factory, world: World | None = None) -> None:
         assert run.ledger.entries == expected.entries
         assert run.ledger.steps == STEPS
         assert run.ledger.claim(1e-5) == expected.claim(1e-5)
-        foreign = not type(factory(2.0).method).__module__.startswith("defenses.")
+        foreign = not type(factory(2.0).method).__module__.startswith("leakbench.defenses.")
         # A codec, a query or a bound of a class of its own: list it in defenses/core/training/assumptions.py.
         assert len(run.unverified) == foreign and ("unverified_method" in run.remarks) == foreign, run.unverified
 

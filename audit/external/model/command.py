@@ -65,7 +65,7 @@ class Asked:
         drop_overlap: whether examples of two groups are left out, instead of an end of the audit.
         accept: kinds of remarks of the pre-flight that are not to end it.
         most: members, and non-members, that are asked about.
-        transcript: folder that `audit.watch` wrote of the training; None for none.
+        transcript: folder that `leakbench.watch` wrote of the training; None for none.
         canaries: file of canaries that were in it by coins; None for none.
         shadows: models; 0 for none.
         train: the owner's training function.
@@ -411,7 +411,7 @@ def _untested(found: ModelAudit, asked: Asked) -> list[str]:
     if left := [name for name in _askable(asked.transcript is not None) if name not in ran]:
         told.append(f"{', '.join(left)}: left out by --attacks")
     if asked.transcript is None:
-        told.append("updates as they were shared in training: pass --transcript DIR, which `audit.watch` writes")
+        told.append("updates as they were shared in training: pass --transcript DIR, which `leakbench.watch` writes")
     if asked.settings.split != "random":
         told.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
     return told

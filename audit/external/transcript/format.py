@@ -252,14 +252,14 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
     """Opens a transcript: its header, the numbers of its files, and each file's header and length.
 
     Args:
-        folder: as `audit.watch` or another program wrote it.
+        folder: as `leakbench.watch` or another program wrote it.
 
     Raises:
         TranscriptRefused: naming the file and the rule.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise TranscriptRefused(f"a transcript must be a folder, got {folder}; audit.watch writes one")
+        raise TranscriptRefused(f"a transcript must be a folder, got {folder}; leakbench.watch writes one")
     header = read_header_file(folder)
     whole, broken, others = listed(folder)
     remarks = [f"Files that are none of a transcript were left alone: {', '.join(others[:3])}."] if others else []

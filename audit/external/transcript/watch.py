@@ -1,7 +1,7 @@
 """Writes every noisy update of somebody's own training to disk: two lines around an optimizer of Opacus or of PyTorch.
 
 ```python
-with audit.watch(optimizer, "transcript", model=model):   # a DPOptimizer of Opacus
+with leakbench.watch(optimizer, "transcript", model=model):   # a DPOptimizer of Opacus
     ...the loop as it is...
 ```
 

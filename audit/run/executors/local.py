@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from leakbench.defenses.core import give_memory_back, keep_freed_memory
+from leakbench.malloc import give_memory_back, keep_freed_memory
 
 from ...progress_events import Listener, listen, told_to
 from ..graph import Graph, Item, Result

@@ -115,7 +115,8 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
             content = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"checkpoint {path} must hold tensors, numbers and classes of leakbench.defenses.core only, got {_named(error)}; "
+            f"checkpoint {path} must hold tensors, numbers and classes of leakbench.defenses.core only, got "
+            f"{_named(error)}; "
             "a run whose plans use other classes cannot keep them in it: run it with observer='final', or, as a part "
             "of this library, list the class in defenses/core/training/checkpoint.py"
         ) from error

@@ -42,12 +42,12 @@ def written(tmp_path, monkeypatch):
 
     def write(name, text=METHOD):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text.replace("{name}", name)))
-        monkeypatch.delitem(sys.modules, f"defenses.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"leakbench.defenses.{name}", raising=False)
         return name
 
     yield write
     for path in tmp_path.glob("*.py"):
-        sys.modules.pop(f"defenses.{path.stem}", None)
+        sys.modules.pop(f"leakbench.defenses.{path.stem}", None)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from leakbench.audit.run.artifacts import make_one, origin_of, read_kept, read_m
 from leakbench.audit.run.executors.local import Local
 from leakbench.audit.run.graph import Graph
 from leakbench.audit.run.resume import StaleError
-from leakbench.defenses.core.training.malloc import give_memory_back
 from leakbench.leaderboard.records.record import RecordError
+from leakbench.malloc import give_memory_back
 
 CPU = torch.device("cpu")
 

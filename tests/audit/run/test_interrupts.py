@@ -195,7 +195,8 @@ def test_many_kills_at_any_moment_lose_nothing(tmp_path):
 LIGHT = """
 import os, signal, sys, time, types
 from pathlib import Path
-audit = sys.modules["audit"] = types.ModuleType("audit")
+import leakbench
+audit = sys.modules["leakbench.audit"] = types.ModuleType("leakbench.audit")
 audit.__path__ = [os.path.join(os.environ["PROJECT"], "audit")]
 """
 WITH_WORKERS = """

@@ -32,8 +32,8 @@ def refuse_batch_norm(model: nn.Module) -> None:
         if _mixes(module) and not _is_constant(module):
             raise ValueError(
                 f"model must not mix examples, got {type(module).__name__} at '{name}'; "
-                "convert it first: model = leakbench.defenses.core.group_norm_instead(model), or, to keep published statistics, "
-                "freeze its parameters and put it in evaluation mode"
+                "convert it first: model = leakbench.defenses.core.group_norm_instead(model), or, to keep published "
+                "statistics, freeze its parameters and put it in evaluation mode"
             )
 
 

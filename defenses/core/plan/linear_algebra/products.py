@@ -6,7 +6,7 @@ direction are subtracted from rows, and their squares from squared norms: what i
 the bound was told. So long rows are multiplied in strips, whose sums are then added up.
 
 MKL also uses half of AVX-512 on AMD. Where rows lie in one piece and nothing is differentiated, a kernel of our own
-multiplies them (`compiled/row_products.py`), twice as fast there, and a row's products are the same whoever else is
+multiplies them (`kernels/row_products.py`), twice as fast there, and a row's products are the same whoever else is
 there.
 """
 

@@ -12,7 +12,7 @@ import torch
 from leakbench.audit.external.files import FileRefused
 from leakbench.audit.external.transcript.format import TranscriptHeader, TranscriptRefused, read_transcript, step_file
 
-PAGE = Path(__file__).parents[3] / "docs" / "transcript_format.md"
+PAGE = Path(__file__).parents[4] / "docs" / "transcript_format.md"
 DIM = 6
 
 

@@ -306,8 +306,9 @@ def test_importing_audit_does_not_import_what_watches():
     import sys
     from pathlib import Path
 
-    said = "import sys; from leakbench import audit; print('leakbench.audit.external.transcript.watch' in sys.modules, callable(audit.watch))"
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    module = "leakbench.audit.external.transcript.watch"
+    said = f"import sys; from leakbench import audit; print('{module}' in sys.modules, callable(audit.watch))"
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     found = subprocess.run([sys.executable, "-P", "-c", said], capture_output=True, text=True, check=True, env=here)
     assert found.stdout.split() == ["False", "True"]
 

@@ -1,7 +1,7 @@
 """Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in several ways.
 
-Rows are made by products of patches (`patches.py`) or by compiled kernels (`compiled_rows.py`); norms without rows come
-from inner products between positions, of which there is a compiled kernel too (`compiled_products.py`).
+Rows are made by products of patches (`patch_rows.py`) or by compiled kernels (`compiled_rows.py`); norms without rows
+come from inner products between positions, of which there is a compiled kernel too (`compiled_products.py`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 print(leakbench.defenses.core.sums_are_alike())
 """
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 
 
 def answered():

@@ -54,7 +54,7 @@ def network(seed: int, *middle: nn.Module, bias: bool = True) -> nn.Module:
 
 
 def defense(name: str, noise: float = 0.0, **settings) -> Defense:
-    made = getattr(importlib.import_module(f"defenses.{name}"), name)(**settings)
+    made = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
     return made if made.noise_multiplier == 0 else made.with_noise(noise)
 
 

@@ -15,7 +15,7 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which a fault brings many
 import json, resource, sys
 import torch
-from leakbench.defenses.core import give_memory_back, keep_freed_memory
+from leakbench.malloc import give_memory_back, keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -30,7 +30,7 @@ steady = faults()
 give_memory_back()
 print(json.dumps({"done": done, "steady": steady, "after": faults()}))
 """
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[1]
 PAGES = 6 * 10 * 2**20 // os.sysconf("SC_PAGE_SIZE")  # of one step
 
 

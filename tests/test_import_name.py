@@ -1,0 +1,72 @@
+"""One import name, `leakbench`, over the folders of a checkout: public names by need, and no file under two names."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import leakbench
+from leakbench.defenses.core import Defense
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
+
+
+def run(code: str, folder: Path, *first: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(map(str, (*first, ROOT)))
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_public_name_is_there_and_completes_by_tab():
+    for name in (*leakbench.__all__, *PARTS):
+        assert getattr(leakbench, name) is not None
+        assert name in dir(leakbench)
+    with pytest.raises(AttributeError, match="module 'leakbench' has no attribute 'trian'"):
+        leakbench.trian  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_method_is_an_attribute_of_its_package_whichever_way_it_was_imported():
+    assert isinstance(leakbench.defenses.dp_sgd(noise_multiplier=1.0), Defense)
+    from leakbench.attacks.lira import lira
+    from leakbench.defenses.pcdp import pcdp
+
+    assert leakbench.attacks.lira is lira and leakbench.defenses.pcdp is pcdp
+    assert {"dp_sgd", "pcdp", "core"} <= set(dir(leakbench.defenses))
+    with pytest.raises(AttributeError, match=r"'leakbench\.defenses' has no attribute 'pcpd'"):
+        leakbench.defenses.pcpd  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.long
+def test_nothing_is_imported_before_it_is_used(tmp_path):
+    done = run("import sys, leakbench; print('torch' in sys.modules, 'leakbench.defenses' in sys.modules)", tmp_path)
+    assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_by_its_bare_name_is_refused_with_the_right_one(part, tmp_path):
+    done = run(f"import {part}", tmp_path)
+    assert done.returncode == 1
+    assert f"ImportError: {part} must be imported as leakbench.{part}" in done.stderr
+
+
+@pytest.mark.long
+def test_foreign_packages_of_the_names_of_our_folders_do_not_get_in_the_way(tmp_path):
+    """Two questions to one process, because it imports PyTorch."""
+    for part in PARTS:
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "__init__.py").touch()
+    code = f"import {', '.join(PARTS)}\nfrom leakbench import audit\nfrom leakbench.benchmarks import data\n"
+    code += "for name in data.names(): print(data.describe(name))\n"
+    code += "import sys; data.check('mnist')\nprint(data.names(), 'torchvision' in sys.modules)"
+    done = run(code, tmp_path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "digits" in done.stdout and done.stdout.endswith("False\n")
