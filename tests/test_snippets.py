@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from opacus import optimizers
 from PIL import Image
 from torch import nn
 
@@ -40,16 +41,14 @@ def a_model(_: Path) -> dict[str, Any]:
     """A model, its members, and others."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), torch.randn(400, 6)
-    for _ in range(60):  # so that it is right more often than a coin
-        model.zero_grad()
-        nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= parameter.grad
-    y = (x[:, 0] > 0).long()
+    y, optimizer = (x[:, 0] > 0).long(), torch.optim.SGD(model.parameters(), 1.0)
+    for _step in range(60):  # so that it is right more often than a coin
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
     return {
         "model": model,
-        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+        "optimizer": optimizer,
         "x": x[:200],
         "y": y[:200],
         "x2": x[200:],
@@ -90,8 +89,12 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def a_step(folder: Path) -> dict[str, Any]:
-    """A model, and what a loop has in its hands once it has drawn its noise."""
-    return a_model(folder) | {"step": 0, "noisy_sum": np.zeros(650), "theta": np.zeros(650)}
+    """A model, Opacus's optimizer of it, and what a loop has in its hands once it has drawn its noise."""
+    given = a_model(folder)
+    optimizer = optimizers.DPOptimizer(
+        given["optimizer"], noise_multiplier=1.1, max_grad_norm=1.0, expected_batch_size=8
+    )
+    return given | {"optimizer": optimizer, "step": 0, "noisy_sum": np.zeros(650), "theta": np.zeros(650)}
 
 
 GIVEN: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -110,6 +113,6 @@ def test_every_snippet_runs_as_it_is_printed(document, tmp_path, monkeypatch):
     names: dict[str, Any] = {"__name__": "snippet", **GIVEN.get(document, lambda _: {})(tmp_path)}
     for i, code in enumerate(snippets(document)):
         if (document, i) in FRAGMENTS:
-            ast.parse(f"dict(\n{code.replace(':', '=', 1)})" if code.startswith('"') else code)
+            ast.parse(f"{{{code}}}" if code.startswith('"') else code)
             continue
         exec(compile(code, f"{document}, snippet {i}", "exec"), names)  # noqa: S102 - the page's own code is tested

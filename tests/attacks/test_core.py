@@ -29,9 +29,9 @@ from leakbench.attacks.core import (
     attack,
     checked_reconstruction,
     checked_scores,
+    narrow,
     total_variation,
 )
-from leakbench.attacks.core.targets import narrow
 from leakbench.attacks.core.targets.narrow import enabled_by, watching
 from leakbench.attacks.core.threat_model.requires import MEANING
 

@@ -21,8 +21,8 @@ from leakbench.attacks.core import (
     Reconstruction,
     Requirements,
     attack,
+    narrow,
 )
-from leakbench.attacks.core.targets import narrow
 from leakbench.attacks.rero import AT_ONCE, rero
 
 from . import toys

@@ -179,9 +179,13 @@ def test_what_is_wrong_with_a_file_is_one_sentence_that_names_it_before_any_comp
 
 def test_an_attack_that_is_not_decorated_is_refused(suite_of, mine):
     (mine / "plain.py").write_text("def f(target, coins):\n    return None\n")
-    with pytest.raises(CatalogError, match=r"got \(target\): decorate it with attacks\.core\.attack, if it is one"):
+    with pytest.raises(
+        CatalogError, match=r"got \(target\): decorate it with leakbench\.attacks\.core\.attack, if it is one"
+    ):
         explain.explain("mine/plain.py:f")
-    with pytest.raises(SuiteError, match=r"attack 'mine/plain\.py:f' must be decorated with attacks\.core\.attack"):
+    with pytest.raises(
+        SuiteError, match=r"attack 'mine/plain\.py:f' must be decorated with leakbench\.attacks\.core\.attack"
+    ):
         suite_of(SUITE.replace('{ name = "likelihood_ratio" }', '{ name = "mine/plain.py:f" }'))
 
 

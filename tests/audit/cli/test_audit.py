@@ -307,8 +307,8 @@ def test_candidates_of_an_update_are_matched_with_public_examples_by_their_colum
     names = [f"p{i}" for i in range(64)]
     table = pd.DataFrame(rows.numpy(), columns=names).assign(label=labels.numpy())
     table[20:].to_parquet(tmp_path / "public.parquet")
-    table[:8][["label", *names[::-1]]].to_parquet(tmp_path / "who.parquet")
-    table[:8].rename(columns={"p3": "other"}).to_parquet(tmp_path / "renamed.parquet")
+    table.iloc[:8][["label", *names[::-1]]].to_parquet(tmp_path / "who.parquet")
+    table.iloc[:8].rename(columns={"p3": "other"}).to_parquet(tmp_path / "renamed.parquet")
     asked = [str(tmp_path / "before.safetensors"), "--model", "mlp", "--update", str(tmp_path / "update.safetensors")]
     asked += ["--batch-size", "2", "--public", str(tmp_path / "public.parquet"), "--attacks", "gradient_similarity"]
     code, out, _ = leakbench(*asked, "--candidates", str(tmp_path / "who.parquet"), "--json")

@@ -1,5 +1,7 @@
 """Low-rank adaptation: nothing changes at the start, and two small layers are trained beside each frozen weight."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def trained(model):
 @pytest.mark.parametrize("name", ["dp_cnn_small", "dpdr_cnn4", "mlp", "wrn_16_4"])
 def test_at_the_start_it_is_the_network_that_it_was_made_of_bit_for_bit(name):
     natural = models.natural(name)
-    settings = {"standardised": True} if name == "wrn_16_4" else {}
+    settings: dict[str, Any] = {"standardised": True} if name == "wrn_16_4" else {}
     model = models.build(name, input_shape=natural.input_shape, classes=10, **settings)
     inputs = torch.randn(3, *natural.input_shape, generator=coins())
     with torch.no_grad():

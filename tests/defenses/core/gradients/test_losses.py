@@ -78,8 +78,8 @@ class Formed(nn.Linear):
         super().__init__(5, classes)
         self.form = form
 
-    def forward(self, inputs):
-        return self.form(super().forward(inputs))
+    def forward(self, input):
+        return self.form(super().forward(input))
 
 
 def weighted(take_outputs=lambda o: o, take_targets=lambda t: t, classes=50):

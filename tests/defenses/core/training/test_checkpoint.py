@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import os
 import pickle
+import re
 import stat
 import sys
 import threading
@@ -296,7 +297,7 @@ class Harmful:
 def test_a_checkpoint_runs_no_code(tmp_path):
     path, trace = tmp_path / "c", tmp_path / "trace"
     disk.save({"fingerprint": "x", "state": Harmful(trace)}, path)
-    with pytest.raises(ValueError, match=r"must hold tensors, numbers and classes of defenses\.core only"):
+    with pytest.raises(ValueError, match=r"must hold tensors, numbers and classes of leakbench\.defenses\.core only"):
         disk.load(path, fingerprint="x")
     assert not trace.exists()
 
@@ -322,7 +323,7 @@ def signs():
 """
 
 
-@pytest.mark.parametrize(("name", "ours"), [("defenses.signs_of_a_test", True), ("signs_of_a_test", False)])
+@pytest.mark.parametrize(("name", "ours"), [("leakbench.defenses.signs_of_a_test", True), ("signs_of_a_test", False)])
 def test_a_map_after_the_noise_may_stand_in_the_file_of_a_method_of_ours(name, ours, tmp_path, monkeypatch):
     (tmp_path / "signs.py").write_text(OF_ITS_OWN, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(name, tmp_path / "signs.py")
@@ -342,9 +343,11 @@ def test_a_map_after_the_noise_may_stand_in_the_file_of_a_method_of_ours(name, o
         again = duties.trained(module.signs(), checkpoint=path)
         assert torch.equal(duties.parameters(again), duties.parameters(whole))
         # What a file may hold is decided by whose run it is: not of another method's.
-        refused(path, rf"classes of defenses\.core only, got {name}\.Sign")
+        refused(path, rf"classes of leakbench\.defenses\.core only, got {re.escape(name)}\.Sign")
     else:
-        refused(path, rf"classes of defenses\.core only, got {name}\.Sign", defense=module.signs())
+        refused(
+            path, rf"classes of leakbench\.defenses\.core only, got {re.escape(name)}\.Sign", defense=module.signs()
+        )
 
 
 def test_a_crash_while_writing_leaves_the_old_file(halfway, monkeypatch):

@@ -177,7 +177,9 @@ def test_both_kinds_of_layer_take_it_and_know_how_to_do_without(monkeypatch, ane
     sequence = torch.randn(4, 5, 12), torch.randn(4, 5, 17)
     lines = [values.mT.unsqueeze(2) for values in sequence]
     for name in ("convolution", "linear"):
-        monkeypatch.setattr(f"leakbench.defenses.core.gradients.layerwise.{name}.cheapest", lambda *_: Strategy.PAIRS)
+        monkeypatch.setattr(
+            f"leakbench.defenses.core.gradients.layerwise.layers.{name}.cheapest", lambda *_: Strategy.PAIRS
+        )
 
     def found():
         return Convolution(inputs, signals, g).squares(), OuterSum(*sequence).squares()
