@@ -1,1 +1,1 @@
-"""Privacy accounting and noise: ledger, accountants, calibration, the secret noise and its keys."""
+"""Privacy accounting: events, ledger, accountants, batch samplers, and trade-off curves."""

@@ -1,8 +1,8 @@
-"""Gaussian events: what a ledger's entries come to, and what the accountants compose.
+"""Gaussian events: a ledger's entries in the form that the accountants compose.
 
 Guarantee:
-    An event is what one record can have to do with its releases: `count` times a Gaussian mechanism of sensitivity 1,
-    on batches that the record joined in the way that the event says.
+    An event bounds the influence of a record on its releases: `count` Gaussian mechanisms of sensitivity 1,
+    on batches that the record joined as the event states.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, order=True)
 class Gaussian:
-    """`count` Gaussian mechanisms with one noise multiplier, each on a random sample.
+    """`count` Gaussian mechanisms with the same noise multiplier, each on a random sample.
 
     Attributes:
         sample_rate: probability of taking part; 1 for no subsampling.
         noise_multiplier: noise standard deviation / sensitivity; positive.
-        count: how many.
-        most: largest batch, a Poisson sample's surplus being dropped at random; 0 for none.
+        count: number of mechanisms.
+        most: largest batch of truncated Poisson sampling, whose surplus is dropped at random; 0 for none.
         examples: number of records that samples are drawn from; needed with `most`.
-        allocated: whether one event is an epoch of 1 / sample_rate steps, of which the record is in one, drawn
-            uniformly.
-        replaced: whether one record is in the place of another (`replace_one`), which doubles the sensitivity; the
-            record is then in a step with chance `sample_rate`, in a uniform subset of fixed size or by its own coin.
-            Without sampling nothing depends on it.
+        allocated: whether an event is an epoch of 1 / sample_rate steps with the record in a single, uniformly drawn
+            step.
+        replaced: whether a record is replaced by another (`replace_one`), which doubles the sensitivity; the record is
+            then in a step with probability `sample_rate`, in a uniform subset of fixed size or by its own coin.
+            Irrelevant without sampling.
     """
 
     sample_rate: float
@@ -46,46 +46,46 @@ class Gaussian:
 
     @property
     def plain(self) -> bool:
-        """Whether a coin of its own decides on each record in each step, and the record is there or not."""
+        """True if each record joins each step by its own coin, and neighbours differ by its presence."""
         return not (self.most or self.allocated or self.replaced)
 
     @property
     def participation(self) -> float:
-        """Chance that the record takes part in any of them, rounded up."""
+        """Probability that the record takes part in any of them, rounded up."""
         if self.allocated or self.sample_rate == 1:
             return 1.0
         return min(1.0, -math.expm1(self.count * math.log1p(-self.sample_rate)) * (1 + 1e-12))
 
     @property
     def unsampled(self) -> Gaussian:
-        """The same without amplification, which costs at least as much."""
+        """The event without amplification, which costs at least as much."""
         return Gaussian(1.0, self.noise_multiplier, self.count)
 
     @property
     def of_replacement(self) -> Gaussian:
-        """The same where one record is in the place of another, which moves a sum by up to twice its bound."""
+        """The event under replace-one, which changes a sum by up to twice its bound."""
         if self.replaced:
             return self
         half = self.noise_multiplier / 2
         if self.plain:
             return Gaussian(self.sample_rate, half, self.count, replaced=self.sample_rate < 1)
-        return Gaussian(1.0, half, self.count)  # no amplification of these is known here
+        return Gaussian(1.0, half, self.count)  # no amplification under replace-one is known here
 
     @property
     def as_poisson(self) -> Gaussian:
-        """The same under Poisson sampling, which costs about as much; a guess to search from, and no bound."""
-        if self.replaced:  # has a bound by RDP of its own
+        """The event under Poisson sampling, at about the same cost; a starting point for a search, and no bound."""
+        if self.replaced:  # it has its own bound by RDP
             return self
         steps = self.count * round(1 / self.sample_rate) if self.allocated else self.count
         return Gaussian(self.sample_rate, self.noise_multiplier, steps)
 
 
 def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
-    """Equal subsampled events counted together, all unsampled ones as one: exact, and fit for caching."""
+    """Counts equal subsampled events together and merges all unsampled events: exact, and fit for caching."""
     precision = math.fsum(e.count / e.noise_multiplier**2 for e in events if e.sample_rate == 1)
     counts: dict[Gaussian, int] = {}
     for e in events:
-        # An accountant's cost grows with the number of distinct events; a count is a mere factor or power.
+        # An accountant's cost grows with the number of distinct events; a count is only a factor or a power.
         if e.sample_rate < 1 and e.count:
             one = replace(e, count=1)
             counts[one] = counts.get(one, 0) + e.count

@@ -1,13 +1,13 @@
-"""The privacy ledger: Gaussian events of the plans that were executed, and the epsilon of their composition.
+"""The privacy ledger: Gaussian events of the executed plans, and the epsilon of their composition.
 
-Events are derived from executed plans; no method can type a guarantee in. What a run will cost is predicted by dry
-runs (`calibration.py`).
+Events are derived from executed plans; no method can type a guarantee in. Dry runs predict the cost of a run
+(`training/calibration.py`).
 
 Guarantee:
-    Relation and sampler as in `sampling.py`. One step is one Gaussian at the defense's noise multiplier when
-    all blocks are bounded, else nothing is proved and epsilon is infinite; the trial of a step is another one, on a
-    Poisson sample of its own, whether the step stands or not. Assumes composition over all
-    releases (`updates` observer): whoever sees less, the final model only, learns no more.
+    Relation and sampler as in `sampling.py`. A step is a Gaussian at the defense's noise multiplier if all blocks are
+    bounded; otherwise nothing is proved and epsilon is infinite. The trial of a step is another Gaussian, on its own
+    Poisson sample, whether the step stands or not. Assumes composition over all releases (`updates` observer): an
+    observer who sees less, such as the final model only, learns no more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
 """Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
 _EXACT_LOSS = 1e-12
-"""By how much less than its multiplier discrete Gaussian noise is charged, relatively: see `events_of`."""
+"""Relative reduction of the charged multiplier of discrete Gaussian noise: see `_own_events`."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Entry:
     """Consecutive steps with the same charge.
 
     Attributes:
-        first: number of the first of them.
-        steps: how many.
-        noise_multiplier: of each step as one Gaussian; None where nothing is proved.
-        sampling: the sampler they ran under.
+        first: number of the first step.
+        steps: number of steps.
+        noise_multiplier: of each step as a Gaussian; None if nothing is proved.
+        sampling: the sampler of the steps.
         reason: why nothing is proved; empty otherwise.
-        one_off: whether it was a release of its own, on all the data, and no step.
-        exact: whether the noise was a discrete Gaussian on sums of whole numbers.
-        row: of the first of them in a stream of correlated noise; None for noise of its own in every step.
-        trial: whether it was the trial of a step, and no step.
+        one_off: whether it is a separate release on all the data, and no step.
+        exact: whether the noise is a discrete Gaussian on sums of integers.
+        row: the first step's row in a stream of correlated noise; None for independent noise in every step.
+        trial: whether it is the trial of a step, and no step.
     """
 
     first: int
@@ -62,8 +62,8 @@ class Entry:
             raise ValueError("an event without noise must have no noise multiplier, and a reason, got 0")
 
     def goes_on_with(self, new: Entry) -> bool:
-        """Whether a single step is one more of these."""
-        # Consecutive steps alone: which epochs an entry reaches into is computed from `first` and `steps`.
+        """Returns whether a single step extends this entry."""
+        # Only the next step does: the epochs of an entry are computed from `first` and `steps`.
         if replace(self, first=new.first, steps=1, row=new.row) != new or self.first + self.steps != new.first:
             return False
         if self.row is None or new.row is None:
@@ -73,31 +73,31 @@ class Entry:
 
     @property
     def own_noise(self) -> bool:
-        """Whether it is no step, and has a noise multiplier of its own."""
+        """True if it is no step and has its own noise multiplier."""
         return self.one_off or self.trial
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a run proves about any one example.
+    """The privacy guarantee of a run for any single example.
 
     Attributes:
-        epsilon: in nats; infinite where nothing is proved.
-        epsilon_rdp: the same by RDP.
+        epsilon: in nats; infinite if nothing is proved.
+        epsilon_rdp: epsilon by RDP.
         delta: the probability that epsilon may fail.
         relation: `add_remove`, `zero_out` or `replace_one`.
-        unit: whose presence is protected.
+        unit: the privacy unit.
         sampling: the sampler.
         sample_rate: its rate.
-        accountant: who computed epsilon.
-        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon by `add_remove` if
-            the same steps had run under Poisson sampling, which they did not; None for the others and for correlated
-            noise.
+        accountant: the accountant of epsilon.
+        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon under `add_remove`
+            as if the same steps had run under Poisson sampling, which they did not; None for other samplers and for
+            correlated noise.
         events: the events in words.
         reason: why epsilon is infinite; empty otherwise.
-        assumes: what the guarantee rests on beyond the mathematics, a sentence each.
-        unverified: parts of the run that are none of ours, a sentence each; the claim takes their word.
-        gaussians: the events that it was computed from; None where a pair of epsilon and delta is all that is known.
+        assumes: assumptions beyond the mathematics, a sentence each.
+        unverified: components of the run from outside leakbench, a sentence each; the claim relies on their word.
+        gaussians: the events that it was computed from; None if only a pair of epsilon and delta is known.
     """
 
     epsilon: float
@@ -117,18 +117,18 @@ class Claim:
 
     @property
     def first_line(self) -> str:
-        """The claim in one line, which says so where a part of it is unverified."""
+        """The claim in a line, which says if a part of it is unverified."""
         shown = "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.4g}"
         about = f"{self.relation}, unit: {self.unit}, sampling: {self.sampling}"
         return f"epsilon {shown} at delta {self.delta:g} ({about})" + (", unverified" if self.unverified else "")
 
     def __str__(self) -> str:
-        """The first line, and what is unverified."""
+        """Returns the first line and the unverified components."""
         return "\n".join([self.first_line, *(f"unverified: {sentence}" for sentence in self.unverified)])
 
     @property
     def trade_off(self) -> TradeOff:
-        """What any test of one record's membership can do at most, computed when it is first asked for."""
+        """The bound on any test of a record's membership, computed at the first access."""
         if math.isinf(self.epsilon):
             return NOTHING_PROVED
         if self.gaussians is None:
@@ -136,11 +136,11 @@ class Claim:
         return of_events(self.gaussians, self.delta)
 
     def epsilon_at(self, delta: float, *, replaced: bool = False) -> float:
-        """Epsilon at another delta, nats, by the accountants; infinite where nothing is proved.
+        """Returns epsilon at another delta, in nats, by the accountants; infinite if nothing is proved.
 
         Args:
             delta: in (0, 1).
-            replaced: whether one record is in the place of another, instead of there or not.
+            replaced: whether neighbours differ by a replaced record, instead of an added or removed record.
         """
         replaced = replaced and not self._of_replacement
         if replaced or math.isinf(self.epsilon) or self.gaussians is None:
@@ -148,7 +148,7 @@ class Claim:
         return proved(self.gaussians, delta).value
 
     def delta_at(self, epsilon: float) -> float:
-        """Delta at another epsilon; 1 where nothing is proved.
+        """Returns delta at another epsilon; 1 if nothing is proved.
 
         Args:
             epsilon: nats, at least 0.
@@ -156,16 +156,16 @@ class Claim:
         return self.trade_off.delta_at(epsilon)
 
     def beta_at(self, alpha: float, *, replaced: bool = False) -> float:
-        """The least rate of misses of any membership test at a rate of false alarms; 0 where nothing is proved.
+        """Returns the smallest type II error of any membership test at a type I error; 0 if nothing is proved.
 
         Args:
-            alpha: in [0, 1].
-            replaced: whether the test is between a record and another one in its place.
+            alpha: type I error, in [0, 1].
+            replaced: whether the test is between a record and its replacement.
         """
         return self.trade_off.beta_at(alpha, replaced=replaced and not self._of_replacement)
 
     def tpr_at(self, fpr: float, *, replaced: bool = False) -> float:
-        """The largest true positive rate of any membership test; 1 where nothing is proved.
+        """Returns the largest true positive rate of any membership test; 1 if nothing is proved.
 
         Args:
             fpr: false positive rate, in [0, 1].
@@ -175,18 +175,18 @@ class Claim:
 
     @property
     def _of_replacement(self) -> bool:
-        """Whether the events are those of one record in the place of another already."""
+        """True if the events already hold under replace-one."""
         return self.relation == "replace_one"
 
     @property
     def advantage(self) -> float:
-        """The largest TPR - FPR of any membership test; 1 where nothing is proved."""
+        """The largest TPR - FPR of any membership test; 1 if nothing is proved."""
         return self.trade_off.advantage
 
 
 @dataclass
 class Ledger:
-    """The releases of one run.
+    """The releases of a run.
 
     Attributes:
         sampling: the sampler of its steps.
@@ -211,18 +211,19 @@ class Ledger:
         exact: bool = False,
         trial: bool = False,
     ) -> None:
-        """Charges one executed plan.
+        """Charges an executed plan.
 
         Args:
             plan: as executed.
-            step: in which step.
-            sampling: the sampler, where it is not the run's.
-            one_off: a release of its own on all the data: no sampler amplifies it.
-            exact: whether the noise was a discrete Gaussian on sums of whole numbers.
+            step: its step.
+            sampling: the sampler, if different from the run's.
+            one_off: a separate release on all the data: no sampler amplifies it.
+            exact: whether the noise was a discrete Gaussian on sums of integers.
             trial: the trial of a step, and no step.
 
         Raises:
-            ValueError: for correlated noise in a release of its own, or in a step that does not go on with its stream.
+            ValueError: for correlated noise in a release that is no step, or in a step that does not continue its
+                stream.
         """
         self._refuse_broken_stream(plan.plan.correlated, step, own_noise=one_off or trial)
         sampling = full() if one_off else sampling or self.sampling
@@ -231,12 +232,12 @@ class Ledger:
             reason = "one example's contribution is not bounded"
         elif plan.noise_multiplier == 0:
             reason = "no noise is added"
-        # Blocks whose shares sum to 1 are one Gaussian at the step's own multiplier.
+        # Blocks whose shares sum to 1 are a single Gaussian at the step's own multiplier.
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
-            sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep one number for one event
+            sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep the same number for the same event
         new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated, trial)
-        # Steps and their trials take turns: each goes on from the last of its kind.
+        # Steps and trials alternate: each entry extends the last of its kind.
         found = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
         place = next(found, None)
         last = None if place is None else self.entries[place]
@@ -246,13 +247,13 @@ class Ledger:
             self.entries.append(new)
 
     def _refuse_broken_stream(self, row: StrategyRow | None, step: int, *, own_noise: bool) -> None:
-        """A stream is charged from its first to its last step, for what these share: so nothing may lie between."""
+        """Refuses gaps in a stream, which is charged from its first to its last step for the noise they share."""
         if row is None:
             return
         if own_noise:
             raise ValueError("a release of its own, or a trial, must have independent noise, got correlated noise")
         last = next((entry for entry in reversed(self.entries) if not entry.own_noise), None)
-        # Numbers are left out where steps are looked at one by one, each with noise of its own.
+        # Numbers are skipped if steps are examined separately, each with independent noise.
         if row.position == 0 or last is None or last.first + last.steps != step:
             return
         if last.row is None or (last.row.strategy, last.row.position + last.steps) != (row.strategy, row.position):
@@ -262,12 +263,12 @@ class Ledger:
             )
 
     def knowing(self, step: int) -> Ledger:
-        """The same releases for an attacker who knows that the record took part in a step: no sampling amplifies it.
+        """Returns the ledger for an attacker who knows that the record took part in a step: no sampling amplifies it.
 
-        What came before and after is as it was: the parameters at which the step was taken have seen the record, too.
+        Releases before and after keep their charge: the parameters of the step depend on the record, too.
 
         Args:
-            step: its number.
+            step: number of the step.
         """
         if any(entry.row is not None for entry in self.entries):  # a stream is charged as a whole
             return Ledger(self.sampling, [replace(entry, sampling=full()) for entry in self.entries])
@@ -286,15 +287,15 @@ class Ledger:
         return Ledger(self.sampling, found)
 
     def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
-        """The (epsilon, delta) of everything recorded so far.
+        """Returns the (epsilon, delta) of everything recorded so far.
 
         Args:
             delta: in (0, 1).
-            time_limit: seconds for the PLD accountant where it is slow.
+            time_limit: seconds for the PLD accountant when it is slow.
         """
         s = self.sampling
-        # Gaussians under add/remove hold under zero-out too, not the other way round. Twice as sensitive, they hold for
-        # one record in the place of another, which is nothing less than zero-out.
+        # Gaussians under add/remove also hold under zero-out, not the other way round. At twice the sensitivity they
+        # hold under replace-one, which implies zero-out.
         relations = {s.relation, *(entry.sampling.relation for entry in self.entries)}
         relation = next(one for one in ("replace_one", "zero_out", "add_remove") if one in relations)
         words = tuple(_words(self.entries))
@@ -334,12 +335,12 @@ class Ledger:
 
 
 def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gaussian]:
-    """The entries as Gaussian events under their samplers, all of one neighbouring relation.
+    """Returns the entries as Gaussian events under their samplers, all under the same neighbouring relation.
 
     Args:
-        entries: all of whose multipliers are known by now.
-        replaced: whether they are to hold for one record in the place of another, whatever their samplers; where one
-            of these is of that relation, they do anyway.
+        entries: with all multipliers known.
+        replaced: whether they must hold under replace-one, whatever their samplers; always the case if any sampler has
+            that relation.
     """
     replaced = replaced or any(entry.sampling.relation == "replace_one" for entry in entries)
     found = _own_events(entries)
@@ -347,19 +348,19 @@ def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gauss
 
 
 def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
-    """The entries as Gaussian events of a record that is there or not, or contributes nothing.
+    """Yields the entries as Gaussian events of a record that is present or not, or contributes nothing.
 
-    Discrete Gaussian noise of scale s on whole numbers, in many dimensions at once, is charged as a Gaussian of scale
-    sqrt(s^2 - 8), because it nearly is a function of one: draw z from that, then an integer k with probability
+    Discrete Gaussian noise of scale s on integers, in many dimensions at once, is charged as a Gaussian of scale
+    sqrt(s^2 - 8), because it nearly is a function of it: draw z from that Gaussian, then an integer k with probability
     proportional to exp(-(k - z)^2 / 16). By Poisson's summation formula the sum of these weights over k is the same for
-    every z, and that of the discrete Gaussian's own for every whole shift, up to a factor 1 +- 2 exp(-16 pi^2) (1 +
-    10^-60); so probabilities differ by a factor of exp(10^-67) a number released, whatever the sampler and however
-    steps compose. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` is more than
-    both for as many numbers as there will ever be.
+    every z, and that of the discrete Gaussian's own for every integer shift, up to a factor 1 +- 2 exp(-16 pi^2) (1 +
+    10^-60); so probabilities differ by a factor of exp(10^-67) per released number, whatever the sampler and the
+    composition. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` exceeds both
+    for any feasible number of releases.
     """
     # (sampler, epoch or cycle) -> smallest multiplier of a step that a record may have been used in
     worst: dict[tuple[Sampling, int], float] = {}
-    # (strategy, step in which it begins) -> entries of that stream: what they share, no entry shows by itself
+    # (strategy, step in which it begins) -> entries of that stream: no single entry shows the noise that they share
     streams: dict[tuple[NoiseStrategy, int], list[Entry]] = {}
     for e in entries:
         sigma = e.noise_multiplier
@@ -374,11 +375,11 @@ def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
             )
         elif s.kind in _ONCE:
             turns = s.groups if s.kind == "cyclic" else s.steps_per_epoch
-            # Parallel composition: batches of an epoch are disjoint, so it costs what its least noisy step costs.
+            # Parallel composition: batches of an epoch are disjoint, so it costs as much as its least noisy step.
             for turn in range(e.first // turns, (e.first + e.steps - 1) // turns + 1):
                 worst[s, turn] = min(sigma, worst.get((s, turn), math.inf))
         elif s.kind in ("poisson", "truncated_poisson", "fixed"):
-            # `fixed` amplifies for one record in the place of another alone, which is what `events_of` makes of it.
+            # `fixed` amplifies under replace-one alone, to which `events_of` converts it.
             yield Gaussian(s.rate, sigma, e.steps, most=s.most, examples=s.examples)
         else:
             yield Gaussian(1.0, sigma, e.steps)
@@ -391,7 +392,7 @@ def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
 
 
 def _of_stream(strategy: NoiseStrategy, begun: int, parts: list[Entry]) -> list[Gaussian]:
-    """Events of one stream of correlated noise, charged from its first to its last step at its least noise."""
+    """Returns the events of a noise stream, charged from its first to its last step at its least noise."""
     first, last = min(e.first for e in parts), max(e.first + e.steps for e in parts)
     samplings = {e.sampling for e in parts}
     sampling = samplings.pop() if len(samplings) == 1 else full()

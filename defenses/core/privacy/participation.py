@@ -1,17 +1,17 @@
-"""What one record can have to do with a stream of correlated noise, by the steps that its sampler lets it join.
+"""Sensitivity of a matrix mechanism's noise stream under the participation pattern of a sampler.
 
-A record that takes part in steps j, k, .. with contributions of norm at most 1 moves C S by at most the root of the sum
-of |C^T C| over these steps (Choquette-Choo, McMahan, Rush & Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for
-Private Machine Learning", ICML 2023). The largest sum over all patterns that the sampler allows is the stream's
-sensitivity, and the whole stream is one Gaussian mechanism, adaptively chosen contributions included.
+A record in steps j, k, .. with contributions of norm at most 1 moves C S by at most the root of the sum of |C^T C| over
+these steps (Choquette-Choo, McMahan, Rush & Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine
+Learning", ICML 2023). The largest sum over all patterns that the sampler allows is the stream's sensitivity, and the
+whole stream is a Gaussian mechanism, adaptively chosen contributions included.
 
 Guarantee:
-    `cyclic` sampling of at least as many groups as a strategy has bands amplifies: a record's steps lie so far apart
-    that they share nothing, so that they are Poisson-subsampled Gaussians one by one (Choquette-Choo, Ganesh, McKenna,
-    McMahan, Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training",
-    NeurIPS 2023). Nothing else amplifies: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is taken to
-    be in every step, under `partition` and `cyclic` in the same place of every epoch or cycle, under `shuffle` and
-    `random_allocation` in any one place of each.
+    `cyclic` sampling with at least as many groups as the strategy has bands amplifies: a record's steps lie so far
+    apart that they share no noise, so each is a Poisson-subsampled Gaussian (Choquette-Choo, Ganesh, McKenna, McMahan,
+    Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS
+    2023). No other sampler amplifies: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is assumed to
+    be in every step, under `partition` and `cyclic` at the same position of every epoch or cycle, under `shuffle` and
+    `random_allocation` at an arbitrary position of each.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .sampling import Sampling
 def stream_events(
     strategy: NoiseStrategy, sampling: Sampling, sigma: float, *, first: int, position: int, steps: int
 ) -> list[Gaussian]:
-    """The Gaussian events of consecutive steps of one stream.
+    """Returns the Gaussian events of consecutive steps of a noise stream.
 
     Args:
         strategy: of the stream.
         sampling: the sampler.
-        sigma: the noise multiplier, of which a record that is in one step pays one Gaussian.
-        first: number of the first of the steps in the run.
-        position: its position in the stream.
-        steps: how many.
+        sigma: noise multiplier; a record in a single step pays a Gaussian at it.
+        first: number of the first step in the run.
+        position: position of the first step in the stream.
+        steps: number of steps.
     """
     cycles = range(first // sampling.groups, (first + steps - 1) // sampling.groups + 1)
     if amplified(strategy, sampling):
@@ -46,13 +46,13 @@ def stream_events(
 
 
 def amplified(strategy: NoiseStrategy, sampling: Sampling) -> bool:
-    """Whether a record's steps share no noise, so that its coins in them lower epsilon."""
+    """Returns whether a record's steps share no noise, so that its coins in them lower epsilon."""
     return sampling.kind == "cyclic" and bands(strategy) <= sampling.groups
 
 
 @lru_cache(maxsize=256)
 def bands(strategy: NoiseStrategy) -> int:
-    """From so many steps apart on, columns of a strategy have nothing in common."""
+    """Number of bands: columns of the strategy that are at least so many steps apart do not overlap."""
     overlap = gram(strategy) != 0
     lags = np.subtract.outer(np.arange(strategy.steps), np.arange(strategy.steps))
     return int(lags[overlap].max()) + 1
@@ -60,19 +60,19 @@ def bands(strategy: NoiseStrategy) -> int:
 
 @lru_cache(maxsize=1024)
 def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
-    """How far one record can move C S, in units of what it can by taking part once.
+    """Returns the largest change of C S by a record, in units of its change by taking part once.
 
     Args:
         strategy: of the stream.
         sampling: the sampler.
-        first: number of the first of the steps in the run.
-        position: its position in the stream.
-        steps: how many.
+        first: number of the first step in the run.
+        position: position of the first step in the stream.
+        steps: number of steps.
     """
     places = slice(position, position + steps)
     shared = np.abs(gram(strategy)[places, places])
     numbers = first + np.arange(steps)
-    # A turn that is never over is as long as the stream: of a tiny rate it is no integer of 64 bits.
+    # An epoch longer than the run is cut to its length: at a tiny rate it exceeds a 64-bit integer.
     turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)
     if sampling.kind in ("partition", "cyclic"):
         alike = [np.flatnonzero(numbers % turns == place) for place in range(turns)]
@@ -85,8 +85,8 @@ def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, positio
 
 
 def _one_of_each(shared: np.ndarray, epochs: np.ndarray) -> float:
-    """An upper bound on the sum over pairs of steps, one step chosen freely in each epoch."""
+    """Returns an upper bound on the sum over pairs of steps, with a step chosen freely in each epoch."""
     starts = np.flatnonzero(np.diff(epochs, prepend=-1))
     pairs = np.maximum.reduceat(np.maximum.reduceat(shared, starts, axis=0), starts, axis=1)
-    alone = np.maximum.reduceat(np.diag(shared), starts)  # an epoch with itself is one step with itself
+    alone = np.maximum.reduceat(np.diag(shared), starts)  # an epoch paired with itself is a step paired with itself
     return float(pairs.sum() - np.trace(pairs) + alone.sum())

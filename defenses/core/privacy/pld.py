@@ -1,16 +1,15 @@
-"""Privacy loss distributions of sampled Gaussians, as dp-accounting makes them and several times as fast.
+"""Privacy loss distributions of sampled Gaussians: dp-accounting's algorithm, several times as fast.
 
 Doroshenko, Ghazi, Kamath, Kumar & Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
-Distributions", PETS 2022. dp-accounting decides what is computed: truncation, grid and divergences are its own. It
-walks over each grid of some 10^5 losses in Python several times; here these walks are sums of arrays: the inverse of
-the privacy loss at every grid point, Algorithm 1 of the paper, and the epsilon of a distribution. Powers of a
-distribution use real transforms, and a fifth of its Chernoff bounds.
+Distributions", PETS 2022. Truncation, grid and divergences are dp-accounting's. It loops over each grid of some 10^5
+losses in Python several times; here these loops are array operations: the inverse of the privacy loss at every grid
+point, Algorithm 1 of the paper, and the epsilon of a distribution. Powers of a distribution use real transforms, and a
+fifth of its Chernoff bounds.
 
 Guarantee:
     Epsilon is pessimistic as dp-accounting's is: every distribution dominates the mechanism's, and truncated mass
-    counts as infinite loss. So does what transforms may lose to rounding, which dp-accounting leaves out: at delta
-    10^-9 its epsilon may be too small, relatively by 10^-5. At 10^-5 the two agree to 10^-6. Relation: add or remove
-    one.
+    counts as infinite loss. So does the rounding error of the transforms, which dp-accounting leaves out: at delta
+    10^-9 its epsilon may be too small, relatively by 10^-5. At 10^-5 the two agree to 10^-6. Relation: add/remove.
 """
 
 from __future__ import annotations
@@ -31,15 +30,16 @@ from .events import Gaussian
 from .random_allocation import divergences
 
 _TRUNCATED = 1e-15
-"""Mass that a power of a distribution may lose, and counts as infinite loss; dp-accounting's own."""
+"""Mass that a power of a distribution may lose, and that counts as infinite loss; dp-accounting's value."""
 _LOG_TRUNCATED = -50.0
-"""Logarithm of the mass of one Gaussian's tails; dp-accounting's own."""
+"""Logarithm of the mass of a Gaussian's tails; dp-accounting's value."""
 _ROUNDING = 2.0**-53
-"""Of float64. A transform of n numbers loses log2(n) of it, relatively; a power of the transform, as often."""
+"""Unit roundoff of float64. A transform of n numbers loses log2(n) of it, relatively; a power, its exponent times
+that."""
 _PLAIN = 500.0
-"""Losses up to which e^-loss is a normal number: from 745 nats on it is 0, and an epsilon that lies there is lost."""
-# Of the 40 orders, in units of 1 / length, by which dp-accounting bounds where the mass of a power lies: fewer only
-# leave more zeros at the ends.
+"""Losses up to which e^-loss is a normal number: from 745 nats on it is 0, and an epsilon that large is lost."""
+# A subset of the 40 orders, in units of 1 / length, by which dp-accounting bounds the support of a power: fewer orders
+# only leave more zeros at the ends.
 _ORDERS = np.array([-20.0, -8.0, -3.0, -1.0, 1.0, 3.0, 8.0, 20.0])
 
 
@@ -60,28 +60,28 @@ class Losses:
     interval: float
 
     def rounded_up(self) -> Losses:
-        """The same, where what the divergences of one mechanism lose to rounding counts as infinite loss."""
-        # They are differences of numbers of up to 1, one of them e^loss times another: its digits are lost with the
-        # size of the loss. Powers and compositions give more than that away.
+        """Returns the distribution with the rounding error of a mechanism's divergences counted as infinite loss."""
+        # They are differences of numbers of up to 1, the second being e^loss times a number: its digits are lost with
+        # the size of the loss. Powers and compositions add more than that.
         largest = self.interval * max(abs(self.first), abs(self.first + len(self.masses)))
         return replace(self, infinite=min(1.0, self.infinite + _ROUNDING * (8 + 5 * largest)))
 
     def composed(self, other: Losses) -> Losses:
-        """The loss of two mechanisms together."""
+        """Returns the loss of the composition of two mechanisms."""
         masses = signal.fftconvolve(self.masses, other.masses)
         infinite = self.infinite + other.infinite - self.infinite * other.infinite
         infinite += _ROUNDING * math.log2(len(masses) + 1)
         return Losses(self.first + other.first, masses, infinite, self.interval)
 
     def power(self, count: int) -> Losses:
-        """The loss of one mechanism `count` times."""
+        """Returns the loss of the mechanism composed `count` times."""
         if self.infinite >= 1:
             return self
         orders = (_ORDERS / len(self.masses)).tolist()
         low, high = common.compute_self_convolve_bounds(cast(Any, self.masses), count, _TRUNCATED, orders=orders)
         length = high - low + 1
         size = cast(int, fft.next_fast_len(max(length, len(self.masses)), real=True))
-        # The transform wraps around; what lies outside of the bounds has less mass than is given up below.
+        # The transform wraps around; the mass outside the bounds is below the truncated mass added below.
         wrapped = np.asarray(fft.irfft(np.asarray(fft.rfft(self.masses, size)) ** count, size))
         masses = np.roll(wrapped, -(low % size))[:length]
         infinite = _TRUNCATED - math.expm1(count * math.log1p(-self.infinite))
@@ -89,25 +89,26 @@ class Losses:
         return Losses(self.first * count + low, masses, infinite, self.interval)
 
     def divergences(self) -> np.ndarray:
-        """Hockey stick divergences at the losses 0, 1, 2, .. intervals, up to the largest; all terms are positive.
+        """Returns hockey stick divergences at the losses 0, 1, 2, .. intervals, up to the largest loss.
 
-        With A the mass of the losses above one, delta there is e^-interval times that of the next one, plus
-        (1 - e^-interval) A: nothing cancels, however small it is.
+        All terms are positive.
+        With A the mass of the losses above a grid point, delta there is e^-interval times the next grid point's delta,
+        plus (1 - e^-interval) A: nothing cancels, however small delta is.
         """
         last = max(0, self.first + len(self.masses) - 1)
         masses = np.zeros(last + 1)
         kept = np.maximum(self.masses[max(0, -self.first) :], 0.0)
         masses[len(masses) - len(kept) :] = kept
-        above = np.cumsum(masses[:0:-1])  # of the last but one, and so on down to 0
+        above = np.cumsum(masses[:0:-1])  # from the second to last down to 0
         found = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], above)
         return self.infinite + np.append(np.asarray(found)[::-1], 0.0)
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon whose hockey stick divergence is at most delta."""
+        """Returns the least epsilon whose hockey stick divergence is at most delta."""
         if self.infinite > delta:
             return math.inf
         losses = self.interval * (self.first + np.arange(len(self.masses))[::-1])
-        # From the largest loss down. What rounding made negative is 0: with more mass, delta is larger, not smaller.
+        # From the largest loss down. Masses that rounding made negative become 0: more mass only raises delta.
         masses = np.maximum(self.masses[::-1], 0.0)
         upper = self.infinite + np.cumsum(masses)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -124,18 +125,18 @@ class Losses:
 
 
 class _SampledGaussian(GaussianPrivacyLoss):
-    """dp-accounting's mechanism, which answers for all epsilons of a grid at once."""
+    """dp-accounting's mechanism, evaluated at all epsilons of a grid at once."""
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """The hockey stick divergences, as the parent's, whose inverse of the loss takes one at a time."""
+        """Returns the hockey stick divergences of the parent, whose inverse of the loss takes a single epsilon."""
         epsilons = np.asarray(epsilon, dtype=float)
         deltas, edge, q = np.zeros_like(epsilons), math.log1p(-self.sampling_prob), self.sampling_prob
         adding = self.adjacency_type == AdjacencyType.ADD
         if adding:
-            inside = epsilons < -edge  # the divergence is 0 from there on
+            inside = epsilons < -edge  # the divergence is 0 beyond
             signed = -epsilons[inside]
         else:
-            inside = epsilons > edge  # and 1 - e^epsilon up to there
+            inside = epsilons > edge  # and 1 - e^epsilon below
             deltas[~inside] = -np.expm1(epsilons[~inside])
             signed = epsilons[inside]
         # The loss without sampling, log(1 + (e^signed - 1) / q), is that of a Gaussian, a line in x.
@@ -150,7 +151,7 @@ class _SampledGaussian(GaussianPrivacyLoss):
 
 
 def connected(first: int, deltas: np.ndarray, interval: float) -> Losses:
-    """The distribution on a grid that dominates every mechanism of these divergences (Algorithm 1 of the paper).
+    """Returns the grid distribution that dominates every mechanism of these divergences (the paper's Algorithm 1).
 
     Args:
         first: number of the first grid point.
@@ -168,7 +169,7 @@ def connected(first: int, deltas: np.ndarray, interval: float) -> Losses:
 
 
 def _dots(noise_multiplier: float, sample_rate: float, adjacency: AdjacencyType, interval: float) -> Losses:
-    """The distribution of one mechanism: its divergences by dp-accounting, connected."""
+    """Returns the distribution of a single mechanism: its divergences by dp-accounting, connected."""
     mechanism = (_SampledGaussian if sample_rate < 1 else GaussianPrivacyLoss)(
         noise_multiplier,
         log_mass_truncation_bound=_LOG_TRUNCATED,
@@ -184,7 +185,7 @@ def _dots(noise_multiplier: float, sample_rate: float, adjacency: AdjacencyType,
 
 
 def _truncated(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
-    """The distribution of a Gaussian on a Poisson sample with a largest batch, dp-accounting's own."""
+    """Returns the distribution of a Gaussian on a Poisson sample with a largest batch, by dp-accounting."""
     both = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         dataset_size=event.examples,
         sampling_probability=event.sample_rate,
@@ -194,13 +195,13 @@ def _truncated(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Lo
         log_mass_truncation_bound=_LOG_TRUNCATED,
         neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
     )
-    # The two directions apart, which the library composes side by side and shows to nobody.
+    # The two directions separately; the library composes them side by side and exposes neither.
     pmf = cast(Any, both._pmf_remove if adjacency == AdjacencyType.REMOVE else both._pmf_add).to_dense_pmf()
     return Losses(pmf._lower_loss, np.asarray(pmf._probs), float(pmf._infinity_mass), interval)
 
 
 def _one(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
-    """The distribution of one mechanism of an event."""
+    """Returns the distribution of a single mechanism of an event."""
     sigma, rate = event.noise_multiplier, event.sample_rate
     if event.allocated:
         removed = adjacency == AdjacencyType.REMOVE
@@ -209,7 +210,7 @@ def _one(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
 
 
 def epsilon(events: Sequence[Gaussian], delta: float, interval: float) -> float:
-    """Epsilon at `delta` of Gaussian events, composed.
+    """Returns epsilon at `delta` of a composition of Gaussian events.
 
     Args:
         events: in any order.
@@ -220,7 +221,7 @@ def epsilon(events: Sequence[Gaussian], delta: float, interval: float) -> float:
 
 
 def curve(events: Sequence[Gaussian], interval: float) -> tuple[np.ndarray, np.ndarray]:
-    """Epsilons on the grid from 0 up, and deltas at these, the larger one of both directions.
+    """Returns epsilons on the grid from 0 up, and the deltas there, the larger of both directions.
 
     Args:
         events: in any order.
@@ -229,20 +230,20 @@ def curve(events: Sequence[Gaussian], interval: float) -> tuple[np.ndarray, np.n
     both = [total.divergences() for total in _composed(tuple(events), interval)]
     deltas = np.zeros(max((len(one) for one in both), default=1))
     for one in both:
-        # Beyond its largest loss, a distribution has what is infinite.
+        # Beyond its largest loss, a distribution has only its infinite mass.
         deltas = np.maximum(deltas, np.pad(one, (0, len(deltas) - len(one)), mode="edge"))
     return interval * np.arange(len(deltas)), np.minimum(deltas, 1.0)
 
 
 @lru_cache(maxsize=2)
 def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ...]:
-    """The distributions of all events together: when a record is removed, and when one is added."""
+    """Returns the distributions of all events together: for removing a record, and for adding a record."""
     found = []
-    # Sampled, removing a record and adding one have different losses; what is proved holds for both.
+    # Under sampling, removing and adding a record have different losses; the guarantee must hold for both.
     for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):
         total: Losses | None = None
         for event in events:
-            if event.sample_rate == 1:  # without sampling, `count` Gaussians are one with less noise, exactly
+            if event.sample_rate == 1:  # without sampling, `count` Gaussians are exactly a Gaussian with less noise
                 one = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
             else:
                 one = _one(event, adjacency, interval)
@@ -251,5 +252,5 @@ def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ..
         if total is not None:
             found.append(total)
         if all(event.sample_rate == 1 for event in events):
-            break  # alike
+            break  # both directions are equal
     return tuple(found)

@@ -1,18 +1,20 @@
-"""Privacy loss of random allocation: in every epoch of t steps, a record joins one of them, drawn uniformly.
+"""Privacy loss of random allocation: in every epoch of t steps, a record joins a single step, drawn uniformly.
 
 Feldman & Shenfeld, "Privacy Amplification by Random Allocation", 2025: an epoch of Gaussian mechanisms, however
-adaptive, is dominated by t of them whose outputs are N(0, sigma^2), of which one, drawn uniformly, has mean 1. The
-likelihood ratio of the two hypotheses is then W = (Y_1 + .. + Y_t) / t, with Y_i = exp(x_i / sigma^2 - 1 / (2 sigma^2))
-lognormal and of mean 1 where the record is absent; where it is present, one Y is drawn by its size. Both directions of
-the hockey stick divergence are means of convex functions of W, so that each Y may be replaced by any spread of it with
-the same mean: here by its two neighbours on a grid, the mass beyond the grid by its last point and infinity. The sum of
-t such numbers is a power of a Fourier transform. Deviation: Feldman & Shenfeld ("Efficient Privacy Loss Accounting for
-Subsampling and Random Allocation", ICML 2026) round to grids of another kind.
+adaptive, is dominated by t outputs N(0, sigma^2), of which a uniformly drawn output has mean 1. The likelihood ratio of
+the two hypotheses is then W = (Y_1 + .. + Y_t) / t, with Y_i = exp(x_i / sigma^2 - 1 / (2 sigma^2)) lognormal and of
+mean 1 if the record is absent; if it is present, a single Y has the size-biased distribution. Both directions of the
+hockey stick divergence are means of convex functions of W, so that each Y may be replaced by any mean-preserving
+spread: here by its two neighbours on a grid, and the mass beyond the grid by its last point and infinity. The sum of t
+such numbers is a power of a Fourier transform.
+
+Deviation: Feldman & Shenfeld ("Efficient Privacy Loss Accounting for Subsampling and Random Allocation", ICML 2026)
+round to grids of another kind.
 
 Guarantee:
-    The distributions dominate the epoch's, in both directions, up to what transforms lose to rounding, which counts as
-    infinite loss. Relation: a record is replaced by one that contributes nothing. Below a noise multiplier of about 1
-    the grid is coarse, and epsilon larger than it must be, up to what it is without amplification.
+    The distributions dominate the epoch's, in both directions, up to the rounding error of the transforms, which counts
+    as infinite loss. Relation: a record is replaced by an empty contribution (zero-out). Below a noise multiplier of
+    about 1 the grid is coarse, and epsilon larger than necessary, up to its value without amplification.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dp_accounting.pld import common
 from scipy import fft, stats
 
 _POINTS = 2**18
-"""Of the grid that the likelihood ratios of a step lie on."""
+"""Number of grid points for the likelihood ratio of a step."""
 _TAIL = 1e-15
 """Mass that the grid, or a sum, may leave out, and that counts as infinite loss."""
 _ROUNDING = 2.0**-53
@@ -33,26 +35,26 @@ _ORDERS = np.array([-20.0, -8.0, -3.0, -1.0, 1.0, 3.0, 8.0, 20.0])
 
 
 def ratios(noise_multiplier: float, steps: int) -> tuple[np.ndarray, float, float]:
-    """The likelihood ratio of one step on a grid, spread so that its mean stays.
+    """Returns the likelihood ratio of a step on a grid, spread so that its mean stays.
 
     Args:
         noise_multiplier: positive.
-        steps: of an epoch.
+        steps: number of steps of an epoch.
 
     Returns:
-        Masses [n] of the multiples of a width, that width, and what is lacking of the mean: what lies beyond the grid
-        has infinite loss where the record is present.
+        Masses [n] of the multiples of a width, that width, and the missing part of the mean: the mass beyond the grid
+        has infinite loss if the record is present.
     """
     sigma = noise_multiplier
     # Size-biased, the ratio's logarithm is normal with mean 1 / (2 sigma^2).
     edge = math.exp(min(stats.norm.isf(_TAIL) / sigma + 0.5 / sigma**2, 600.0))
     spread = math.sqrt(math.expm1(min(sigma**-2, 600.0)))
     width = edge / _POINTS
-    # Fine enough for the bulk alone, where noise is large and the tail near.
+    # Fine enough for the bulk only, if noise is large and the tail near.
     width = max(width, 1e-3 * min(spread, 1.0))
     points = math.ceil(edge / width) + 1
     at = np.log(np.arange(1, points) * width) * sigma
-    # Masses and means of the cells between grid points; from the right where that loses fewer digits.
+    # Masses and means of the cells between grid points; from the right if that loses fewer digits.
     masses, means = _cells(at + 0.5 / sigma), _cells(at - 0.5 / sigma)
     grid = np.arange(points) * width
     right = np.clip((means - grid[:-1] * masses) / width, 0.0, masses)
@@ -66,20 +68,21 @@ def ratios(noise_multiplier: float, steps: int) -> tuple[np.ndarray, float, floa
 
 
 def _cells(at: np.ndarray) -> np.ndarray:
-    """Masses of a standard normal between consecutive points, the first from minus infinity."""
+    """Returns masses of a standard normal between consecutive points, the first from minus infinity."""
     below, above = stats.norm.cdf(at), stats.norm.sf(at)
     return np.concatenate([below[:1], np.where(at[1:] < 0, np.diff(below), -np.diff(above))])
 
 
 def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.ndarray, np.ndarray, float]:
-    """The likelihood ratio of an epoch.
+    """Returns the likelihood ratio of an epoch.
 
     Args:
         noise_multiplier: of a step.
-        steps: of an epoch.
-        present: whether the record takes part: its ratio is then drawn by its size.
+        steps: number of steps of an epoch.
+        present: whether the record takes part, which makes the ratio of its step size-biased.
 
     Returns:
+        Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
         Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
     """
     one, width, lacking = ratios(noise_multiplier, steps)
@@ -89,7 +92,7 @@ def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.nda
     others = steps - 1 if present else steps
     low, high = 0, len(one) - 1
     if others > 1:
-        with np.errstate(over="ignore"):  # of a bound that is then not the best one
+        with np.errstate(over="ignore"):  # in a bound that is then not the best
             orders = (_ORDERS / len(one)).tolist()
             low, high = common.compute_self_convolve_bounds(cast(Any, one), others, _TAIL, orders=orders)
     length = high - low + (len(one) if present else 1)
@@ -97,20 +100,20 @@ def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.nda
     transform = np.asarray(fft.rfft(one, size)) ** others
     if present:
         transform = transform * np.asarray(fft.rfft(biased, size))
-    # The transform wraps around; what lies outside of the bounds has less mass than is given up here.
+    # The transform wraps around; the mass outside the bounds is below the mass added to `lost` here.
     masses = np.maximum(np.roll(np.asarray(fft.irfft(transform, size)), -(low % size))[:length], 0.0)
     lost = 2 * _TAIL + steps * _ROUNDING * math.log2(size + 1) + (lacking if present else 0.0)
     return (low + np.arange(length)) * (width / steps), masses, lost
 
 
 def divergences(noise_multiplier: float, steps: int, interval: float, *, removed: bool) -> tuple[int, np.ndarray]:
-    """Hockey stick divergences of an epoch at consecutive multiples of an interval.
+    """Returns hockey stick divergences of an epoch at consecutive multiples of an interval.
 
     Args:
         noise_multiplier: of a step.
-        steps: of an epoch.
+        steps: number of steps of an epoch.
         interval: nats.
-        removed: whether the record is in the first of the two distributions; it is in the second else.
+        removed: whether the record is in the first of the two distributions; otherwise it is in the second.
 
     Returns:
         Number of the first multiple, and the divergences there and after it, falling.
@@ -123,12 +126,12 @@ def divergences(noise_multiplier: float, steps: int, interval: float, *, removed
     never = np.isinf(losses)  # a ratio of 0: certain evidence of absence
     infinite += float(masses[never & (losses > 0)].sum())
     losses, masses = losses[~never], masses[~never]
-    # Losses that hardly occur only lengthen the grid; their mass counts as infinite.
+    # Very rare losses only lengthen the grid; their mass counts as infinite.
     upper = np.cumsum(masses[::-1])[::-1]
     kept = int(np.count_nonzero(upper > _TAIL))
     infinite += float(upper[kept]) if kept < len(upper) else 0.0
     losses, masses = losses[:kept], masses[:kept]
-    if not kept:  # so little noise that the grid tells nothing
+    if not kept:  # so little noise that the grid is useless
         return 0, np.ones(1)
     low = math.floor(max(losses[int(np.argmax(np.cumsum(masses) > _TAIL))], -700.0) / interval)
     high = math.ceil(losses[-1] / interval)

@@ -1,24 +1,24 @@
-"""Batch samplers, and the way in which each lets a record take part, which is what the accountant charges.
+"""Batch samplers, and the participation pattern of each, which the accountant charges.
 
 `poisson`: every example joins each step by its own coin. `truncated_poisson`: the same with a largest batch, the
-surplus dropped at random. `random_allocation` (also: balls in bins): every example joins one step an epoch, drawn
-uniformly. `cyclic`: examples are dealt into groups once, groups take turns, and every example of the group whose turn
-it is joins by its own coin. `fixed`: a uniform subset of fixed size each step, drawn without replacement. These five
-amplify. `shuffle`: a new order every epoch, cut into batches. `partition`: one order for all epochs. `full`: everybody,
-always.
+surplus dropped at random. `random_allocation` (also: balls in bins): every example joins a single, uniformly drawn step
+of each epoch. `cyclic`: examples are dealt into groups once, groups take turns, and every example of the current group
+joins by its own coin. `fixed`: a uniform subset of fixed size each step, drawn without replacement. These five amplify.
+`shuffle`: a new order every epoch, cut into batches. `partition`: the same order in all epochs. `full`: all examples in
+every step.
 
 Guarantee:
     `poisson` is charged as a Poisson-subsampled Gaussian under add/remove. `fixed` holds under replace-one (a record is
-    replaced by any other one, which moves a sum by up to twice the bound), and all others but `full` under zero-out
-    (by one that contributes nothing). `truncated_poisson`: dp-accounting's event of that name, for the number of
-    examples that the sampler was made for. `random_allocation`: an epoch by the distributions of `allocation.py`; one
-    that was begun is charged whole. `cyclic`: a record's group has one step a cycle, a Poisson-subsampled Gaussian
-    each. `fixed`: dp-accounting's event of sampling without replacement, by RDP, for the share `rate` of the records,
-    which no batch exceeds; the numbers of records and of those in a batch are public. `shuffle` and `partition` use
-    every record at most once an epoch, so E epochs are an E-fold Gaussian; a shuffled order is a mixture of fixed ones.
-    `full` is charged in every step.
-    Assumes of those that amplify that the sampler's key stays secret: it is drawn from the operating system unless one
-    is given. Who can compute the key knows who took part, and amplification protects nobody from them.
+    replaced by any other, which moves a sum by up to twice the bound), and all others but `full` under zero-out (a
+    record is replaced by an empty contribution). `truncated_poisson`: dp-accounting's event of that name, for the
+    number of examples that the sampler was made for. `random_allocation`: an epoch by the distributions of
+    `random_allocation.py`; an epoch that was begun is charged whole. `cyclic`: a record's group has a single step per
+    cycle, each a Poisson-subsampled Gaussian. `fixed`: dp-accounting's event of sampling without replacement, by RDP,
+    for the fraction `rate` of the records, which no batch exceeds; the numbers of records and of those in a batch are
+    public. `shuffle` and `partition` use every record at most once an epoch, so E epochs are an E-fold Gaussian; a
+    shuffled order is a mixture of fixed orders. `full` is charged in every step.
+    Amplification assumes that the sampler's key stays secret; it is drawn from the operating system unless given. An
+    attacker who can compute the key learns who took part, and amplification gives no protection against them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ class Sampling:
     """A sampler and its rate.
 
     Attributes:
-        kind: which sampler.
-        rate: expected batch / number of examples, in (0, 1]; of `random_allocation` the next lower 1 / whole number. Of
-            `fixed`, batches have the next lower whole number of examples.
-        groups: of `cyclic`, at least 2; 1 for the others.
-        most: of `truncated_poisson`, the largest batch; 0 for the others.
-        examples: of `truncated_poisson`, how many it draws from, which its cost depends on; 0 for the others.
+        kind: name of the sampler.
+        rate: expected batch / number of examples, in (0, 1]. For `random_allocation` it is lowered to 1 / integer. For
+            `fixed`, the batch size is rounded down to an integer.
+        groups: for `cyclic`, at least 2; 1 for the others.
+        most: for `truncated_poisson`, the largest batch; 0 for the others.
+        examples: for `truncated_poisson`, the number of examples it draws from, which its cost depends on; 0 for the
+            others.
     """
 
     kind: Sampler
@@ -97,49 +98,49 @@ class Sampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every example is used once (where it can be told) or once on average."""
-        return math.ceil(1 / self.rate - 1e-9)  # 1 / (70 / 700) may come out a hair above 10
+        """Number of steps in which every example is used exactly once (if not by its own coins) or once on average."""
+        return math.ceil(1 / self.rate - 1e-9)  # 1 / (70 / 700) may round to slightly above 10
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation that claims under this sampler hold for."""
+        """Neighbouring relation of claims under this sampler."""
         return {"poisson": "add_remove", "full": "add_remove", "fixed": "replace_one"}.get(self.kind, "zero_out")
 
     @property
     def amplifies(self) -> bool:
-        """Whether its randomness lowers epsilon, so that its key must stay secret."""
+        """True if its randomness lowers epsilon, so that its key must stay secret."""
         kinds = ("poisson", "truncated_poisson", "random_allocation", "cyclic", "fixed")
         return self.kind in kinds and self.rate_in_group < 1
 
     @property
     def rate_in_group(self) -> float:
-        """Probability that a record joins a step of its group; of its only group, but for `cyclic`."""
+        """Probability that a record joins a step of its group; except for `cyclic`, all records are a single group."""
         return min(1.0, self.rate * self.groups)
 
     def expected_batch(self, examples: int) -> float:
-        """The public constant that sums are divided by; never the size that was drawn."""
+        """Returns the public constant that sums are divided by; never the size that was drawn."""
         return self.rate * examples
 
     def indices(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """Who takes part in a step: a pure function of step and secret key, so a run can be resumed anywhere.
+        """Returns the participants of a step: a pure function of step and secret key, so a run can be resumed anywhere.
 
         Args:
             step: number of the step, from 0.
-            examples: how many there are.
+            examples: number of examples.
             key: secret of the trainer.
 
         Returns:
-            Distinct example numbers; may be empty where coins decide.
+            Distinct example numbers; may be empty for samplers with a coin per example.
 
         Raises:
-            ValueError: for a truncated sampler that was made for another number of examples, or a subset of fixed size
-                that has none.
+            ValueError: for a truncated sampler made for another number of examples, or a fixed size that rounds down to
+                0.
         """
         if self.kind == "full":
             return torch.arange(examples)
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.kind == "random_allocation":
-            # A float64 coin for the same reason as below: `randint` takes the remainder of 32 bits.
+            # float64 coins for the same reason as below: `randint` takes the remainder of 32 bits.
             coins = torch.rand(examples, generator=self._coins(key, epoch), dtype=torch.float64)
             return torch.nonzero((coins * self.steps_per_epoch).long() == position).squeeze(1)
         if self.kind in ("poisson", "truncated_poisson", "cyclic"):
@@ -149,23 +150,23 @@ class Sampling:
         generator = self._coins(key, {"shuffle": epoch, "partition": 0}.get(self.kind, step))
         order = torch.randperm(examples, generator=generator)
         batch = self.expected_batch(examples)
-        # The cuts are rounded, not the batch: else a rate that does not divide leaves some examples out of
-        # every epoch. Neighbouring batches share a cut, so no example is used twice in one.
+        # The cuts are rounded, not the batch: otherwise a rate that does not divide leaves some examples out of every
+        # epoch. Neighbouring batches share a cut, so no example is used twice in an epoch.
         return order[round(position * batch) : round((position + 1) * batch)]
 
     def _subset(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """A uniform subset of fixed size: never more than the share that is charged."""
-        size = int(self.expected_batch(examples) * (1 + 2**-50))  # 29 / 100 x 100 may come out a hair below 29
+        """Draws a uniform subset of fixed size: never more than the fraction that is charged."""
+        size = int(self.expected_batch(examples) * (1 + 2**-50))  # 29 / 100 x 100 may round to slightly below 29
         if size < 1:
             raise ValueError(
                 f"sample_rate of fixed sampling must give at least one of {examples} examples, got {self.rate:g}"
             )
-        # Float64 coins for the same reason as below: `randperm` takes remainders of 32 bits.
+        # float64 coins for the same reason as below: `randperm` takes remainders of 32 bits.
         coins = torch.rand(examples, generator=self._coins(key, step), dtype=torch.float64)
         return coins.topk(min(size, examples)).indices.sort().values
 
     def _by_coins(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """Those whose own coin lets them join."""
+        """Draws a coin per example and returns the examples that join."""
         generator = self._coins(key, step)
         # float64 coins: float32 has only 2^24 values, too coarse for small rates.
         heads = torch.rand(examples, generator=generator, dtype=torch.float64) < self.rate_in_group
@@ -180,11 +181,11 @@ class Sampling:
             raise ValueError(
                 f"this truncated_poisson was made, and is charged, for {self.examples} examples, got {examples}"
             )
-        # In the order of the examples, as everywhere: who was dropped shows in nothing.
+        # In the order of the examples, as for all samplers: the order must not reveal the dropped examples.
         return drawn[torch.randperm(len(drawn), generator=generator)[: self.most]].sort().values
 
     def _coins(self, key: int, tag: int | str) -> torch.Generator:
-        """Secret coins of a step, an epoch, or the whole run: all bits of the key count, and none tells another's."""
+        """Returns the secret generator of a step, an epoch, or the run, hashed from all bits of the key and the tag."""
         digest = hashlib.sha256(f"sample/{key}/{self.kind}/{tag}".encode()).digest()
         return keyed(int.from_bytes(digest, "big"))
 
@@ -200,7 +201,7 @@ def truncated_poisson(sample_rate: float, *, most: int, examples: int) -> Sampli
 
 
 def random_allocation(sample_rate: float) -> Sampling:
-    """Every example joins one step an epoch, drawn uniformly by itself; 1 / sample_rate steps an epoch, rounded up."""
+    """Every example joins a single, uniformly drawn step per epoch of 1 / sample_rate steps, rounded up."""
     return Sampling("random_allocation", sample_rate)
 
 
@@ -215,7 +216,7 @@ def shuffle(sample_rate: float) -> Sampling:
 
 
 def partition(sample_rate: float) -> Sampling:
-    """The same batches in every epoch."""
+    """Fixed batches, the same in every epoch."""
     return Sampling("partition", sample_rate)
 
 

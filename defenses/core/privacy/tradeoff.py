@@ -1,15 +1,15 @@
-"""The trade-off curve of a claim: what its events allow any test of one record's membership, at every error rate.
+"""The trade-off curve of a claim: a bound on any test of a record's membership, at every error rate.
 
-Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (the least type II error at each type I error, Gaussian
-ones in closed form); Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of
-epsilon and delta forbids what lies below two lines). A claim at one delta is one such pair; the privacy loss
-distribution behind it has a pair for every epsilon, and so forbids more. Several valid bounds may be known of the same
-events, as that of the Gaussian without sampling: each question is answered by the best.
+Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (the least type II error at each type I error, in closed
+form for a Gaussian); Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of
+epsilon and delta excludes the region below two lines). A claim at a single delta is such a pair; the privacy loss
+distribution behind it has a pair for every epsilon, and so excludes more. The same events may have several valid
+bounds, such as the Gaussian's without sampling: every query uses the best.
 
 Guarantee:
     Relation as the claim's (add/remove, zero-out or replace-one), in both orders, so the curve is its own inverse.
-    Deltas are pessimistic, chords between them bound a convex function from above, and what float64 may lose is given
-    away: no test has fewer errors than is said. `replaced` is for one record in the place of another.
+    Deltas are pessimistic, chords between them bound a convex function from above, and float64's rounding error is
+    added: no test has fewer errors than stated. `replaced` is for a record replaced by another.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from .accounting import TIME_LIMIT
 from .events import Gaussian, merged
 
 _LOST = 1e-9, 1e-15
-"""Relative and absolute: more than float64 loses of an error rate, given away."""
+"""Relative and absolute slack, larger than float64's error in an error rate."""
 _LARGEST = 700.0
-"""Nats: e^709 is the largest float. Of a pair beyond it nothing is used."""
+"""Largest epsilon used, nats: e^709 is the largest float. Pairs beyond it are discarded."""
 _POINTS = 1500
-"""Error rates at which the area under a curve is read off, three times as many: the error is below 1e-6."""
+"""A third of the number of error rates at which the area under a curve is integrated: the error is below 1e-6."""
 
 _RAREST, _RATES = 1e-300, 300_000
-"""Rates at which an epsilon is read off a curve: neighbours differ by 0.0023 nats, which it is too large by at most."""
+"""Smallest rate and number of rates at which epsilon is read off a curve; it is too large by at most 0.0023 nats."""
 
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """What any test of membership can do at most, by all that is known.
+    """Bound on any test of membership, from all known guarantees.
 
     Attributes:
-        by: how it is known, in words.
-        mu: shift of a Gaussian that is at least as revealing, in standard deviations of its noise; infinite where none
-            is known, 0 where nothing was released.
-        epsilons: rising, at least 0, nats; empty where no pairs are known.
-        deltas: at these, falling; what they bound is convex in e^epsilon.
+        by: source of the bound, in words.
+        mu: shift of a Gaussian that is at least as revealing, in standard deviations of its noise; infinite if unknown,
+            0 if nothing was released.
+        epsilons: rising, at least 0, nats; empty if no pairs are known.
+        deltas: at these, falling; they bound a function that is convex in e^epsilon.
     """
 
     by: str
@@ -66,21 +66,21 @@ class TradeOff:
             raise ValueError("epsilons must rise from at least 0, and deltas fall to at least 0")
 
     def delta_at(self, epsilon: float) -> float:
-        """The least delta at which an epsilon is proved.
+        """Returns the least delta at which an epsilon is proved.
 
         Args:
-            epsilon: nats, at least 0; infinite for what no epsilon covers.
+            epsilon: nats, at least 0; infinite for the mass that no epsilon covers.
         """
         if not epsilon >= 0:
             raise ValueError(f"epsilon must be at least 0, got {epsilon}")
         return min(1.0, _gaussian_delta(epsilon, self.mu), self._chord(epsilon))
 
     def epsilon_at(self, delta: float, *, replaced: bool = False) -> float:
-        """The least epsilon that is proved at a delta, nats; infinite where none is.
+        """Returns the least epsilon that is proved at a delta, nats; infinite if none is.
 
         Args:
             delta: in (0, 1).
-            replaced: as for `beta_at`; far less than what group privacy gives for a change of two records.
+            replaced: as for `beta_at`; far tighter than group privacy for a change of two records.
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {delta}")
@@ -96,22 +96,21 @@ class TradeOff:
         while high - low > 1e-12 * max(1.0, high):
             middle = (low + high) / 2
             low, high = (middle, high) if self.delta_at(middle) > delta else (low, middle)
-        return high  # where delta is small enough: the side on which it is proved
+        return high  # the side on which delta is small enough
 
     def beta_at(self, alpha: float, *, replaced: bool = False) -> float:
-        """The least rate of misses (type II errors) at a rate of false alarms (type I), the trade-off function.
+        """Returns the trade-off function: the smallest type II error (misses) at a type I error (false alarms).
 
         Args:
             alpha: in [0, 1].
-            replaced: whether the test is between a record and another one in its place, which is a removal and an
-                addition.
+            replaced: whether the test is between a record and its replacement, which is a removal and an addition.
         """
         if replaced:
             alpha = self.tpr_at(alpha)
         return float(self._misses(_rates(alpha))[0])
 
     def tpr_at(self, fpr: float, *, replaced: bool = False) -> float:
-        """The largest true positive rate at a false positive rate, 1 - beta without the loss of digits near 0.
+        """Returns the largest true positive rate at a false positive rate: 1 - beta without loss of digits near 0.
 
         Args:
             fpr: in [0, 1].
@@ -130,17 +129,17 @@ class TradeOff:
         """The largest area under an ROC curve."""
         near = np.geomspace(1e-12, 0.5, _POINTS)
         edges = np.unique(np.concatenate([[0.0, 1.0], near, 1 - near, np.linspace(0, 1, _POINTS)]))
-        # The least misses are a convex function, whose mean over an interval is at least its value in the middle.
+        # The least type II error is convex, so its mean over an interval is at least its value in the middle.
         below = float(np.diff(edges) @ self._misses((edges[1:] + edges[:-1]) / 2))
         by_gaussian = 1.0 if math.isinf(self.mu) else float(ndtr(self.mu / math.sqrt(2))) * (1 + _LOST[0])
         return min(1.0, 1 - below * (1 - _LOST[0]), max(0.5, by_gaussian))
 
     def _replaced_epsilon(self, delta: float) -> float:
-        # hits(a) <= e^epsilon a + delta at every rate a: between two rates, hits are at most those at the upper one.
+        # hits(a) <= e^epsilon a + delta at every rate a: between two rates, hits are at most those at the upper rate.
         rates, hits = self._replaced_hits
         if self.mu == 0:
             return 0.0
-        # Two Gaussians, one after the other, are one of twice the shift.
+        # Two Gaussians in sequence are a Gaussian of twice the shift.
         known = math.inf if math.isinf(self.mu) else TradeOff(self.by, 2 * self.mu).epsilon_at(delta)
         if hits[0] > delta:
             return known
@@ -155,11 +154,11 @@ class TradeOff:
 
     def _hits(self, fpr: ndarray) -> ndarray:
         relative, absolute = _LOST
-        # A Gaussian tells nothing without an error; an infinite shift, of which nothing is known, might.
+        # A finite shift allows no test without errors; an infinite shift (nothing is known) might.
         best = np.ones_like(fpr) if math.isinf(self.mu) else ndtr(ndtri(fpr) + self.mu) * (1 + relative)
         for steep, flat in self._lines(fpr):
             best = np.minimum(best, np.minimum(steep, 1 - flat) * (1 + relative) + absolute)
-        # Coins reach the false positive rate itself; of one that is not a normal number, products lose all digits.
+        # Random guessing reaches the false positive rate itself; for a subnormal rate, products lose all digits.
         return np.minimum(np.maximum(best, fpr), 1.0)
 
     def _misses(self, alpha: ndarray) -> ndarray:
@@ -170,10 +169,10 @@ class TradeOff:
         return np.maximum(best, 0.0)
 
     def _lines(self, rates: ndarray) -> list[tuple[ndarray, ndarray]]:
-        """Largest hits by the steep line of a pair, and least misses by its flat one, of the pairs that decide.
+        """Returns bounds by the pairs that decide: largest hits by a steep line, and least misses by a flat line.
 
-        Any pair is valid; which ones are best at a rate is found by where successive lines cross, and a neighbour on
-        either side makes up for what rounding does to that.
+        Any pair is valid; the best pair at a rate is found from the crossings of successive lines, and a neighbour on
+        either side makes up for their rounding.
         """
         if not len(self.epsilons):
             return []
@@ -189,14 +188,14 @@ class TradeOff:
 
     @cached_property
     def _crossings(self) -> tuple[ndarray, ndarray, ndarray]:
-        """e^epsilon of the pairs, and the rates at which steep lines, from the last on, and flat ones take over."""
+        """e^epsilon of the pairs, and the rates at which steep lines (from the last on) and flat lines take over."""
         slopes, falls = np.exp(self.epsilons), -np.diff(self.deltas)
         steep = np.maximum.accumulate((falls / np.diff(slopes))[::-1])
         flat = np.maximum.accumulate(1 - self.deltas[:-1] - falls / np.expm1(np.diff(self.epsilons)))
         return slopes, steep, flat
 
     def _chord(self, epsilon: float) -> float:
-        """Delta by the pairs: between two of them it lies below their chord, being convex in e^epsilon."""
+        """Returns delta by the pairs: between two pairs it lies below their chord, being convex in e^epsilon."""
         if not len(self.epsilons):
             return 1.0
         at = int(np.searchsorted(self.epsilons, epsilon, side="right"))
@@ -213,14 +212,14 @@ class TradeOff:
 
 
 NOTHING_PROVED = TradeOff("nothing is proved")
-"""Without a guarantee a test may have no error at all."""
+"""Without a guarantee a test may be free of error."""
 
 
 def of_pair(epsilon: float, delta: float) -> TradeOff:
-    """What one pair of epsilon and delta says, where nothing is known of what is behind it.
+    """Returns the bound of a single pair of epsilon and delta, if the mechanism behind it is unknown.
 
     Args:
-        epsilon: nats, at least 0; infinite where nothing is claimed.
+        epsilon: nats, at least 0; infinite if nothing is claimed.
         delta: in [0, 1].
     """
     if not (epsilon >= 0 and 0 <= delta <= 1):
@@ -231,12 +230,12 @@ def of_pair(epsilon: float, delta: float) -> TradeOff:
 
 
 def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIME_LIMIT) -> TradeOff:
-    """What the composition of events says, by privacy loss distributions where they can be had, else by RDP.
+    """Returns the bound of a composition of events, by privacy loss distributions if available, else by RDP.
 
     Args:
         events: in any order.
         delta: of the claim, in (0, 1); the grid of losses is as fine as for its epsilon.
-        time_limit: seconds that may be taken where it is slow.
+        time_limit: seconds for the PLD accountant when it is slow.
     """
     return _of_events(merged(events), delta, time_limit)
 
@@ -245,7 +244,7 @@ def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = T
 def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> TradeOff:
     if not events:
         return TradeOff("nothing was released", mu=0.0)
-    # Sampling only makes a test harder: without it everything is one Gaussian.
+    # Sampling only makes a test harder: without it everything is a single Gaussian.
     mu = math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)) * (1 + 1e-12)
     if len(events) == 1 and events[0].sample_rate == 1:
         return TradeOff("closed form of the Gaussian", mu=mu)
@@ -256,14 +255,14 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
         by = f"RDP, which is looser: {why}"
         deltas = accounting.rdp_divergences(events)
     else:
-        # Beyond its grid, PLD has what it counts as infinite loss: what it truncates, and what transforms may lose.
+        # Beyond its grid, PLD has only its infinite loss: truncated mass, and the rounding error of transforms.
         beyond = epsilons[epsilons > found[0][-1]]
         epsilons = np.append(found[0], beyond)
         deltas = np.minimum(
             np.pad(found[1], (0, len(beyond)), mode="edge"), accounting.rdp_divergences(events, epsilons)
         )
     some = epsilons <= _LARGEST
-    # Who takes part in nothing is seen by no test. Rounding may leave a tiny rise.
+    # A test cannot detect a record that never takes part. Rounding may leave a tiny rise.
     most = -math.expm1(math.fsum(math.log1p(-p) if (p := e.participation) < 1 else -math.inf for e in events))
     falling = np.minimum(np.minimum.accumulate(deltas * (1 + _LOST[0])), min(1.0, most * (1 + _LOST[0])))
     return TradeOff(by, mu, epsilons[some], falling[some])
@@ -280,10 +279,10 @@ def _by_pld(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> tu
 
 
 def gaussian_shift(*, advantage: float | None = None, tpr: float = 0.0, fpr: float = 0.0) -> float:
-    """The shift of a Gaussian of which a test reaches just so much, in standard deviations of its noise.
+    """Returns the shift of a Gaussian at which a test reaches exactly these rates, in standard deviations of its noise.
 
     Args:
-        advantage: the largest TPR - FPR, in (0, 1); None for the other two.
+        advantage: the largest TPR - FPR, in (0, 1); None to use `tpr` and `fpr`.
         tpr: reached at `fpr`, both in (0, 1).
         fpr: below `tpr`.
     """
@@ -293,13 +292,13 @@ def gaussian_shift(*, advantage: float | None = None, tpr: float = 0.0, fpr: flo
 
 
 def _gaussian_delta(epsilon: float, mu: float) -> float:
-    """Delta of one Gaussian, rounded up: Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2)."""
+    """Delta of a Gaussian, rounded up: Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2)."""
     if mu == 0:
         return 0.0
     if math.isinf(epsilon) or math.isinf(mu):
         return 1.0 if math.isinf(mu) else 0.0
     upper, lower = float(log_ndtr(-epsilon / mu + mu / 2)), float(log_ndtr(-epsilon / mu - mu / 2))
-    # The difference of two tails that may be nearly equal; beside it what their logarithms may be off by.
+    # The difference of two tails that may be nearly equal, plus the error of their logarithms.
     off = 1e-13 * (1 + abs(upper) + abs(lower) + epsilon)
     return min(1.0, math.exp(upper) * (off - math.expm1(min(0.0, epsilon + lower - upper))))
 
