@@ -1,1 +1,1 @@
-"""The training loop and what it needs beside gradients: samplers, views, checkpoints, transcripts."""
+"""The training loop with its settings, calibration, checkpoints and transcripts."""

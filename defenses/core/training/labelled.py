@@ -1,4 +1,4 @@
-"""Labelled examples as input and label tensors, from a pair of them or from a map-style dataset."""
+"""Labelled examples as input and label tensors, from a pair of tensors or from a map-style dataset."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LABELS = ("labels", "y", "label", "targets", "target")
 
 
 def as_tensors(data: LabelledData, argument: str, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Inputs [n, ...] and labels [n]; a dataset is read into memory once, arrays become tensors.
+    """Returns inputs [n, ...] and labels [n]; a dataset is read into memory once, arrays become tensors.
 
-    Rows may be pairs, or dictionaries of an input and a label by a usual name.
+    Rows may be pairs, or dictionaries of an input and a label under common names.
 
     Args:
         data: private or public examples.
-        argument: what an error calls them.
-        device: where they are wanted; None for where they are.
+        argument: name of the argument in errors.
+        device: target device; None to keep the data on its own.
 
     Raises:
         ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, or a
@@ -62,7 +62,7 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
 
 
 def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
-    """One row as an input and a label."""
+    """Returns a row as an input and a label."""
     if isinstance(row, Mapping):
         inputs, labels = ([key for key in row if str(key).lower() in names] for names in (_INPUTS, _LABELS))
         if len(row) == 2 and len(inputs) == len(labels) == 1:
@@ -94,7 +94,7 @@ def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Te
 def _tensor(values: Any, argument: str) -> Tensor:
     try:
         return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # the last of a table of pandas
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # LookupError: a pandas table
         why = " ".join(str(error).split())
         raise ValueError(
             f"{argument} must hold tensors, arrays or numbers, got {type(values).__name__} ({why}); convert them, "
@@ -103,20 +103,20 @@ def _tensor(values: Any, argument: str) -> Tensor:
 
 
 def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argument: str) -> tuple[Tensor, Tensor]:
-    """Examples in the numbers that a model and its loss take, where there is one way to read them.
+    """Returns examples in the dtypes that a model and its loss take, if the conversion is unambiguous.
 
-    Inputs in another precision than the model's are converted. For the cross-entropy of class numbers so are labels
-    that are whole floats, or one-hot whole numbers.
+    Inputs in another precision than the model's are converted. For the cross-entropy of class numbers, so are labels
+    given as integer-valued floats or as one-hot integers.
 
     Args:
         inputs: of the examples.
         labels: of the examples.
-        model: its trained parameters' precision is looked at, and how many classes it answers with.
+        model: gives the precision and the number of classes.
         loss: per-example.
-        argument: what an error calls them.
+        argument: name of the argument in errors.
 
     Raises:
-        ValueError: labels that are no numbers of the model's classes.
+        ValueError: for labels that are no class numbers of the model.
     """
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     if inputs.is_floating_point() and inputs.dtype != own:
@@ -150,11 +150,11 @@ def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argume
 
 
 def _width(model: nn.Module, inputs: Tensor) -> int:
-    """How many classes a model answers with; 0 where that cannot be seen."""
+    """Returns the number of classes of a model's output; 0 if it is unknown."""
     try:
         with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-            # Zeros of the shape, in a copy: nothing of the examples, and nothing that the model could keep.
+            # Zeros of the shape, in a copy: uses no example's values, and leaves no state in the model.
             outputs = copy.deepcopy(model).eval()(torch.zeros_like(inputs[:1]))
-    except Exception:  # whatever a user's model raises; the checks of the run say it
+    except Exception:  # whatever a user's model raises; the checks of the run report it
         return 0
     return int(outputs.shape[1]) if isinstance(outputs, Tensor) and outputs.dim() == 2 else 0

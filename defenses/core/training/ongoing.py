@@ -1,17 +1,17 @@
 """The central training loop: plan, sample, release, divide, post-process, optimize, observe; ledger and transcript.
 
-Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules work on releases, so they are
-free. Nothing here looks at a loss value: length, rate and schedule are fixed before a run starts.
+Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules act on releases, so they are
+free. The loop never looks at a loss value: length, rate and schedule are fixed before a run starts.
 
 Guarantee:
-    `Run.claim` is derived from the plans that were executed, and says what it assumes. Relation and sampler as in
+    `Run.claim` is derived from the plans that were executed, and states its assumptions. Relation and sampler as in
     `sampling.py`; released: every noisy block of every step, and of the model its trained parameters, with vectors of
-    power iterations that follow from them alone (what forward passes change besides is refused). A step interrupted
-    halfway is done again from the last checkpoint: with `seeded` or `os` noise the same release, with `secure` noise a
-    fresh one that replaces one nobody saw, as the claim then says. Whether it would be the same release is known from a
-    digest of all that it depends on (`fingerprint.py`), but for the machine: another device, number of threads or
-    version of PyTorch rounds some last digits otherwise, so that between two of them nobody may have seen the first
-    release.
+    power iterations that follow from them alone (any other change by a forward pass is refused). An interrupted step is
+    repeated from the last checkpoint: with `seeded` or `os` noise it gives the same release, with `secure` noise a
+    fresh release that replaces an unseen one, as the claim then states. A digest of all inputs of the release
+    (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or version
+    of PyTorch may round last digits differently, so between two machines the first release must have been seen by
+    nobody.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The arguments of `train`, its defaults filled in but for the seeds, whose absence a checkpoint remembers."""
+    """The arguments of `train` with defaults filled in, except the seeds, whose absence a checkpoint remembers."""
 
     defense: Defense
     sampling: Sampling
@@ -77,12 +77,12 @@ class TrainingSettings:
 
 
 class OngoingRun:
-    """A run under way: data, engine, optimizer, and what has been released so far."""
+    """A run in progress: data, engine, optimizer, and the releases so far."""
 
     def __init__(
         self, model: nn.Module, examples: LabelledData, public: LabelledData | None, settings: TrainingSettings
     ) -> None:
-        """Refuses what must not be trained; nothing is released yet."""
+        """Refuses invalid models, data and settings; nothing is released yet."""
         s, self.sigma = settings, settings.defense.calibrated_multiplier
         self.settings, self.model = s, model
         self.inputs, self.labels = as_tensors(examples, "examples", s.execution.device)
@@ -92,9 +92,9 @@ class OngoingRun:
         self.inputs, self.labels = fitting(self.inputs, self.labels, model, s.recipe.loss, "examples")
         if pool is not None:
             pool = fitting(*pool, model, s.recipe.loss, "public")
-            # In one precision: an example that is public in another is the same example.
+            # Compared in the same precision: a public copy in another precision is the same example.
             refuse_shared(self.inputs, pool[0])
-        if not model.training:  # otherwise parts in evaluation mode were put there on purpose, and stay
+        if not model.training:  # in training mode, submodules were put in evaluation mode on purpose, and stay
             into_training_mode(model)
         self.iterations = PowerIterations(model)
         self.features = None
@@ -115,16 +115,16 @@ class OngoingRun:
         )
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = s.recipe.optimizer_of(self.parameters, s.lr)
-        # A schedule multiplies the rates that the optimizer began with, of which a user's own may have several.
+        # A schedule multiplies the initial rates of the optimizer; a user's own may have several.
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         parts = {"noise": s.noise, "augmentation": s.recipe.augmentation, "sampling": s.sampling}
         remarks = unverified(**parts, defense=s.defense, optimizer=self.optimizer)
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
-        # With the seeds as given: those that are drawn below are no part of it, and are restored from the file.
+        # With the seeds as given: seeds drawn below are not part of it, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
-        # Public coins need only differ from run to run; the sampler's key is a secret, and long enough to be one.
+        # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
         self.resumed = False
@@ -132,7 +132,7 @@ class OngoingRun:
         self.stepper = Stepper(s.defense, self._context(), partial(self.runner.layout.write, model))
 
     def run(self) -> Run:
-        """All steps that are left, from the first one or from those of a checkpoint."""
+        """Takes the remaining steps, from the start or from a checkpoint."""
         total, recording = self.settings.steps, self.settings.recording
         every = recording.checkpoint_every or self.settings.sampling.steps_per_epoch
         first = done = self.begin()
@@ -153,17 +153,17 @@ class OngoingRun:
         return self._finished()
 
     def retake(self, run: Run) -> Iterator[Step]:
-        """Takes the steps of a finished run once more, and hands out each as its observer saw it instead of keeping it.
+        """Repeats the steps of a finished run, and yields each as its observer saw it instead of keeping it.
 
-        The same noise on the same sums is the same release, so nothing more is released; that it is the same is checked
-        where the run kept a step, and on the parameters at the end.
+        The same noise on the same sums is the same release, so nothing more is released. Equality is checked at the
+        steps that the run kept, and on the final parameters.
 
         Args:
-            run: of the same model as it began, examples and settings, with the seeds that it had.
+            run: with the same initial model, examples and settings, and the seeds that it had.
 
         Raises:
-            ValueError: for noise that cannot be drawn again, another release than the run's, or a recording that would
-                go on from a checkpoint, or not keep the step that is handed out.
+            ValueError: for noise that cannot be drawn again, a release that differs from the run's, or a recording that
+                would resume from a checkpoint, or not keep the step that is yielded.
         """
         recording = self.settings.recording
         if recording.observer != "updates" or not (recording.checkpoint is recording.memory is recording.only is None):
@@ -171,7 +171,7 @@ class OngoingRun:
                 "recording of steps that are taken once more must be Recording(observer='updates'), without checkpoint "
                 f"and limits, got {recording}"
             )
-        # Of releases of their own too, whose noise may be all that there is: they are made again before the first step.
+        # Also for one-off releases, whose noise may be the only noise: they are repeated before the first step.
         if run.noise != "none" and self.settings.noise.kind != "seeded":
             raise ValueError(
                 f"noise must be seeded for steps to be taken once more, got {self.settings.noise.kind}: nobody can "
@@ -192,26 +192,27 @@ class OngoingRun:
             raise ValueError(_OTHERWISE.format("the end"))
 
     def step(self, step: int, *, check: bool = False) -> None:
-        """Takes one step.
+        """Takes a single step.
 
         Args:
-            step: its number, one after another.
-            check: whether what is not trained is looked at, for which a run has two moments.
+            step: its number, consecutive.
+            check: whether to check tensors that are not trained, at two points of a run.
         """
         before = self.runner.layout.read(self.model)
 
         def execute(plan: NoisyPlan) -> Release:
-            # Drawn inside, so that the plan exists before anybody can know the batch.
+            # Drawn inside, so that the plan exists before the batch can be known.
             return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
         self.iterations.advance()
         with global_coins(global_draws(self.coins, step), self.device), self.iterations.held():
             seen = self.stepper.take(step, before, execute, self.account)
         if check:
-            # First step: what any pass changes is found before more is released. Last step: it is what is handed over.
+            # First step: a change by a forward pass is found before more is released. Last step: the model is handed
+            # over.
             self.untrained.check()
         if self.settings.recording.meter is not None:
-            # Before the step's trial, which may put the last update back to that of an earlier step.
+            # Before the step's trial, which may restore the update of an earlier step.
             self.settings.recording.meter.add(step, self.stepper.update)
         trial, undo = self.stepper.trial, None
         if trial is not None:
@@ -219,7 +220,7 @@ class OngoingRun:
         factor, update = self.settings.recipe.rate(step, self.settings.steps), self.stepper.update
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        # A copy, because an optimizer may change gradients in place, and the context has the update.
+        # A copy, because an optimizer may change gradients in place, and the context keeps the update.
         gradients = self.runner.layout.unflatten(update.clone())
         for parameter, gradient in zip(self.parameters, gradients.values(), strict=True):
             parameter.grad = gradient
@@ -236,8 +237,8 @@ class OngoingRun:
             self.average.add(step, seen.parameters, self.runner.layout.read(self.model))
 
     def _tried(self, trial: Trial, step: int) -> Tensor | None:
-        """What the trial of a step released, on a sample of its own; a step that fails is taken back."""
-        # Under a key of its own: with the step's, who takes part in one would tell who does in the other.
+        """Returns the release of a step's trial, on its own sample; a step that fails is undone."""
+        # Under another key: with the step's key, its participants would reveal the trial's.
         drawn, key = poisson(trial.rate), key_from("trial", self.key)
 
         def execute(plan: NoisyPlan) -> Release:
@@ -246,36 +247,36 @@ class OngoingRun:
         return self.stepper.judge(execute, self.account, drawn)
 
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
-        """Executes a plan on the examples of these numbers."""
+        """Executes a plan on the examples with these numbers."""
         chosen = batch.to(self.device)
         inputs, labels = selected(self.inputs, chosen), selected(self.labels, chosen)
         return self.runner.run(plan, inputs, labels, coins=self._draws())
 
     def _draws(self) -> int:
-        """The public seed of what is drawn inside models and views, in the step under way."""
+        """Public seed of the random draws in models and views, for the current step."""
         return draws(self.coins, self.stepper.context.step)
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Per-example gradients of public examples at the current parameters."""
+        """Returns per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels, coins=self._draws())(None)
 
     def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
-        """The same gradients, with the factors of those that have some."""
+        """Returns the same gradients, in factored form if available."""
         return self.runner.batch(inputs, labels, coins=self._draws())
 
     def _on_everybody(self, plan: NoisyPlan) -> Release:
-        """Executes a release of its own, before the first step."""
+        """Executes a one-off release, before the first step."""
         context = self.stepper.context
         before = self.runner.layout.read(self.model)
-        # Coins of its own, so that its views and dropout are not those of step 0.
+        # A seed of its own, so that its views and dropout are not those of step 0.
         out = self.runner.run(plan, self.inputs, self.labels, coins=draws_at_start(self.coins))
-        # As public as the expected batch that it follows from.
+        # As public as the expected batch, from which it follows.
         count = self._expected_batch / self.settings.sampling.rate
         self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
         return out
 
     def _release_statistics(self) -> None:
-        """Releases what features are standardised by, before a method looks at the model."""
+        """Releases the statistics that standardise features, before a method looks at the model."""
         s, sampling = self.settings, self.settings.sampling
         if self.features is None or s.recipe.statistics is None:
             return
@@ -284,7 +285,7 @@ class OngoingRun:
             self.account.charge(plan, step=0, one_off=True)
             return engine.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws for statistics"))
 
-        # As public as the expected batch that follows from it.
+        # As public as the expected batch, which follows from it.
         count = self._expected_batch / sampling.rate
         engines = release_statistics(
             self.features,
@@ -323,27 +324,26 @@ class OngoingRun:
         return self.settings.recipe.divisor(self.settings.sampling, len(self.inputs))
 
     def _fingerprint(self, pool: tuple[Tensor, Tensor] | None) -> str:
-        """A digest of everything that decides what a step releases.
+        """Returns a digest of all inputs that determine the releases.
 
-        A resumed run draws the same noise again, and the same noise on another sum would give the difference of the
-        two sums away.
+        A resumed run draws the same noise again; on another sum it would reveal the difference of the two sums.
         """
         s, recording = self.settings, self.settings.recording
-        # The divisor in force: None, and the same number written out, are one run.
+        # The divisor in force: None, and the same number written out, are the same run.
         recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
-        # They change the rounding of a sum, and a sum that rounds differently is another one under the same noise.
+        # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
         seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
-        # By name: it decides nothing that is released, but what it kept is in the checkpoint, for its like alone.
+        # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
-        # Apart from the recipe: the same divisor makes the same releases, but a claim that rests on less.
+        # Apart from the recipe: the same divisor gives the same releases, but a claim with fewer assumptions.
         nominal = s.recipe.nominal_size is None
         settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *seen, recording.memory, meter)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
 
     def begin(self) -> int:
-        """Starts the method, or restores everything from a checkpoint; the number of the first step to take."""
+        """Starts the method, or restores a checkpoint; returns the number of the first step to take."""
         first = self._first()
         self.untrained = Untrained(self.model)
         return first
@@ -365,7 +365,7 @@ class OngoingRun:
         self.runner.memory.load(saved["noise_memory"], self.device)
         self.account.ledger.entries = saved["entries"]
         self.account.remarks |= saved["remarks"]
-        # A run that is finished executes no plan any more, by which the engine would say it again.
+        # A finished run executes no more plans, from which the engine would set these again.
         self.runner.name, self.runner.unverified = saved["engine"]
         self.transcript.load(saved["transcript"])
         self.average.value = _to(saved["average"], self.device)
@@ -393,7 +393,7 @@ class OngoingRun:
     def _save(self, done: int) -> None:
         if self.settings.recording.checkpoint is None:
             return
-        self.untrained.check()  # a resumed run takes what it finds there for untouched
+        self.untrained.check()  # a resumed run takes the restored values for unchanged
         content: dict[str, Any] = {
             "fingerprint": self.mark,
             "step": done,
@@ -451,7 +451,7 @@ class OngoingRun:
 
 
 def _to(state: State, device: torch.device) -> State:
-    """A method's state with its tensors on the device."""
+    """Returns a method's state with its tensors on the device."""
     if isinstance(state, Tensor):
         return state.to(device)
     if isinstance(state, dict):
@@ -463,20 +463,20 @@ def _to(state: State, device: torch.device) -> State:
 
 @contextmanager
 def _any_mode() -> Iterator[None]:
-    """Gradients are computed whatever mode the caller is in, who reads what is computed on the way."""
+    """Enables gradients in any autograd mode of the caller, which runs between the steps of `retake`."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         yield
 
 
 def _same_release(one: Step, other: Step) -> bool:
-    """Whether two records of a step show the same numbers."""
+    """Returns whether two records of a step have the same numbers."""
     noisy, kept = one.noisy or (), other.noisy or ()
     pairs = zip((one.parameters, *noisy), (other.parameters, *kept), strict=True)
     return len(noisy) == len(kept) and all(_same_bits(mine, theirs) for mine, theirs in pairs)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, NaN included: a run that diverged is one that can be taken again."""
+    """Returns whether two tensors are the same bit for bit, NaN included: a diverged run can be repeated, too."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.contiguous().view(torch.uint8), other.to(one.device).contiguous().view(torch.uint8))

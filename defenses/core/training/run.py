@@ -1,7 +1,7 @@
-"""Finished training runs: the model, what it released, and what is needed to say so.
+"""Finished training runs: the model, its releases, and the facts that its claim rests on.
 
 Guarantee:
-    `Run.claim` is derived from the plans that were executed, and says what it assumes.
+    `Run.claim` is derived from the plans that were executed, and states its assumptions.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Run:
     """A finished training run.
 
     Attributes:
-        model: the trained model, in evaluation mode; of the averaged parameters where the recipe averages them.
-        ledger: what was released.
-        transcript: what the chosen observer saw.
+        model: the trained model, in evaluation mode; with the averaged parameters if the recipe averages them.
+        ledger: of the releases.
+        transcript: the observations of the chosen observer.
         state: the method's last state.
         seed: key of the public randomness.
-        sampler_key: key of the sampler: secret, it tells who took part in which step, so that no log shows it.
-        engine: how the sums were computed.
-        noise: where the noise came from; `none` when the multiplier is 0.
+        sampler_key: key of the sampler: secret, because it reveals the participants of every step; never logged.
+        engine: name of the engine that computed the sums.
+        noise: source of the noise; `none` when the multiplier is 0.
         public_used: whether public examples were read.
-        remarks: of the plans executed, each once, and marks of what took part and is none of ours.
-        unverified: the same in sentences.
+        remarks: of the executed plans, each once, and marks of components from outside leakbench.
+        unverified: the same components in sentences.
         key_given: whether the sampler's key was given, and not drawn from the operating system.
-        last: the parameters [dim] that the last step left, where the model has the average; None where it has these.
-        augmentation: which views of an example its gradients were averaged over; None for the example itself.
-        resumed: whether it went on from a checkpoint.
-        nominal_size: the public number in place of the number of examples; None where that is taken for public.
+        last: the parameters [dim] after the last step, if the model has the average; None if the model has these.
+        augmentation: views of an example over which its gradients were averaged; None for the example itself.
+        resumed: whether it continued from a checkpoint.
+        nominal_size: public number used instead of the number of examples; None if the latter is public.
     """
 
     model: nn.Module
@@ -62,7 +62,7 @@ class Run:
     nominal_size: int | None = None
 
     def views(self, step: int) -> Views | None:
-        """What made the views of examples in a step, of public coins alone; None where there were none.
+        """Returns the views of examples in a step, from public randomness alone; None without augmentation.
 
         Args:
             step: its number.
@@ -72,13 +72,13 @@ class Run:
         return partial(views_of, self.augmentation, coins=draws(self.seed, step))
 
     def views_behind(self, step: Step) -> Views | None:
-        """The same of a step or a one-off release that the transcript has."""
+        """Returns the views of a step or a one-off release in the transcript."""
         if step.one_off is None or self.augmentation is None:
             return self.views(step.step)
         return partial(views_of, self.augmentation, coins=draws_at_start(self.seed))
 
     def claim(self, delta: float) -> Claim:
-        """The guarantee of the run at `delta`, with what it assumes."""
+        """Returns the guarantee of the run at `delta`, with its assumptions."""
         sampling = self.ledger.sampling
         known = {"key_given": self.key_given, "public_used": self.public_used, "resumed": self.resumed}
         assumes = assumptions(self.noise, sampling, **known, size_public=self.nominal_size is None)

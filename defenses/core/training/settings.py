@@ -1,6 +1,6 @@
-"""Training settings in three groups: what changes the resulting model, how it is computed, and what is recorded.
+"""Training settings in three groups: the recipe of the model, its execution, and the recording.
 
-A `Recipe` changes the result, an `Execution` its rounding at most, a `Recording` nothing. None of them reads the data.
+A `Recipe` changes the result, an `Execution` only its rounding, a `Recording` nothing. None of them reads the data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .statistics import FeatureStatistics
 from .transcript import Observer, Transcript
 
 Schedule = Callable[[int, int], float]
-"""(step, steps) -> factor of the learning rate."""
+"""Returns the factor of the learning rate at (step, steps)."""
 
 # step < steps, so the last step still moves the model.
 _SCHEDULES: dict[str, Schedule] = {
@@ -36,26 +36,27 @@ _SCHEDULES: dict[str, Schedule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained, whatever defends it. Optimizers see releases only, so they are free.
+    """Training recipe, independent of the defense. Optimizers see releases only, so they are free.
 
     Attributes:
         optimizer: a name, or a function of the parameters.
-        momentum: PyTorch's: v <- momentum v + update. Of "sgd" only.
+        momentum: PyTorch's: v <- momentum v + update. For "sgd" only.
         schedule: factor of the learning rate by step.
-        loss: per-example loss. Class weights of a `CrossEntropyLoss` or `NLLLoss` multiply an example's loss, also
-            where its reduction is "mean", which over a batch would divide by them.
+        loss: per-example loss. Class weights of a `CrossEntropyLoss` or `NLLLoss` multiply an example's loss, even if
+            its reduction is "mean", which divides by them over a batch.
         augmentation: views of each example, whose gradients are averaged and then bounded once.
-        average: decay of a moving average of the parameters (`average.py`), which the trained model then has in place
-            of the last ones: the largest weight of the past in a step, as 0.999. None for no average.
-        statistics: of fixed features, released before the first step, by which they are standardised; None for none.
-        expected_batch: the public constant that sums are divided by; sample rate times number of examples where None,
-            which takes that number for public.
-        nominal_size: a public number in place of the number of examples, which then nothing follows from: sums are
-            divided by sample rate times it. Sample rate and steps are to be chosen by it, too, as
-            `poisson(50 / nominal_size)`. Of "poisson" and "full" sampling only. None where the number is public.
-        input_domain: what inputs may be, as everybody knows: the model is checked on such values, made up, before any
-            data. Several kinds of values are tried where None.
-        target_domain: the same of targets. None for class numbers below the width of the outputs, or probabilities.
+        average: decay of a moving average of the parameters (`average.py`), which replaces the last parameters in the
+            trained model: the largest weight of the past in a step, such as 0.999. None for no average.
+        statistics: statistics of fixed features, released before the first step to standardise them; None for none.
+        expected_batch: the public constant that sums are divided by; if None, sample rate times number of examples,
+            which makes that number public.
+        nominal_size: public number that replaces the number of examples, which then determines nothing: sums are
+            divided by sample rate times it. Choose sample rate and steps from it, too, as in `poisson(50 /
+            nominal_size)`. For "poisson" and "full" sampling only. None if the number is public.
+        input_domain: public domain of inputs: the model is checked on synthetic values from it, before any data.
+            Several kinds of values are tried if None.
+        target_domain: public domain of targets. None for class numbers below the width of the outputs, or
+            probabilities.
     """
 
     optimizer: Literal["sgd", "adam"] | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd"
@@ -96,11 +97,11 @@ class Recipe:
             )
 
     def optimizer_of(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """A fresh optimizer.
+        """Returns a new optimizer.
 
         Args:
             parameters: to be trained.
-            lr: learning rate; unused where `optimizer` is a function, which sets its own.
+            lr: learning rate; unused if `optimizer` is a function, which sets its own.
         """
         if not (math.isfinite(lr) and lr > 0):
             raise ValueError(f"lr must be a positive finite number, got {lr}")
@@ -111,14 +112,14 @@ class Recipe:
         return torch.optim.Adam(parameters, lr=lr)
 
     def divisor(self, sampling: Sampling, examples: int) -> float:
-        """The expected batch that sums are divided by.
+        """Returns the expected batch that sums are divided by.
 
         Args:
             sampling: of the run.
-            examples: how many there are, which nothing follows from where there is a nominal size.
+            examples: number of examples, ignored if there is a nominal size.
 
         Raises:
-            ValueError: for a nominal size under a sampler whose batches follow from the number of examples.
+            ValueError: for a nominal size under a sampler whose batches depend on the number of examples.
         """
         if self.nominal_size is not None and sampling.relation != "add_remove":
             raise ValueError(
@@ -130,22 +131,22 @@ class Recipe:
         return sampling.expected_batch(self.nominal_size or examples)
 
     def rate(self, step: int, steps: int) -> float:
-        """The schedule's factor at a step."""
+        """Returns the schedule's factor at a step."""
         schedule = self.schedule if callable(self.schedule) else _SCHEDULES[self.schedule]
         return schedule(step, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Where and how clipped sums are computed.
+    """Device, engine and memory for the clipped sums.
 
     Attributes:
         engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
-        microbatch: most examples that are worked on at a time; None for what fits the memory budget.
-        memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
-        device: where to compute; None for where the examples are.
-        unchecked: whether a model that could not be checked on made-up examples is trained anyway, one example at a
-            time; its claim is marked as unverified.
+        microbatch: largest number of examples processed at a time; None for as many as fit the memory budget.
+        memory_budget: approximate bytes for activations, their derivatives and per-example gradients; 2 GiB if None.
+        device: of the computation; None for that of the examples.
+        unchecked: whether to train a model that could not be checked on synthetic examples anyway, example by example;
+            its claim is marked as unverified.
     """
 
     engine: str = "auto"
@@ -157,44 +158,45 @@ class Execution:
 
 @runtime_checkable
 class Meter(Protocol):
-    """A measurement of a run's updates that is taken as the run goes, so that no transcript need keep them.
+    """A measurement of a run's updates, taken during the run, so that no transcript has to keep them.
 
-    It sees what every observer of updates sees, and so may be published wherever they are.
+    It sees the same as an observer of updates, and so may be published wherever they are.
     """
 
     def add(self, step: int, update: Float[Tensor, " dim"]) -> None:
-        """Takes in the update of a step, which it may keep and must not write into.
+        """Adds the update of a step; the tensor may be kept, but not written into.
 
         Args:
-            step: its number; none is left out or comes twice.
-            update: the releases of the step, decoded, divided and post-processed: what the optimizer gets. A step that
-                a trial takes back has released its update all the same.
+            step: its number; consecutive, without repetition.
+            update: the releases of the step, decoded, divided and post-processed, as the optimizer gets them. A step
+                undone by its trial has still released its update.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: tensors, numbers, None."""
+        """Returns the state for a checkpoint: tensors, numbers, None."""
         ...
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint, whose tensors are on the CPU."""
+        """Continues from a checkpoint, whose tensors are on the CPU."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What is kept of a run besides its model: a transcript, checkpoints, a measurement, and word of its progress.
+    """Outputs of a run besides its model: transcript, checkpoints, a measurement, and progress.
 
     Attributes:
-        observer: how much the transcript keeps of a step.
-        always: numbers of the steps that it keeps whatever their size.
-        only: numbers of the other steps that it keeps; None for all of them.
-        memory: bytes that these may take; no further ones are kept where they would outgrow it. None for any number.
-        checkpoint: file to resume from if it exists, and to write to. What the run computes must then be of a kind that
-            can be looked into: functions of plain values, no open files.
-        checkpoint_every: steps between writes; an epoch where None.
+        observer: decides how much of a step the transcript keeps.
+        always: numbers of steps kept regardless of their size.
+        only: numbers of the other steps to keep; None for all of them.
+        memory: limit in bytes for these; the first step that exceeds it, and all later steps, are dropped. None for no
+            limit.
+        checkpoint: file to resume from if it exists, and to write to. All components of the run must then be
+            inspectable: functions of plain values, no open files.
+        checkpoint_every: steps between writes; an epoch if None.
         progress: called with (steps done, steps) after each step.
-        meter: is given the update of each step; None for no measurement.
+        meter: receives the update of each step; None for no measurement.
     """
 
     observer: Observer = "final"
@@ -207,7 +209,7 @@ class Recording:
     meter: Meter | None = None
 
     def transcript(self, layout: Layout) -> Transcript:
-        """An empty transcript.
+        """Returns an empty transcript.
 
         Args:
             layout: of the model.

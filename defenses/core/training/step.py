@@ -1,10 +1,10 @@
-"""One training step under a defense: plan, release, charge to the ledger, post-process, observe.
+"""A training step under a defense: plan, release, charge to the ledger, post-process, observe.
 
-`train`, a shared update and `predict` take the same step. They differ in who executes a plan (an engine on data, or a
-dry run), in the ledger that pays, and in what moves the parameters afterwards.
+`train`, a shared update and `predict` take the same step. They differ in the executor of a plan (an engine on data, or
+a dry run), in the ledger that is charged, and in the way the parameters move afterwards.
 
 Guarantee:
-    A plan that was executed is charged before a method or an optimizer sees what it released.
+    An executed plan is charged before a method or an optimizer sees its release.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .assumptions import unverified
 from .transcript import Step
 
 Execute = Callable[[NoisyPlan], Release]
-"""Plan with its noise -> release, on the batch of a step or on all the data."""
+"""Executes a plan with its noise on the batch of a step or on all the data, and returns the release."""
 
 
 @dataclass
 class Account:
-    """A run's ledger, and the remarks that its claim and its record must carry.
+    """Ledger of a run, and the remarks that its claim and its record must carry.
 
     Attributes:
         ledger: of the releases.
-        exact: whether the noise is a discrete Gaussian on sums of whole numbers.
-        remarks: mark of a record -> sentence for the claim, empty where the mark says it all.
+        exact: whether the noise is a discrete Gaussian on sums of integers.
+        remarks: mark of a record -> sentence for the claim, empty if the mark is enough.
     """
 
     ledger: Ledger
@@ -54,27 +54,27 @@ class Account:
         trial: bool = False,
         sampling: Sampling | None = None,
     ) -> None:
-        """Records one executed plan, with arguments as for `Ledger.record`."""
+        """Records an executed plan, with arguments as for `Ledger.record`."""
         self.ledger.record(plan, step=step, one_off=one_off, trial=trial, sampling=sampling, exact=self.exact)
         self.remarks |= dict.fromkeys(plan.plan.remarks, "") | unverified(plan=plan.plan)
 
     def drew(self, noise: Noise, multiplier: float, one_offs: Iterable[Step] = ()) -> NoiseSource | Literal["none"]:
-        """Kind of the noise that was drawn; "none" where no release had any.
+        """Returns the kind of the noise that was drawn; "none" if no release had any.
 
-        A release beside the steps, or a step's trial, has noise of its own, also where the steps have none.
+        A one-off release, or a step's trial, has its own noise, even if the steps have none.
 
         Args:
-            noise: where it came from, if any was.
+            noise: its source, if any was drawn.
             multiplier: of the steps.
-            one_offs: releases beside the steps that were recorded. The ledger has no multiplier for noise on
-                contributions of any size, which proves nothing but is drawn, too.
+            one_offs: recorded one-off releases. Noise on unbounded contributions proves nothing and has no multiplier
+                in the ledger, but it is drawn, too.
         """
         own = any(entry.noise_multiplier is not None for entry in self.ledger.entries)
         noisy = multiplier > 0 or own or any(one.noise_multiplier > 0 for one in one_offs)
         return noise.kind if noisy else "none"
 
     def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:
-        """What `Context.one_off` calls: executes a plan on all the data and charges it without sampling.
+        """Returns the function behind `Context.one_off`: it executes a plan on all the data, charged without sampling.
 
         Args:
             execute: on all the data.
@@ -89,16 +89,16 @@ class Account:
 
 @dataclass
 class Stepper:
-    """A defense's state and context as a run goes from step to step.
+    """State and context of a defense from step to step of a run.
 
     Attributes:
         defense: with its noise multiplier set.
-        context: of the step under way, or of the last one with its update.
-        place: puts the model to other parameters [dim].
-        state: what the method remembers.
+        context: of the current step, or of the last step with its update.
+        place: writes other parameters [dim] into the model.
+        state: the method's state.
         moves: coordinates that the optimizer may move after the step; None for all.
-        trial: decides whether the step stands; None where it does.
-        stands: whether the last step with a trial did.
+        trial: decides whether the step stands; None if it always does.
+        stands: whether the last step with a trial stood.
         before: state, parameters and last update before a step on trial.
     """
 
@@ -115,22 +115,22 @@ class Stepper:
         self.context = replace(self.context, noise_multiplier=self.defense.calibrated_multiplier)
 
     def start(self) -> None:
-        """Asks the method for its first state, for which it may spend releases of its own."""
+        """Gets the method's first state, for which it may spend one-off releases."""
         self.state = self.defense.start(self.context)
 
     @property
     def update(self) -> Float[Tensor, " dim"]:
-        """What the optimizer gets of the last step.
+        """The update of the last step, as the optimizer gets it.
 
         Raises:
-            ValueError: before the first one.
+            ValueError: before the first step.
         """
         if self.context.update is None:
             raise ValueError("an update must follow a step, and none was taken")
         return self.context.update
 
     def hold(self, moved: Float[Tensor, " dim"]) -> None:
-        """Puts coordinates back that the optimizer moved, by momentum or weight decay, and the plan holds.
+        """Restores coordinates that the plan holds and the optimizer moved, by momentum or weight decay.
 
         Args:
             moved: the parameters after the optimizer's step.
@@ -142,15 +142,15 @@ class Stepper:
                 self.place(held)
 
     def judge(self, execute: Execute, account: Account, drawn: Sampling | None = None) -> Tensor | None:
-        """Executes and charges the trial of a step that has moved the parameters, and takes the step back if it fails.
+        """Executes and charges the trial of a step that has moved the parameters, and undoes the step if it fails.
 
         Args:
-            execute: on a sample of the trial's own.
-            account: who pays.
-            drawn: how that sample was; by Poisson sampling at the trial's rate where None.
+            execute: on the trial's own sample.
+            account: is charged.
+            drawn: sampler of the trial; Poisson sampling at the trial's rate if None.
 
         Returns:
-            What was released, undivided; None for a step that stands without a trial. `stands` is then known.
+            The release, undivided; None for a step that stands without a trial. `stands` is then known.
         """
         if self.trial is None or self.before is None:
             self.stands = True
@@ -158,7 +158,7 @@ class Stepper:
         drawn = drawn or poisson(self.trial.rate)
         released = execute(self.trial.plan).noisy[0]
         account.charge(self.trial.plan, step=self.context.step, trial=True, sampling=drawn)
-        # Public, as the step's own divisor is.
+        # Public, as the divisor of the step is.
         expected = self.context.expected_batch * drawn.rate / account.ledger.sampling.rate
         self.stands = float(released) / expected < self.trial.below
         if not self.stands:
@@ -168,25 +168,25 @@ class Stepper:
         return released
 
     def take(self, step: int, parameters: Float[Tensor, " dim"], execute: Execute, account: Account) -> Step:
-        """Executes and charges one step; `update` is then what the optimizer gets.
+        """Executes and charges a step; `update` is then the input of the optimizer.
 
         Args:
             step: its number.
             parameters: before it.
-            execute: on the step's batch, of which nothing may be known before it is called.
-            account: who pays.
+            execute: on the step's batch, which must not be known before the call.
+            account: is charged.
 
         Returns:
-            The step as it looks to whoever sees every noisy block.
+            The step as seen by an observer of every noisy block.
         """
-        # Before the plan: what is drawn for public gradients is drawn by the number of the step under way.
+        # Before the plan: draws for public gradients are keyed by the number of the current step.
         self.context = context = self.context.at(step, parameters=parameters)
         earlier = self.state, parameters, context.update
         state, plan = self.defense.plan(self.state, context)
         self.moves, self.trial = plan.moves, plan.trial
         self.before = earlier if plan.trial is not None else None
         if plan.start_at is not None:
-            # A copy: a method may keep what it names, and the model moves on.
+            # A copy: a method may keep the tensor it names, and the model moves on.
             parameters = plan.start_at.to(parameters).clone()
             self.context = context = replace(context, parameters=parameters)
             self.place(parameters)
@@ -201,14 +201,14 @@ class Stepper:
 
 
 def posted(post: Post, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """What a plan's map makes of an update.
+    """Applies a plan's post-processing to an update.
 
     Args:
         post: the plan's map.
         update: sums divided by the expected batch.
 
     Raises:
-        ValueError: it is no update any more; a map of somebody's own is tried here for the first time.
+        ValueError: the result is no update; a user's own map is tried here for the first time.
     """
     after = post(update)
     if not isinstance(after, Tensor) or after.shape != update.shape:

@@ -1,6 +1,6 @@
-"""The training loop as a function: arguments in, a trained model with its ledger and transcript out.
+"""The training loop as a function: takes a model, data and a defense, returns the trained model, ledger and transcript.
 
-What a step is, is in `ongoing.py`.
+`ongoing.py` has the loop, `step.py` a single step.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ def train(
     """Trains a model in place under a defense.
 
     Args:
-        model: refused when it mixes examples, or changes anything but its gradients in a forward pass. One in
-            evaluation mode is put in training mode; of one in training mode, parts in evaluation mode stay in it.
-        examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is
-            read into memory once.
+        model: refused if it mixes examples, or if a forward pass changes anything but its gradients. A model in
+            evaluation mode is put in training mode; in a model in training mode, submodules in evaluation mode stay in
+            it.
+        examples: the private data: (inputs [n, ...], labels [n]), or a map-style dataset of such pairs, which is read
+            into memory once.
         defense: with its noise multiplier set.
-        sampling: who takes part in a step.
-        epochs: length of the run; give this or `steps`.
+        sampling: the batch sampler.
+        epochs: length of the run; give either this or `steps`.
         steps: length of the run in steps.
         lr: learning rate, of the update averaged over the expected batch.
-        public: (inputs, labels) for methods that use public data; refused where an input is one of `examples`.
-        noise: secret source; keyed by the operating system where None.
-        seed: key of the public randomness (masks, views, dropout); drawn where None.
-        sampler_key: secret key of the sampler; drawn from the operating system where None.
-        recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and what sums are divided by;
-            its `nominal_size` makes the number of examples a secret.
+        public: (inputs, labels) for methods that use public data; refused if an input is among `examples`.
+        noise: secret source of noise; keyed by the operating system if None.
+        seed: key of the public randomness (masks, views, dropout); drawn if None.
+        sampler_key: secret key of the sampler; drawn from the operating system if None.
+        recipe: optimizer, momentum, schedule, loss, augmentation, averaging, features, and the divisor of sums; its
+            `nominal_size` makes the number of examples a secret.
         execution: engine, memory and device.
-        recording: transcript, checkpoints, a measurement, progress; by default nothing but the model is kept.
+        recording: transcript, checkpoints, a measurement, progress; by default only the model is kept.
 
     Returns:
         The trained model with its ledger and transcript.
 
     Raises:
-        ValueError: for an uncalibrated defense, a model that must not be trained, sizes that do not fit, public
-            examples among the private ones, or a checkpoint of another run.
+        ValueError: for an uncalibrated defense, a model that is refused, sizes that do not fit, public examples among
+            the private examples, or a checkpoint of another run.
     """
     settings = TrainingSettings(
         defense=defense,
@@ -77,7 +78,7 @@ def train(
 
 
 def _length(sampling: Sampling, epochs: float | None, steps: int | None) -> int:
-    """Steps of the run."""
+    """Returns the number of steps of the run."""
     if (epochs is None) == (steps is None):
         raise ValueError("give exactly one of epochs and steps, got both or neither")
     total = steps if steps is not None else round((epochs or 0) * sampling.steps_per_epoch)

@@ -1,9 +1,9 @@
-"""Transcripts of training runs: what an observer of final model, iterates or noisy updates could see, step by step.
+"""Transcripts of training runs: the view of an observer of final model, iterates or noisy updates, step by step.
 
-`final` sees the last model, `iterates` every model, `updates` every noisy block as it was released, of steps and of
-releases of their own: the one that composition accounting is about. The transcript holds public things only; who took
-part in a step is not in it. Where the steps outgrow the memory that they may take, no more are kept but those asked for
-by number, and the transcript says so: half a transcript would make an attack look weak.
+`final` sees the last model, `iterates` every model, `updates` every released noisy block, of steps and of one-off
+releases: the observer that composition accounting assumes. The transcript holds public values only; the participants of
+a step are not in it. When the steps exceed their memory limit, only those requested by number are kept from then on,
+and the transcript is marked as truncated: an incomplete transcript would make an attack look weak.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Observer = Literal["final", "iterates", "updates"]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step, or one release of its own on all the data, as an observer saw it.
+    """A step, or a one-off release on all the data, as an observer saw it.
 
     Attributes:
-        step: number of the step, from 0; of a one-off release the step that it was charged to.
+        step: number of the step, from 0; for a one-off release the step that it was charged to.
         parameters: the model before the step [dim].
         noise_multiplier: of the step.
         expected_batch: expected batch, the public constant that sums were divided by.
-        sample_rate: chance that an example took part.
-        plan: what was executed, with its noise; None for `iterates`.
+        sample_rate: probability that an example took part.
+        plan: the executed plan with its noise; None for `iterates`.
         noisy: undivided noisy sum of each block; None for `iterates`.
-        verdict: what the step's trial released, undivided; None where it has none, and for `iterates`.
-        one_off: place among the run's one-off releases, from 0; None for a step.
+        verdict: release of the step's trial, undivided; None without a trial, and for `iterates`.
+        one_off: index among the run's one-off releases, from 0; None for a step.
     """
 
     step: int
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def key(self) -> int:
-        """A number that is this step's or this release's alone: those of one-off releases are negative."""
+        """Unique number of this step or release: negative for one-off releases."""
         return self.step if self.one_off is None else -1 - self.one_off
 
 
@@ -59,14 +59,14 @@ class Transcript:
     """The steps of a run in order.
 
     Attributes:
-        observer: how much was recorded.
-        layout: names and shapes behind the flat vectors.
-        always: numbers of the steps that are kept whatever their size.
+        observer: decides how much is recorded.
+        layout: names and shapes of the flat vectors.
+        always: numbers of steps kept regardless of their size.
         only: numbers of the other steps to keep; None for all of them.
-        memory: bytes that these may take; None for any number.
+        memory: limit in bytes for these; None for no limit.
         steps: empty for `final`.
-        one_offs: releases of their own on all the data, whatever they take; for `updates` alone.
-        truncated: whether some of them are missing.
+        one_offs: one-off releases on all the data, without limit; for `updates` alone.
+        truncated: whether some steps are missing.
     """
 
     observer: Observer
@@ -81,7 +81,7 @@ class Transcript:
     _counted: set[int] = field(default_factory=set, repr=False)
 
     def record(self, step: Step) -> None:
-        """Keeps what this observer sees of a step."""
+        """Keeps the part of a step that this observer sees."""
         if self.observer == "final":
             return
         if self.observer == "iterates":
@@ -90,7 +90,7 @@ class Transcript:
             if self.only is not None and step.step not in self.only:
                 return
             if self.memory is not None:
-                # Counted whether kept or not: after the first step that does not fit none is kept, and there is no gap.
+                # Counted even if dropped: after the first step that exceeds the limit none is kept, so there is no gap.
                 self._taken += self._fresh(step)
                 self.truncated = self._taken > self.memory
                 if self.truncated:
@@ -98,31 +98,31 @@ class Transcript:
         self.steps.append(step)
 
     def _fresh(self, step: Step) -> int:
-        """Bytes behind a step that are behind no step before: a basis may serve many."""
-        # Storages of kept steps live on, so that an address names one of them.
+        """Returns the bytes of a step's storages that no earlier step has: many steps may share a basis."""
+        # Storages of kept steps stay alive, so an address identifies a storage.
         found = {place: size for place, size in storages(step).items() if place not in self._counted}
         self._counted |= found.keys()
         return sum(found.values())
 
     def record_one_off(self, release: Step) -> None:
-        """Keeps a release of its own, where this observer sees releases."""
+        """Keeps a one-off release if this observer sees releases."""
         if self.observer == "updates":
             self.one_offs.append(replace(release, one_off=len(self.one_offs)))
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the state for a checkpoint."""
         return {"steps": self.steps, "one_offs": self.one_offs, "truncated": self.truncated, "taken": self._taken}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint."""
+        """Continues from a checkpoint."""
         self.steps, self.one_offs = state["steps"], state["one_offs"]
         self.truncated, self._taken = state["truncated"], state["taken"]
         self._counted = {place for step in self.steps if step.step not in self.always for place in storages(step)}
 
 
 def storages(step: Step) -> dict[int, int]:
-    """Address and bytes of every storage behind a step, those of its plan's masks and bases included."""
-    # By storage: blocks of a plan share bases, and a view keeps all the memory behind it.
+    """Returns address and bytes of every storage of a step, those of its plan's masks and bases included."""
+    # By storage: blocks of a plan share bases, and a view keeps its whole storage alive.
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(step)}
 
 
@@ -133,7 +133,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         for part in value:
             yield from _tensors(part)
     elif isinstance(value, ImplicitSubspace):
-        # Its bases would be formed to be counted.
+        # Iterating over its fields would form its bases.
         yield from _tensors(value.parts)
     elif is_dataclass(value):
         for part in fields(value):
