@@ -1,11 +1,11 @@
-"""Assumptions of a privacy claim, and the parts of a run that are not this package's, for the claim to name.
+"""Assumptions of a privacy claim, and the components of a run from outside leakbench, which the claim names.
 
-A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Ours is held
-to that by tests. Anybody may write a codec, a bound or a source of noise of their own, and no code can check what it
-does: a codec may count the rows, or give back in `decode` what it saw in `encode`. So exact types are compared, and
-whatever else took part is named in the claim, in the record and on the board. A method and an optimizer are handed
-public things and releases alone, but a user's own may know the data from elsewhere: ours, and PyTorch's, are
-known by their package.
+A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Tests hold
+leakbench's code to that. Users may write their own codec, bound or source of noise, and no code can check its
+behaviour: a codec may count the rows, or return in `decode` the rows it saw in `encode`. So exact types are compared,
+and any other component is named in the claim, in the record and on the leaderboard. A method and an optimizer receive
+public values and releases alone, but a user's own may have the data from elsewhere: leakbench's and PyTorch's are
+identified by their package.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..privacy.sampling import Sampling
 from ..randomness.noise import CipherNoise, SecureNoise
 
 _PACKAGE = __name__.partition(".core.")[0]
-# With the dot: a package whose name begins like one of these is not it.
-# A map after the noise is as free as a method, and may stand in its file.
+# With the dot, which excludes packages whose names only begin alike.
+# Post-processing is as free as a method, and may be defined in its file.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _COMPOSED = (Within, Masked, Stacked, Stretched)
 _OURS: dict[str, tuple[type, ...]] = {
@@ -67,16 +67,16 @@ def assumptions(
     resumed: bool = False,
     size_public: bool = False,
 ) -> tuple[str, ...]:
-    """What the guarantee of a run assumes, a sentence each.
+    """Returns the assumptions of a run's guarantee, a sentence each.
 
     Args:
-        noise: kind of the noise that was drawn; "none" where none was.
+        noise: kind of the noise that was drawn; "none" if none was.
         sampling: the sampler.
         key_given: whether its key was given, and not drawn from the operating system.
         public_used: whether public examples were read.
-        resumed: whether the run went on from a checkpoint.
-        size_public: whether the number of records is taken for public, which decides nothing where neighbours have as
-            many of them.
+        resumed: whether the run continued from a checkpoint.
+        size_public: whether the number of records is treated as public, which is irrelevant if neighbours have the same
+            number.
     """
     found = [_OF_NOISE[noise]] if noise != "none" else []
     if resumed and noise == "secure":
@@ -101,14 +101,14 @@ def assumptions(
 
 
 def unverified(**parts: object) -> dict[str, str]:
-    """What took part and is not ours.
+    """Returns the components of a run from outside leakbench.
 
     Args:
-        parts: of a run, by role: `noise`, `augmentation`, `sampling`, `optimizer`, `defense`, or a `plan` with
-            all that is in it.
+        parts: components by role: `noise`, `augmentation`, `sampling`, `optimizer`, `defense`, or a `plan` with all
+            that is in it.
 
     Returns:
-        Mark of a record, as `unverified_codec` -> a sentence for the claim.
+        Mark of a record, such as `unverified_codec` -> a sentence for the claim.
     """
     found = {}
     for role, part in _roles(parts):
@@ -116,7 +116,7 @@ def unverified(**parts: object) -> dict[str, str]:
         package = _BY_PACKAGE.get(role)
         known = kind in _OURS.get(role, ()) or (package is not None and f"{kind.__module__}.".startswith(package))
         if not known or any(_foreign_function(value) for value in _attributes(part).values()):
-            # A user's own file is run under a made-up name; its own says more.
+            # A user's file is imported under a generated name; the file name says more.
             file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
             place = Path(file).name if kind.__module__.startswith("leakbench_method_") else kind.__module__
             found[f"unverified_{role}"] = (
@@ -127,7 +127,7 @@ def unverified(**parts: object) -> dict[str, str]:
 
 
 def posts_beside(defense: Defense) -> list[type]:
-    """Classes of maps after the noise in the files of a defense's methods, as far as these are ours."""
+    """Returns classes of post-processing in the files of a defense's methods, for methods of leakbench."""
     found = []
     for role, part in _roles({"defense": defense}):
         module = sys.modules[type(part).__module__]
@@ -142,8 +142,8 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
         yield role, part
         if role == "defense" and isinstance(part, Defense):
             yield "method", part.method
-            # One of ours asks them for its plans, so they are as much of the method as itself. What is in a plan is
-            # looked at there.
+            # The method calls these for its plans, so they are part of the method. The components of a plan are checked
+            # under "plan".
             yield from (("method", inner) for inner in _inside(part.method))
         if role == "plan" and isinstance(part, StepPlan):
             yield "trial", part.trial
@@ -163,7 +163,7 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _inside(part: object) -> Iterator[object]:
-    """Objects that one of ours was given, and those that these were given, but for what plans are made of."""
+    """Yields objects that a leakbench object holds, and those that these hold, except the components of plans."""
     for value in _attributes(part).values():
         for one in value if isinstance(value, tuple | list) else (value,):
             module = type(one).__module__
@@ -178,5 +178,5 @@ def _attributes(part: object) -> dict[str, object]:
 
 
 def _foreign_function(value: object) -> bool:
-    """Whether a function was put into an instance, in place of one of its class perhaps."""
+    """Returns whether a function was set on an instance, possibly replacing a method of its class."""
     return isinstance(value, FunctionType) and not value.__module__.startswith(_BY_PACKAGE["method"])

@@ -1,12 +1,12 @@
-"""Parameter averaging: a moving average of the parameters over the steps of a run, handed over in their place.
+"""Parameter averaging: a moving average of the parameters over the steps of a run, returned in their place.
 
 De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
-2022: average <- m average + (1 - m) parameters after each step, where m = min(decay, (1 + t) / (10 + t)) grows with the
-step t, so that the initial parameters are soon forgotten. Noise averages out over the steps; what is learnt stays.
+2022: average <- m average + (1 - m) parameters after each step, with m = min(decay, (1 + t) / (10 + t)) growing with
+the step t, so that the initial parameters are soon forgotten. Noise averages out over the steps; the signal stays.
 
 Guarantee:
     Parameters are functions of releases, and so is their average: it costs no privacy, and hides nothing of the
-    releases from who observes those.
+    releases from an observer of them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch import Tensor
 
 @dataclass
 class ParameterAverage:
-    """The moving average of a run under way.
+    """The moving average of a run in progress.
 
     Attributes:
         decay: largest weight of the past in a step; None keeps no average.
-        value: the average [dim]; None before the first step, and where none is kept.
+        value: the average [dim]; None before the first step, and without averaging.
     """
 
     decay: float | None
     value: Float[Tensor, " dim"] | None = None
 
     def add(self, step: int, before: Float[Tensor, " dim"], after: Float[Tensor, " dim"]) -> None:
-        """Takes the parameters after a step into the average.
+        """Adds the parameters after a step to the average.
 
         Args:
             step: its number, from 0.
-            before: the parameters that the step was taken at, with which the average of the first step begins: a plan
-                may have put the model there, as to prune it.
-            after: those that the optimizer left.
+            before: the parameters at which the step was taken, and the initial average in the first step: a plan may
+                have moved the model there, for example to prune it.
+            after: the parameters after the optimizer's step.
         """
         if self.decay is None:
             return

@@ -1,8 +1,8 @@
-"""Noise calibration: the privacy cost of a run from dry runs of its plans, and the noise multiplier for what is wanted.
+"""Noise calibration: predicts the privacy cost of a run by dry runs, and finds its noise multiplier.
 
-`predict` takes the steps of a run on empty batches over a toy layout, and its ledger is the one that the run will have:
-plans depend on public things and on releases, and what a step costs depends on its plan alone. `calibrate` predicts
-once, and searches for the noise multiplier with the accountants.
+`predict` takes the steps of a run on empty batches over a toy layout, and its ledger equals the run's: plans depend on
+public values and on releases, and the cost of a step depends on its plan alone. `calibrate` predicts once, and searches
+for the noise multiplier with the accountants.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .step import Account, Stepper
 from .transcript import Step
 
 _OF_GRID = 1e-6
-"""Delta whose epsilon decides how fine the grid of losses is, where no epsilon is asked for."""
+"""Delta whose epsilon sets the resolution of the loss grid, if no epsilon is requested."""
 _MOST_STEPS = 1_000_000  # a minute or so of dry steps
-# Two layers with biases: methods with a basis or a direction per tensor or per layer have several of them.
+# Two layers with biases: methods with a basis or a direction per tensor or per layer then have several.
 _TOY = Layout(("a.weight", "a.bias", "b.weight", "b.bias"), ((4, 3), (4,), (2, 4), (2,)))
 TOY_DIM = _TOY.dim
 """Length of a gradient in the dry runs of `predict`."""
@@ -49,7 +49,7 @@ def predict(
     public: PublicRows | None = None,
     before: Sequence[NoisyPlan] = (),
 ) -> Ledger:
-    """The ledger that a run will have, from dry-running the defense's plans without data.
+    """Returns the ledger that a run will have, from dry-running the defense's plans without data.
 
     The plans of all steps are executed on empty batches over a toy layout.
 
@@ -57,8 +57,8 @@ def predict(
         defense: with its noise multiplier set.
         sampling: the sampler.
         steps: planned steps.
-        public: stands in for public data; made-up rows where None.
-        before: releases on all the data before the first step, as `FeatureStatistics.plans()`.
+        public: stands in for public data; synthetic rows if None.
+        before: releases on all the data before the first step, such as `FeatureStatistics.plans()`.
     """
     return predicted(defense, sampling=sampling, steps=steps, public=public, before=before).ledger
 
@@ -71,13 +71,13 @@ def predicted(
     public: PublicRows | None = None,
     before: Sequence[NoisyPlan] = (),
 ) -> Account:
-    """As `predict`, with the remarks that the run's claim will carry: what takes part and is not this library's.
+    """Predicts the ledger like `predict`, and the remarks of the run's claim on components from outside leakbench.
 
     Args:
         defense: with its noise multiplier set.
         sampling: the sampler.
         steps: planned steps.
-        public: stands in for public data; made-up rows where None.
+        public: stands in for public data; synthetic rows if None.
         before: releases on all the data before the first step.
     """
     account = Account(Ledger(sampling), remarks=unverified(defense=defense))
@@ -101,23 +101,23 @@ def rehearsed(
     architecture: Callable[[], nn.Module] | None = None,
     input_shape: tuple[int, ...] = (),
 ) -> Iterator[Step]:
-    """The steps of a run on empty batches: what each would release, and what it is charged.
+    """Yields the steps of a run on empty batches, with their releases, and charges them.
 
     Args:
         defense: with its noise multiplier set.
-        account: who pays; its sampler decides the length of an epoch.
+        account: is charged; its sampler decides the length of an epoch.
         steps: planned steps.
-        only: numbers of those to take, as if the others had changed nothing; None for all of them.
-        others: who pays for the steps before the last of `only` that are not in it, which are taken, too, then.
-        public: stands in for public data; made-up rows where None.
-        layout: of what would be trained.
-        seed: key of the public coins.
-        architecture: makes the network of that layout, for methods that look at it; None for none.
-        input_shape: of its inputs, one example.
+        only: numbers of the steps to take, as if the others had changed nothing; None for all of them.
+        others: if given, the steps before the last of `only` that are not in it are taken, too, and charged to it.
+        public: stands in for public data; synthetic rows if None.
+        layout: of the trained parameters.
+        seed: key of the public randomness.
+        architecture: makes the network of that layout, for methods that inspect it; None for none.
+        input_shape: of a single input of the network.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
-    # Noise although nothing is private: a method with memory plans otherwise after zeros (DPDR has no direction then).
+    # With noise although nothing is private: a method with state plans differently after zeros (DPDR has no direction).
     noise = seeded(0)
 
     def execute(plan: NoisyPlan) -> Release:
@@ -151,10 +151,10 @@ def rehearsed(
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipLimit:
-    """What no test of one record's membership may exceed: an advantage, or a true positive rate at a false one.
+    """Limit on every membership test: an advantage, or a true positive rate at a false positive rate.
 
     Attributes:
-        advantage: largest TPR - FPR, in (0, 1); None for the other two.
+        advantage: largest TPR - FPR, in (0, 1); None to use the other two.
         tpr: largest true positive rate at `fpr`, in (0, 1).
         fpr: below `tpr`, in (0, 1).
     """
@@ -178,16 +178,16 @@ class MembershipLimit:
 
     @property
     def words(self) -> str:
-        """The limit, as in a sentence."""
+        """The limit in words."""
         return f"advantage {self.advantage:g}" if self.advantage else f"TPR {self.tpr:g} at FPR {self.fpr:g}"
 
     @property
     def shift(self) -> float:
-        """Of the Gaussian whose best test is just at the limit, in standard deviations of its noise."""
+        """Shift of the Gaussian whose best test is exactly at the limit, in standard deviations of its noise."""
         return gaussian_shift(advantage=self.advantage, tpr=self.tpr or 0.0, fpr=self.fpr or 0.0)
 
     def exceeded(self, events: Sequence[Gaussian]) -> float:
-        """The logarithm of what a test can gain over coins, less that of what it may; at most 0 is within the limit."""
+        """Log ratio of the best test's gain over random guessing to the allowed gain; at most 0 is within the limit."""
         found = of_events(events, _OF_GRID)
         gain, limit = found.advantage, self.advantage
         if self.tpr is not None and self.fpr is not None:
@@ -208,26 +208,26 @@ def calibrate(
     precision: float = 1e-3,
     before: Sequence[NoisyPlan] = (),
 ) -> Defense:
-    """The defense with the smallest noise multiplier that proves what is wanted: one of three.
+    """Returns the defense with the smallest noise multiplier that proves one of three targets.
 
     Args:
-        defense: its own noise multiplier, if it has one, is replaced; 0 says that it adds no noise by choice.
-        epsilon: wanted at `delta`, in nats, by the PLD accountant.
+        defense: its noise multiplier, if set, is replaced; 0 means that it adds no noise by choice.
+        epsilon: target at `delta`, in nats, by the PLD accountant.
         delta: in (0, 1).
-        advantage: the largest TPR - FPR that a test of one record's membership may have, in (0, 1).
-        tpr: the largest true positive rate that such a test may have at `fpr`.
+        advantage: largest TPR - FPR of any test of a record's membership, in (0, 1).
+        tpr: largest true positive rate of any such test at `fpr`.
         fpr: false positive rate, in (0, 1).
         sampling: the sampler of the run.
         steps: its number of steps.
         precision: relative, of the noise multiplier; the result is on the private side.
-        before: releases on all the data before the first step, whose own noise stays what it is.
+        before: releases on all the data before the first step, whose noise stays unchanged.
 
     Returns:
-        A new defense whose predicted epsilon, advantage or true positive rate is at most what was wanted.
+        A new defense whose predicted epsilon, advantage or true positive rate is at most the target.
 
     Raises:
-        ValueError: when nothing, or more than one thing, is wanted, or when no noise multiplier proves it for this
-            defense, or none that is practical.
+        ValueError: for no target or several, or if no noise multiplier, or no practical multiplier, proves it for this
+            defense.
     """
     limited = not advantage is tpr is fpr is None
     if limited == (epsilon is not None) or (epsilon is None) != (delta is None):
@@ -238,14 +238,14 @@ def calibrate(
     limit = MembershipLimit(advantage=advantage, tpr=tpr, fpr=fpr) if limited else None
     proves = "no epsilon" if limit is None else "nothing"
     if defense.noise_multiplier == 0:
-        # Else clipped SGD, say, would become DP-SGD under a name that promises no noise.
+        # Otherwise clipped SGD, say, would become DP-SGD under a name that promises no noise.
         raise ValueError(f"'{defense.name}' proves {proves}: it adds no noise, its noise_multiplier is 0")
     probe = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before)
     reasons = sorted({entry.reason for entry in probe.entries if entry.reason})
     if reasons:
         raise ValueError(f"'{defense.name}' proves {proves} at any noise multiplier: {'; '.join(reasons)}")
-    # Every step of every bounded plan is one Gaussian at the defense's multiplier, so one search serves all
-    # methods; releases of their own, and trials, keep the multiplier that their method gives them.
+    # Every step of every bounded plan is a Gaussian at the defense's multiplier, so the same search serves all methods;
+    # one-off releases, and trials, keep the multiplier that their method gives them.
     own = tuple(entry for entry in probe.entries if entry.own_noise)
     steady = all(entry.row is None for entry in probe.entries)
     rows = () if steady else tuple(entry for entry in probe.entries if not entry.own_noise)
@@ -278,19 +278,19 @@ def noise_multiplier(
     beside: tuple[Entry, ...] = (),
     correlated: tuple[Entry, ...] = (),
 ) -> float:
-    """The noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
+    """Returns the noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
 
     Args:
-        epsilon: wanted, in nats.
+        epsilon: target, in nats.
         delta: in (0, 1).
         sampling: the sampler.
-        steps: how many.
+        steps: number of steps.
         precision: relative.
-        beside: what is released besides, at multipliers that stay as they are.
-        correlated: the steps at noise multiplier 1, where their noise is correlated; empty for independent noise.
+        beside: one-off releases and trials, at fixed multipliers.
+        correlated: the steps at noise multiplier 1, if their noise is correlated; empty for independent noise.
 
     Raises:
-        ValueError: where no practical multiplier proves it.
+        ValueError: if no practical multiplier proves it.
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon must be a positive finite number, got {epsilon}")
@@ -314,20 +314,20 @@ def noise_multiplier(
 def _searched(
     epsilon: float, delta: float, unit: tuple[Entry, ...], precision: float, beside: tuple[Entry, ...]
 ) -> float:
-    """The least multiplier that proves `epsilon`, up to `precision`.
+    """Returns the least multiplier that proves `epsilon`, up to `precision`.
 
     Args:
-        epsilon: wanted, in nats.
+        epsilon: target, in nats.
         delta: in (0, 1).
         unit: the steps at noise multiplier 1.
         precision: relative.
-        beside: what is released besides, at multipliers that stay as they are.
+        beside: one-off releases and trials, at fixed multipliers.
     """
-    # Without subsampling everything is one Gaussian. With it, epsilon is at most that.
-    # Precisions 1 / sigma² add up under composition, so the steps may spend what is not `taken` of the total.
+    # Without subsampling everything is a single Gaussian. With it, epsilon is at most that.
+    # Precisions 1 / sigma² add up under composition, so the steps may spend the total less `taken`.
     total = gaussian_multiplier(epsilon, delta) ** -2
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
-    # How many Gaussians the steps are charged as: under shuffle and partition one an epoch.
+    # Number of Gaussians charged for the steps: under shuffle and partition, one per epoch.
     events = events_of(unit)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
@@ -343,16 +343,16 @@ def _searched(
         return math.log(max(proved(charged(log_sigma), delta).value, 1e-12) / epsilon)
 
     def excess_rdp(log_sigma: float) -> float:
-        # Of the Poisson sampling that is closest: but for subsets of fixed size, other samplers have no bound by RDP
-        # that is worth searching from.
+        # Under the closest Poisson sampling: except for subsets of fixed size, RDP has no bound for other samplers that
+        # is a useful starting point.
         found = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
         return math.log(max(found, 1e-12) / epsilon)
 
     least, most = math.log(LEAST_MULTIPLIER), math.log(LARGEST_MULTIPLIER)
     high = min(math.log(enough), most)
     if excess_rdp(least) < 0:
-        return math.exp(least) / 2  # refused by name
-    # RDP is quick and, for Poisson sampling, an upper bound: enough noise, and the one wanted is a little below.
+        return math.exp(least) / 2  # the caller refuses it by name
+    # RDP is quick and, for Poisson sampling, an upper bound: its multiplier is enough, and the least a little below.
     if excess_rdp(high) < 0:
         high = cast(float, brentq(excess_rdp, least, high, xtol=precision)) + precision
     elif excess(high) > 0:
@@ -363,7 +363,7 @@ def _searched(
         found = pld_epsilon(merged(charged(log_sigma)), delta, interval)
         return math.log(max(found, 1e-12) / epsilon)
 
-    # PLD in wide steps is many times as quick and hardly looser; a step or two from its answer is the one wanted.
+    # PLD on a coarse grid is many times as quick and hardly looser; a step or two leads from its answer to the least.
     if not quick(merged(charged(high))) or excess_coarsely(high + 0.2) > 0:
         return math.exp(_crossing(excess, high, precision))
     root = _crossing(excess_coarsely, high, precision)
@@ -372,9 +372,9 @@ def _searched(
         over = excess(root)
         if -slope * precision <= over <= 0:
             return math.exp(root)
-        if not abs(over) < 0.1 * slope:  # the wide steps lead astray
+        if not abs(over) < 0.1 * slope:  # the coarse grid misleads
             break
-        # Newton's step with the slope of the coarse curve, and a little more, to the private side.
+        # Newton's step with the slope of the coarse curve, and slightly more, to the private side.
         root += over / slope + precision / 4
     return math.exp(_crossing(excess, high, precision))
 
@@ -383,16 +383,16 @@ def _searched(
 def noise_within(
     limit: MembershipLimit, unit: tuple[Entry, ...], *, precision: float = 1e-3, beside: tuple[Entry, ...] = ()
 ) -> float:
-    """The least noise multiplier under which no test of membership exceeds a limit, up to `precision`.
+    """Returns the least noise multiplier under which no membership test exceeds a limit, up to `precision`.
 
     Args:
         limit: of the tests.
         unit: the steps at noise multiplier 1.
         precision: relative.
-        beside: what is released besides, at multipliers that stay as they are.
+        beside: one-off releases and trials, at fixed multipliers.
 
     Raises:
-        ValueError: where no practical multiplier does.
+        ValueError: if no practical multiplier does.
     """
     if beside and limit.exceeded(events_of(beside, replaced=_replaced(unit))) >= 0:
         raise ValueError(
@@ -404,7 +404,7 @@ def noise_within(
         sigma = math.exp(log_sigma)
         return limit.exceeded(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
 
-    # Without subsampling everything is one Gaussian, and with it no worse than that.
+    # Without subsampling everything is a single Gaussian, and with it no worse than that.
     events = events_of(unit)
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
     left = limit.shift**2 - taken
@@ -414,7 +414,7 @@ def noise_within(
     way_out = f"{limit.words} needs a noise multiplier above {LARGEST_MULTIPLIER:.0e}; ask for more"
     if high == most and exceeded(high) > 0:
         raise ValueError(way_out)
-    while exceeded(high) > 0:  # by what is given away to rounding
+    while exceeded(high) > 0:  # by the slack for rounding
         high += 1e-6
     low, step = high - precision, 0.1
     while exceeded(low) <= 0:
@@ -430,16 +430,16 @@ def noise_within(
 
 
 def _replaced(unit: Sequence[Entry]) -> bool:
-    """Whether these steps, and so all that is released beside them, are charged for replacing a record."""
+    """Returns whether these steps, and so all other releases of the run, are charged under replace-one."""
     return any(entry.sampling.relation == "replace_one" for entry in unit)
 
 
 def _crossing(excess: Callable[[float], float], near: float, precision: float) -> float:
-    """Where a falling function crosses 0, up to `precision`, on the side where it is negative.
+    """Returns the root of a falling function, up to `precision`, on the side where the function is negative.
 
     Args:
-        excess: to be crossed.
-        near: where to begin.
+        excess: the function.
+        near: start of the search.
         precision: absolute.
     """
     low, high = near - 0.2, near

@@ -1,7 +1,7 @@
-"""Checkpoints of training runs: written atomically, read back without unpickling more than our own classes.
+"""Checkpoints of training runs: written atomically, and read with a loader restricted to leakbench's own classes.
 
-A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a
-resumed run goes on exactly where it stopped.
+A checkpoint is as private as the data: it holds the sampler's key and the noise generator's state, so that a resumed
+run continues exactly from there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import transcript
 
 _KIND = b"leakbench checkpoint "
 _MAGIC = _KIND + b"7\n"
-# What a transcript and a ledger are made of; torch's loader refuses any other class.
+# The classes in transcripts and ledgers; torch's loader refuses any other class.
 _OURS = [
     adaptive_clip_norm.EncodedNormWithin,
     bound.Bound,
@@ -72,42 +72,42 @@ _OURS = [
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint so that a crash leaves either the old file or the new one."""
+    """Writes a checkpoint; a crash leaves either the old file or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     memory = io.BytesIO()
     torch.save(content, memory)
     payload = memory.getbuffer()
-    # In the same folder, because a rename is atomic within one file system only.
+    # In the same folder, because a rename is atomic only within a file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(_MAGIC + hashlib.sha256(payload).digest())
             file.write(payload)
             file.flush()
-            # Else a power cut may leave the new name on an empty file.
+            # Otherwise a power cut may leave the new name on an empty file.
             os.fsync(file.fileno())
         Path(name).replace(path)
-    except BaseException:  # an interrupt too leaves no part behind
+    except BaseException:  # an interrupt, too, must remove the temporary file
         Path(name).unlink(missing_ok=True)
         raise
 
 
 def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str, Any]:
-    """Reads a checkpoint back, through torch's restricted loader.
+    """Reads a checkpoint through torch's restricted loader.
 
     Args:
         path: the file.
-        fingerprint: of the run that wants to resume.
-        own: classes of the run's method that it may hold besides.
+        fingerprint: of the run to be resumed.
+        own: further allowed classes, of the run's method.
 
     Raises:
-        ValueError: when the file is torn or changed, holds something else, or belongs to another run.
+        ValueError: if the file is torn or changed, holds other classes, or belongs to another run.
     """
     raw = path.read_bytes()
     head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
     if raw.startswith(_KIND) and not raw.startswith(_MAGIC):
         raise ValueError(f"checkpoint {path} must be one of this version of leakbench; delete it to start afresh")
-    # The digest first: torch's reader lets flipped bits in tensors pass, and a wrong ledger is a wrong claim.
+    # The digest comes first: torch's reader accepts flipped bits in tensors, and a wrong ledger is a wrong claim.
     if head != _MAGIC + hashlib.sha256(payload).digest():
         raise ValueError(f"checkpoint {path} must be a complete file of ours; delete it to start afresh")
     try:
@@ -129,6 +129,6 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
 
 
 def _named(error: pickle.UnpicklingError) -> str:
-    """The class that torch's loader refused; its message has it after this word."""
+    """Returns the class that torch's loader refused; its message has the name after `GLOBAL`."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     return "something else" if found is None else found[1]

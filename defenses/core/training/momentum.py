@@ -1,11 +1,12 @@
-"""Momentum and noise: how far noise moves the parameters, and the rule that keeps it there when the momentum changes.
+"""Momentum and noise: the displacement of the parameters by noise, and the rule that keeps it when momentum changes.
 
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, keep C / (1 -
 momentum) constant. PyTorch's momentum, v <- momentum v + update, adds each update to the parameters 1 + momentum +
-momentum^2 + ... = 1 / (1 - momentum) times in the long run, so the rule keeps how far the noise, and gradients that are
-clipped, move the parameters.
+momentum^2 + ... = 1 / (1 - momentum) times in the long run, so the rule keeps the displacement of the parameters by
+noise and by clipped gradients.
+
 Deviation: their argument takes 1 / (1 - momentum) for the growth of the noise in v, which is 1 / sqrt(1 - momentum^2);
-it is that of what the noise adds to the parameters.
+it is the growth of the noise in the parameters.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import math
 
 
 def rescale_for_momentum(clip_norm: float, *, momentum: float, to: float) -> float:
-    """The clip norm that moves the parameters as far at another momentum: C (1 - to) / (1 - momentum).
+    """Returns the clip norm that moves the parameters as far at another momentum: C (1 - to) / (1 - momentum).
 
-    It may be applied to the learning rate instead, not to both. Gradients that are shorter than the clip norm are moved
-    as far by the learning rate's alone. Neither holds for Adam, whose step does not grow with the clip norm.
+    It may be applied to the learning rate instead, not to both. Gradients below the clip norm move as far only if the
+    learning rate is rescaled. Neither holds for Adam, whose step does not grow with the clip norm.
 
     Args:
         clip_norm: C, in gradient units; or the learning rate.
-        momentum: that it was chosen at.
-        to: the other one.
+        momentum: at which C was chosen.
+        to: the new momentum.
     """
     _refuse_momentum("momentum", momentum)
     _refuse_momentum("to", to)
@@ -30,10 +31,10 @@ def rescale_for_momentum(clip_norm: float, *, momentum: float, to: float) -> flo
 
 
 def velocity_std(std: float, *, momentum: float) -> float:
-    """Standard deviation of the noise in the velocity v, after many steps.
+    """Returns the standard deviation of the noise in the velocity v, after many steps.
 
     Args:
-        std: of the noise in one update.
+        std: of the noise in an update.
         momentum: PyTorch's.
     """
     _refuse_momentum("momentum", momentum)
@@ -41,18 +42,18 @@ def velocity_std(std: float, *, momentum: float) -> float:
 
 
 def displacement_std(std: float, *, momentum: float, lr: float, steps: int) -> float:
-    """Standard deviation of how far noise has moved one parameter: lr std sqrt(sum_j ((1 - m^j) / (1 - m))^2).
+    """Returns the standard deviation of a parameter's displacement by noise.
 
-    For many steps it is lr std sqrt(steps) / (1 - m).
+    It is lr std sqrt(sum_j ((1 - m^j) / (1 - m))^2). For many steps it is lr std sqrt(steps) / (1 - m).
 
     Args:
-        std: of the noise in one update, independent from step to step.
+        std: of the noise in an update, independent from step to step.
         momentum: m, PyTorch's.
         lr: learning rate, constant.
         steps: of the run.
     """
     _refuse_momentum("momentum", momentum)
-    # The draw of a step has been added j times, with weights 1, m, m^2, ..., where j steps were left.
+    # With j steps left, the noise of a step has been added j times, with weights 1, m, m^2, ...
     shares = (((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, steps + 1))
     return lr * std * math.sqrt(math.fsum(shares))
 

@@ -1,8 +1,8 @@
-"""Features standardised by private statistics: two one-off releases on all the data, before the first step.
+"""Features standardised by private statistics: two releases on all the data, before the first step.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: the mean and the
 mean square of each channel of fixed features, averaged over space within an example, bounded, summed over all examples
-and released with noise; then the channels are standardised by them, and they stay as they are.
+and released with noise; then the channels are standardised by them, and stay fixed.
 Deviation: their code clips at a quantile of the private norms, which it reads without noise. Here both clip norms are
 public constants of the recipe.
 
@@ -11,7 +11,7 @@ bounds and sums gradients does the same for features, with the bound, the noise 
 
 Guarantee:
     Two Gaussians on all the data at `noise_multiplier`, charged to the run's ledger without sampling. Assumes that
-    features of an example depend on it alone, as the engine checks, and takes the number of examples for public, as
+    features of an example depend on it alone, as the engine checks, and that the number of examples is public, as
     `Recipe.expected_batch` says.
 """
 
@@ -35,13 +35,13 @@ from ..randomness.noise import Noise
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureStatistics:
-    """What is released of features, and how.
+    """Settings of the released feature statistics.
 
     Attributes:
-        of: name of the part of the model that computes them from its inputs, as "0" of an `nn.Sequential`; without
-            trained parameters.
+        of: name of the submodule that computes the features from the model's inputs, such as "0" of an `nn.Sequential`;
+            without trained parameters.
         mean_norm: largest norm of an example's channel means, L2, in feature units.
-        square_norm: the same of its mean squares, in squared feature units.
+        square_norm: largest norm of an example's channel mean squares, L2, in squared feature units.
         noise_multiplier: noise standard deviation / norm, of either release.
     """
 
@@ -57,7 +57,7 @@ class FeatureStatistics:
         checked_multiplier(self.noise_multiplier)
 
     def plans(self, channels: int = 1) -> tuple[NoisyPlan, NoisyPlan]:
-        """Of the means and of the mean squares; what they cost does not depend on the number of channels.
+        """Returns the plans of the means and of the mean squares; their cost is independent of the number of channels.
 
         Args:
             channels: of the features.
@@ -70,12 +70,12 @@ class FeatureStatistics:
 
 
 class StandardisedFeatures(nn.Module):
-    """Features less their released means, over their released standard deviations, channel by channel.
+    """Features minus their released means, divided by their released standard deviations, channel by channel.
 
     Args:
         part: computes the features [n, channels, ...].
-        channels: as many.
-        like: of their dtype, on their device.
+        channels: number of channels.
+        like: tensor with the features' dtype and device.
     """
 
     mean: Tensor
@@ -88,18 +88,18 @@ class StandardisedFeatures(nn.Module):
         self.register_buffer("deviation", torch.ones(channels, dtype=like.dtype, device=like.device))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The standardised features."""
+        """Returns the standardised features."""
         features = self.part(inputs)
         shape = (-1, *(1 for _ in features.shape[2:]))
         return (features - self.mean.view(shape)) / self.deviation.view(shape)
 
     def settle(self, mean: Float[Tensor, " channels"], square: Float[Tensor, " channels"], least: float) -> None:
-        """Takes the released statistics.
+        """Sets the released statistics.
 
         Args:
             mean: of each channel.
             square: mean square of each channel.
-            least: least variance, below which noise hides it: a difference of two noisy numbers may be negative.
+            least: least variance, below which noise dominates: a difference of two noisy numbers may be negative.
         """
         self.mean.copy_(mean)
         self.deviation.copy_((square - mean.square()).clamp(min=least).sqrt())
@@ -117,15 +117,15 @@ class _Moments(nn.Module):
 
 
 def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor) -> StandardisedFeatures:
-    """Puts a layer that takes released statistics behind a part of the model, in place.
+    """Puts a layer for released statistics behind a submodule of the model, in place.
 
     Args:
-        model: to be trained. One that has the layer from an earlier run gets a fresh one.
-        statistics: names the part.
-        inputs: of which shape and dtype are looked at, no value is.
+        model: to be trained. A layer from an earlier run is replaced.
+        statistics: names the submodule.
+        inputs: only shape and dtype are used, no values.
 
     Raises:
-        ValueError: for a part that is not there, has trained parameters, or is not what the inputs go into first.
+        ValueError: for a submodule that does not exist, has trained parameters, or is not the first to take the inputs.
     """
     name = statistics.of
     parts = dict(model.named_modules())
@@ -169,21 +169,21 @@ def release_statistics(
     input_domain: Domain | None = None,
     unchecked: bool = False,
 ) -> list[Engine]:
-    """Releases both statistics and puts them into the layer.
+    """Releases both statistics and sets them in the layer.
 
     Args:
         layer: behind the features.
-        statistics: says how.
+        statistics: settings of the releases.
         execute: on all the data, and charges it.
         noise: secret source.
         count: the public number of examples that sums are divided by.
         at_once: most examples in a pass; the features are checked on batches of that size, which takes time.
         memory_budget: of the engines, in bytes.
-        input_domain: what inputs may be.
-        unchecked: whether features that cannot be checked are taken anyway.
+        input_domain: public domain of the inputs.
+        unchecked: whether features that cannot be checked are accepted.
 
     Returns:
-        The engines, which know what about the features could not be checked.
+        The engines, which name the parts of the features that could not be checked.
     """
     means, engines = [], []
     plans = statistics.plans(len(layer.mean))
@@ -201,5 +201,5 @@ def release_statistics(
 
 
 def _itself(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " n"]:
-    """The output as the loss, whose gradient in the linear layer's weights is what the layer is given."""
+    """Returns the output as the loss, whose gradient in the linear layer's weights is the layer's input."""
     return outputs.squeeze(1)

@@ -1,1 +1,1 @@
-"""Many models of one architecture trained at once, with a leading model axis."""
+"""Stacked training: many models of the same architecture trained at once, with a leading model axis."""

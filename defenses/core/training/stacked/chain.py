@@ -1,4 +1,4 @@
-"""Which models a stack takes: chains of known layers that compute what their types do, and are trained as a whole."""
+"""Check of the models that a stack accepts: chains of supported layers, trained as a whole, without hooks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .stack_error import NotTogether
 
 
 def chain(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model, one after another.
+    """Returns the layers of a model in order.
 
     Raises:
-        NotTogether: it is no chain, or has another layer, one that is not trained, or a hook.
+        NotTogether: if it is no chain, or has an unsupported layer, a layer that is not trained, or a hook.
     """
     _refuse_unseen(model)
     layers = _layers(model)
@@ -27,7 +27,7 @@ def chain(model: nn.Module) -> list[nn.Module]:
             )
         if any(not p.requires_grad for p in layer.parameters()):
             raise NotTogether("a stack must be of models that are trained as a whole, got a frozen layer")
-        # It would write over the outputs by which a layer's gradient is taken.
+        # It would overwrite the outputs from which a layer's gradient is computed.
         if getattr(layer, "inplace", False):
             raise NotTogether(f"a stack must be of functions that change nothing in place, got {layer}")
         if getattr(layer, "return_indices", False):
@@ -43,32 +43,32 @@ def chain(model: nn.Module) -> list[nn.Module]:
 
 
 def has_parameters(layer: nn.Module) -> bool:
-    """Whether a layer of a chain is of `KINDS` here; a group norm may also be without scales."""
+    """Returns whether a layer of a chain is of `KINDS` here; a group norm may also be without scales."""
     return type(layer) in KINDS and getattr(layer, "weight", None) is not None
 
 
 def settings_of(layers: list[nn.Module]) -> list[tuple[str, dict[str, str]]]:
-    """What decides what layers compute beside their parameters: not all of them say it, as what an average divides by.
+    """Returns the layers' hyperparameters from their attributes; `repr` omits some, such as an average's divisor.
 
     Args:
-        layers: of one model.
+        layers: of a model.
     """
     return [
-        # Without the mode, by which none of these layers computes anything else.
+        # Without the mode, on which the output of none of these layers depends.
         (type(one).__name__, {k: repr(v) for k, v in vars(one).items() if not k.startswith("_") and k != "training"})
         for one in layers
     ]
 
 
 def gains(layers: list[nn.Module], device: torch.device) -> bool:
-    """Whether a stack of such a chain is faster than training one model after another.
+    """Returns whether stacked training of such a chain is faster than separate training.
 
     Args:
-        layers: of one model.
+        layers: of a model.
         device: that they are trained on.
     """
-    # On one thread of a CPU a stack of DP-CNN/S at 28x28 on batches of 64 takes 1.1 to 1.4 times as long as one model
-    # after another, and so does DP-CNN; on batches of 16, or for images of 8x8 with few channels, it is faster.
+    # On a single CPU thread, a stack of DP-CNN/S at 28x28 with batches of 64 takes 1.1 to 1.4 times as long as separate
+    # training, and so does DP-CNN; with batches of 16, or for images of 8x8 with few channels, it is faster.
     return device.type == "cuda" or not any(isinstance(layer, nn.Conv2d) for layer in layers)
 
 
@@ -79,10 +79,10 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _refuse_unseen(model: nn.Module) -> None:
-    """Refuses what a module does beside its type's own computation, whatever layer it is of.
+    """Refuses modules that do anything besides their type's own computation.
 
     Raises:
-        NotTogether: a hook, or a function of its own in the place of its class's.
+        NotTogether: for a hook, or a function on the instance that replaces its class's.
     """
     try:
         refuse_model(model)

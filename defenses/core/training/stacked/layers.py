@@ -1,8 +1,8 @@
-"""Kinds of layers that a stack has: what each computes with a model axis in front, and its gradients' terms.
+"""Supported layers of a stack: the forward pass with a leading model axis, and the per-example gradients as terms.
 
-To add a kind that has parameters, write a class with `forward` and `terms`, and name it in `KINDS`; a module that has
-none, and takes each example by itself, has a line in `EXAMPLE_BY_EXAMPLE`. The equality tests cover it as soon as one
-of their networks has it. Types are matched exactly: a subclass may compute something else.
+To add a layer with parameters, write a class with `forward` and `terms`, and name it in `KINDS`; a module without
+parameters that takes each example by itself has a line in `EXAMPLE_BY_EXAMPLE`. The equality tests cover it as soon as
+a test network has it. Types are matched exactly: a subclass may compute something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .stack_error import NotTogether
 from .terms import FormedRows, OneProduct, Place, ProductSum, Term
 
 Activations = Float[Tensor, "models rows ..."]
-"""What goes into a layer and comes out: a model axis, an axis of examples, and the shape of one of them."""
+"""Inputs and outputs of a layer: a model axis, an axis of examples, and the shape of an example."""
 
 _ELEMENTWISE = (
     *(nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity),
@@ -30,7 +30,7 @@ _ELEMENTWISE = (
 _POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 EXAMPLE_BY_EXAMPLE: frozenset[type[nn.Module]] = frozenset((*_ELEMENTWISE, *_POOLING, nn.Flatten, nn.GroupNorm))
-"""Modules that take the examples of all models as one batch; those that have parameters have none of them here."""
+"""Modules that take the examples of all models as a single batch; a group norm is here only if it has no parameters."""
 
 
 @runtime_checkable
@@ -38,11 +38,11 @@ class StackedLayer(Protocol):
     """A layer of all models."""
 
     def forward(self, inputs: Activations, at: Float[Tensor, "models dim"]) -> tuple[Activations, Tensor]:
-        """The outputs at these parameters, and what `terms` needs of the inputs; parameters get no gradients here."""
+        """Returns the outputs at these parameters, without gradients for them, and the tensor that `terms` needs."""
         ...
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
-        """Gradients of its parameters, from what `forward` held and the losses' derivatives by the outputs."""
+        """Returns its parameters' gradients, from the tensor of `forward` and the losses' gradients by the outputs."""
         ...
 
 
@@ -50,17 +50,17 @@ class StackedLinear:
     """A linear layer, with or without dimensions between the examples and the features."""
 
     def __init__(self, layer: nn.Linear, weight: Place, bias: Place | None) -> None:
-        """Takes one model's layer, and where its parameters are."""
+        """Takes the layer of any of the models, and the places of its parameters."""
         self.weight, self.bias = weight, bias
 
     def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
-        """One product for each model."""
+        """Computes a matrix product for each model."""
         flat, weight = inputs.flatten(1, -2), self.weight.of(at).mT
         out = flat.bmm(weight) if self.bias is None else self.bias.of(at)[:, None] + flat.bmm(weight)
         return out.unflatten(1, inputs.shape[1:-1]), inputs.detach()
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
-        """One product an example, or a sum of them over positions."""
+        """Returns a single product per example, or a sum of products over positions."""
         if held.dim() == 3:
             return (OneProduct(self.weight, self.bias, held, signals),)
         inputs, signals = held.flatten(2, -2), signals.flatten(2, -2)
@@ -72,8 +72,8 @@ class StackedConvolution:
     """A convolution over two dimensions, with any stride, padding, dilation and groups, as a product with patches."""
 
     def __init__(self, layer: nn.Conv2d, weight: Place, bias: Place | None) -> None:
-        """Takes one model's layer, and where its parameters are."""
-        # Pixels before channels: the channels of a pixel lie side by side in what another convolution made.
+        """Takes the layer of any of the models, and the places of its parameters."""
+        # Pixels before channels: in another convolution's output, the channels of a pixel are contiguous.
         self.weight, self.bias = replace(weight, order=(0, 2, 3, 1), groups=layer.groups), bias
         kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
         self.grid = KernelGrid((kernel[0], kernel[1]), (stride[0], stride[1]), (dilation[0], dilation[1]), layer.groups)
@@ -82,7 +82,7 @@ class StackedConvolution:
         self.mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
 
     def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
-        """One product for each model and group; channels lie last in the memory of what comes out."""
+        """Computes a product for each model and group; the output has its channels last in memory."""
         if inputs.dim() != 5:
             raise NotTogether(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
         models, examples = inputs.shape[:2]
@@ -97,7 +97,7 @@ class StackedConvolution:
         return by_pixel.flatten(2, 3), found.detach()
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
-        """Sums over positions, and the signals' own sums."""
+        """Returns sums over positions for the weight, and the signals' sums for the bias."""
         by_group = signals.unflatten(2, (self.grid.groups, -1)).permute(0, 2, 1, 4, 5, 3).flatten(3, 4).contiguous()
         weight = ProductSum(self.weight, held, by_group)
         return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum((-1, -2))))
@@ -107,11 +107,11 @@ class StackedGroupNorm:
     """A group norm with a scale and a shift for each channel."""
 
     def __init__(self, layer: nn.GroupNorm, weight: Place, bias: Place | None) -> None:
-        """Takes one model's layer, and where its parameters are."""
+        """Takes the layer of any of the models, and the places of its parameters."""
         self.groups, self.eps, self.weight, self.bias = layer.num_groups, layer.eps, weight, bias
 
     def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Each example is normalised by itself; scales and shifts are its model's."""
+        """Normalises each example by itself; scales and shifts are its model's."""
         normal = F.group_norm(inputs.flatten(0, 1), self.groups, eps=self.eps).unflatten(0, inputs.shape[:2])
         behind = (1,) * (inputs.dim() - 3)
         out = normal * self.weight.of(at).unflatten(1, (1, -1, *behind))
@@ -120,7 +120,7 @@ class StackedGroupNorm:
         return out, normal.detach()
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
-        """Sums over pixels."""
+        """Returns sums over pixels."""
         pixels = tuple(range(3, held.dim()))
         scales, shifts = (one.sum(pixels) if pixels else one for one in (held * signals, signals))
         scale = FormedRows(self.weight, scales)

@@ -1,4 +1,4 @@
-"""The layers of models of one architecture, with a leading model axis, and the clipped sums of their batches."""
+"""Layers of models of the same architecture, with a leading model axis, and the clipped sums of their batches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .stack_error import NotTogether
 from .terms import Place, Term, norms_of
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
-"""Memory for what is held and formed of examples at a time, by device; patches of images take most of it."""
+"""Memory limit for stored and formed per-example tensors, by device; patches of images take most of it."""
 
 
-_TRIED = 5  # made-up examples on which a loss is tried
+_TRIED = 5  # synthetic examples on which a loss is tried
 
 
 class StackedNetwork:
-    """Models as one network.
+    """Models as a single network.
 
     Attributes:
-        layout: of one model.
+        layout: of each model.
         parameters: [models, dim].
     """
 
@@ -35,13 +35,13 @@ class StackedNetwork:
         """Takes the models' architecture and copies of their parameters.
 
         Args:
-            models: of one architecture.
+            models: of the same architecture.
             loss: of each example.
             device: of models and data.
-            asked: for a stack, even where it is slower.
+            asked: whether a stack was requested even if it is slower.
 
         Raises:
-            NotTogether: a model that a stack does not take.
+            NotTogether: for an unsupported model.
         """
         chains = [chain(model) for model in models]
         layers, self.loss = chains[0], loss
@@ -78,13 +78,13 @@ class StackedNetwork:
         bound: Bound,
         kept: Float[Tensor, "models dim"] | None,
     ) -> Float[Tensor, "models dim"]:
-        """The sum of bounded gradients of each model's batch, in the coordinates that it keeps.
+        """Returns the sum of bounded gradients of each model's batch, in the coordinates of its mask.
 
         Args:
             at: parameters of each model.
             pool: inputs and labels that batches are drawn from.
-            rows: of the pool in each batch, filled up to one size.
-            there: which of them are in it.
+            rows: pool rows of each batch, padded to the same size.
+            there: mask of the rows that are in the batch.
             bound: on an example's gradient.
             kept: masks; None: all coordinates.
         """
@@ -93,7 +93,7 @@ class StackedNetwork:
             chosen, mask = rows[models, some], None if kept is None else kept[models]
             terms = self._terms(at[models], pool[0][chosen], pool[1][chosen])
             terms, norms = norms_of(terms, mask, at.dtype, bound)
-            # A row that is not finite counts as zero, by itself, and so does one that only fills a batch up.
+            # A row that is not finite counts as zero, by itself, and so does a padding row.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
             factors = scale * (there[models, some] & finite)
@@ -102,7 +102,7 @@ class StackedNetwork:
         return sums if kept is None else sums.mul_(kept)
 
     def _terms(self, at: Tensor, inputs: Activations, labels: Int[Tensor, "models rows"]) -> list[Term]:
-        """Gradients of all parameters for each example, from one pass forward and one back."""
+        """Returns per-example gradients of all parameters, from a single forward and backward pass."""
         passing, layers, held, outputs = inputs, [], [], []
         with torch.enable_grad():
             for layer in self._layers:
@@ -110,7 +110,7 @@ class StackedNetwork:
                     passing = layer(passing.flatten(0, 1)).unflatten(0, inputs.shape[:2])
                     continue
                 out, needed = layer.forward(passing, at)
-                # The first is a leaf, so that nothing is differentiated by the inputs.
+                # The first output is a leaf, so that nothing is differentiated by the inputs.
                 passing = out if outputs else out.requires_grad_()
                 layers.append(layer)
                 held.append(needed)
@@ -123,14 +123,14 @@ class StackedNetwork:
         return [term for terms in found for term in terms]
 
     def _refuse_mixing(self, like: Tensor, labels: Tensor) -> None:
-        """Refuses a loss by which examples of one batch show in each other's gradients; tried once, on made-up outputs.
+        """Refuses a loss that mixes the examples of a batch in their gradients; tried once, on synthetic outputs.
 
         Args:
-            like: outputs of the shape, dtype and device of the made-up ones.
-            labels: of a batch, of which some are taken.
+            like: gives shape, dtype and device of the synthetic outputs.
+            labels: of a batch, of which some are used.
 
         Raises:
-            NotTogether: the gradient of an example depends on who is beside it.
+            NotTogether: if the gradient of an example depends on others in the batch.
         """
         if self._separate:
             return
@@ -147,13 +147,13 @@ class StackedNetwork:
     def _chunks(
         self, at: Tensor, pool: tuple[Tensor, Tensor], rows: Int[Tensor, "models rows"]
     ) -> list[tuple[slice, slice]]:
-        """Models and rows that fit the memory at a time: all rows of several models, or else some rows of one."""
+        """Returns chunks that fit the memory: all rows of several models, or else some rows of a single model."""
         if self._numbers is None:
-            # Of one example, whichever: only sizes are looked at.
+            # For an arbitrary example: only sizes matter.
             first = rows[:1, :1]
             try:
                 terms = self._terms(at[:1], pool[0][first], pool[1][first])
-            except ValueError as error:  # as of a group norm of single numbers, which PyTorch refuses of one example
+            except ValueError as error:  # PyTorch refuses a group norm of single numbers for a single example
                 raise NotTogether(f"a stack must take an example by itself: {error}") from error
             self._numbers = sum(term.numbers for term in terms)
         models, count = rows.shape

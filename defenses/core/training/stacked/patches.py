@@ -1,7 +1,7 @@
-"""Patches of images, under each position of a convolution's kernel: with them a convolution is a matrix product.
+"""Patches of images under each position of a convolution's kernel, which turn a convolution into a matrix product.
 
-A stack needs one product for each model and group of channels. A convolution whose groups are the models would be one
-call too, but vendors' kernels for many groups are slow, and per-example gradients are made of the patches anyway.
+A stack needs a product for each model and group of channels. A convolution with the models as groups would be a single
+call too, but vendors' kernels for many groups are slow, and per-example gradients are computed from the patches anyway.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class KernelGrid:
-    """A kernel, and where it is put on a padded image; each a (height, width).
+    """A kernel and its positions on a padded image; each a (height, width).
 
     Attributes:
         kernel: size.
-        stride: steps from one position to the next.
+        stride: steps from a position to the next.
         dilation: steps between the pixels of a patch.
-        groups: of channels, which see kernels of their own.
+        groups: groups of channels, each with its own kernels.
     """
 
     kernel: tuple[int, int]
@@ -32,7 +32,7 @@ class KernelGrid:
     groups: int
 
     def positions(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the output for an image of this size."""
+        """Returns rows and columns of the output for an image of this size."""
         sizes = zip((height, width), self.kernel, self.stride, self.dilation, strict=True)
         rows, columns = ((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in sizes)
         return rows, columns
@@ -41,18 +41,18 @@ class KernelGrid:
 def patches(
     images: Float[Tensor, "images channels height width"], grid: KernelGrid, models: int
 ) -> Float[Tensor, "models groups rows positions patch"]:
-    """Each position's patch, [kernel height, kernel width, channels of the group] flattened; differentiable.
+    """Returns each position's patch, [kernel height, kernel width, channels of the group] flattened; differentiable.
 
     Args:
-        images: padded, those of one model side by side.
+        images: padded; images of the same model are adjacent.
         grid: of the convolution.
-        models: how many there are.
+        models: number of models.
     """
     return _Patches.apply(images, grid, models)  # pyright: ignore[reportReturnType] -- torch does not say
 
 
 class _Patches(torch.autograd.Function):
-    """A strided view, copied once; `F.unfold` starts a kernel for every image on a GPU."""
+    """A strided view, copied once; `F.unfold` launches a kernel for every image on a GPU."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, grid: KernelGrid, models: int) -> Tensor:
@@ -84,7 +84,7 @@ class _Patches(torch.autograd.Function):
         count, channels, height, width = ctx.shape
         pixels = grid.kernel[0] * grid.kernel[1]
         by_pixel = signal.unflatten(-1, (pixels, channels // grid.groups))
-        # As `F.fold` reads them: [images, channels of all groups * pixels, positions].
+        # In the order of `F.fold`: [images, channels of all groups * pixels, positions].
         columns = by_pixel.permute(0, 2, 1, 5, 4, 3).reshape(count, channels * pixels, signal.shape[3])
         images = F.fold(columns, (height, width), grid.kernel, grid.dilation, 0, grid.stride)
         return images, None, None

@@ -1,4 +1,4 @@
-"""What the plans of all models have in common in a step, which is what a stack executes, and the mask of each."""
+"""The common part of all models' plans in a step, which a stack executes, and the mask of each model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stack_error import NotTogether
 
 
 def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models dim"]) -> Tensor | None:
-    """Which coordinates each model has, as ones and zeros; None where all have all."""
+    """Returns the coordinates of each model as a mask of ones and zeros; None if all models have all."""
     if all(one is None for one in coordinates):
         return None
     found = torch.zeros_like(like)
@@ -31,13 +31,13 @@ def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """One block of gradients for all models, each in its own coordinates.
+    """A single block of gradients for all models, each in its own coordinates.
 
     Attributes:
         codecs: of each model.
         bound: of all.
         std: of the noise on an undivided sum.
-        kept: masks in the dtype of the parameters; None where all coordinates are released.
+        kept: masks in the dtype of the parameters; None if all coordinates are released.
     """
 
     codecs: list[Codec]
@@ -53,16 +53,16 @@ class SharedPlan:
         like: Float[Tensor, "models dim"],
         last: SharedPlan | None,
     ) -> SharedPlan:
-        """From the plans of the models in one step.
+        """Makes a shared plan from the plans of the models in a step.
 
         Args:
-            plans: one a model.
+            plans: one per model.
             noise_multiplier: of the defense.
             like: parameters.
-            last: of the step before, whose masks are taken over where codecs are the same objects.
+            last: of the step before, whose masks are reused if codecs are the same objects.
 
         Raises:
-            NotTogether: a plan that a stack does not execute.
+            NotTogether: for a plan that a stack does not support.
         """
         first = plans[0].blocks[0]
         for plan in plans:
@@ -80,11 +80,11 @@ class SharedPlan:
         return cls(codecs, first.bound, first.noise_std(noise_multiplier), kept)
 
     def noised(self, sums: Float[Tensor, "models dim"], noise: torch.Generator) -> Float[Tensor, "models dim"]:
-        """The sums with noise in the coordinates that are released.
+        """Returns the sums with noise in the released coordinates.
 
         Args:
             sums: of each model.
-            noise: on the CPU, so that a seed gives one stream on every device.
+            noise: on the CPU, so that a seed gives the same stream on every device.
         """
         if not self.std:
             return sums

@@ -1,5 +1,5 @@
-"""What a stack refuses, whichever part of it finds out."""
+"""The error of stacked training, raised by all its modules."""
 
 
 class NotTogether(ValueError):
-    """These models, or this defense, cannot be trained as one stack; one after another they can."""
+    """These models, or this defense, cannot be trained as a stack; they can be trained separately."""

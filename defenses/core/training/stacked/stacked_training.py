@@ -1,15 +1,15 @@
-"""Many models of one architecture trained at once, each on examples, coins and a sampler of its own: shadow models.
+"""Stacked training of many models of the same architecture, each on its own examples and sampler: shadow models.
 
-A training of a small network spends most of its time between operations, not in them: 16 or 64 networks that take each
-operation together, with a leading model axis, take little longer than one. For chains of linear layers all that a step
-needs is a few batched products. With signals s (derivatives of the losses by a layer's outputs) and inputs x, the
-gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x), and the clipped sum of a batch is
-one product. Convolutions become products with patches of images, of which a stack holds as many at a time as a limit on
-memory lets it; on a CPU that is slower than one model after another, so they are taken on CUDA, or where asked.
+Training a small network spends most of its time between operations, not in them: 16 or 64 networks that take each
+operation together, with a leading model axis, take little longer than a single network. For chains of linear layers, a
+step needs only a few batched products. With signals s (derivatives of the losses by a layer's outputs) and inputs x,
+the gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x), and the clipped sum of a batch
+is a single product. Convolutions become products with patches of images, of which a stack holds as many at a time as a
+memory limit allows; on a CPU that is slower than separate training, so they are stacked on CUDA, or on request.
 
-What is trained here has no ledger and proves nothing: it is for models whose answers an attacker compares with, trained
-by the very plans that `train` executes. Equal to `train` up to rounding, but for what one generator draws for all
-models at once: the noise, and the coins of Poisson sampling. Other samplers deal the very batches of `train`.
+Stacked training has no ledger and proves nothing: it is for an attacker's reference models, trained by the same plans
+that `train` executes. The result equals `train`'s up to rounding, except for the draws that all models share from the
+same generator: the noise, and the coins of Poisson sampling. Other samplers draw the same batches as `train`.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ def train_together(
     recipe: Recipe | None = None,
     even_if_slower: bool = False,
 ) -> None:
-    """Trains models in place, each as `train` would with its seed, up to the coins that they share.
+    """Trains models in place, each as `train` would with its seed, up to the shared random draws.
 
     Args:
-        models: of one architecture, chains of layers that `layers.py` knows; on the device of the pool.
+        models: of the same architecture, chains of layers supported by `layers.py`; on the device of the pool.
         pool: (inputs [m, ...], labels [m]) that all of them draw from.
-        chosen: which of the pool each model is trained on.
+        chosen: indices of each model's training examples in the pool.
         defense: with its noise multiplier set.
-        sampling: who takes part in a step.
+        sampling: the batch sampler.
         steps: length of the run.
         lr: learning rate, of the update averaged over the expected batch.
         noise: CPU generator of the noise of all models.
         seeds: key of each model's public randomness.
-        sampler_keys: of each model's sampler; under Poisson sampling all of them key one generator.
+        sampler_keys: of each model's sampler; under Poisson sampling they together key a single generator.
         recipe: as of `train`.
-        even_if_slower: whether networks are taken that train faster one after another, as convolutions do on a CPU.
+        even_if_slower: whether to accept networks that train faster separately, such as convolutions on a CPU.
 
     Raises:
-        NotTogether: another architecture or recipe, or a plan that a stack does not execute, found when it is made.
-        ValueError: numbers of models, seeds and keys that do not fit, models without examples, a method that reads
+        NotTogether: for different architectures, an unsupported recipe, or an unsupported plan, found when it is made.
+        ValueError: for numbers of models, seeds and keys that do not fit, models without examples, a method that reads
             public data, or `torch.autocast`.
     """
     given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
@@ -116,7 +116,7 @@ def train_together(
         before = parameters.detach().clone()
         plans = [run.planned(defense, step, at) for run, at in zip(runs, before, strict=True)]
         if any(plan.start_at is not None for plan in plans):
-            # Another tensor: a method may keep the parameters that it was shown.
+            # A new tensor: a method may keep the parameters that it was given.
             starts = (
                 at if plan.start_at is None else plan.start_at.to(at) for at, plan in zip(before, plans, strict=True)
             )
@@ -133,7 +133,7 @@ def train_together(
         factor = recipe.rate(step, steps)
         for group in optimizer.param_groups:
             group["lr"] = lr * factor
-        # A copy, because an optimizer may change gradients in place, and methods may look at the last update.
+        # A copy, because an optimizer may change gradients in place, and methods may read the last update.
         parameters.grad = update.clone()
         optimizer.step()
         if (moves := masks([plan.moves for plan in plans], before)) is not None:
@@ -152,10 +152,10 @@ def _refuse_one_off(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
 def drawn(
     sampling: Sampling, step: int, members: Int[Tensor, "models n"], keys: Sequence[int]
 ) -> tuple[Int[Tensor, "models largest"], Bool[Tensor, "models largest"]]:
-    """Rows of the pool in each model's batch, filled up to the largest, and which of them are there."""
+    """Returns pool rows of each model's batch, padded to the largest batch, and a mask of the rows that are in it."""
     models, count = members.shape
     if sampling.kind == "poisson":
-        # One generator for all: to make one takes longer than to draw the coins of a small batch.
+        # A shared generator: creating a generator takes longer than drawing the coins of a small batch.
         coins = keyed(key_from("stack", step, *keys))
         heads = torch.rand(models, count, generator=coins, dtype=torch.float64) < sampling.rate
         sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
@@ -170,7 +170,7 @@ def drawn(
 
 @dataclass
 class _StackedRun:
-    """What one model's method remembers, and what it may look at."""
+    """State and context of a model's method."""
 
     state: State
     context: Context
@@ -191,12 +191,12 @@ class _StackedRun:
         return plan
 
     def observed(self, defense: Defense, plan: StepPlan, total: Tensor, update: Tensor) -> None:
-        """Post-processes the update in place, and lets the method see what was released."""
+        """Post-processes the update in place, and lets the method observe the release."""
         self.update = update
         observes = getattr(type(defense.method), "observe", None) is not Stateless.observe
         if plan.post is identity and not observes:
             return
-        # They go on where the plan left them, as of a model that is trained alone.
+        # Public draws continue from where the plan left them, as for a model that is trained alone.
         with global_coins(self.coins, self.context.device):
             if plan.post is not identity:
                 update.copy_(posted(plan.post, update))

@@ -1,9 +1,10 @@
 """Per-example gradients of a layer of many models, in factored form: squared norms, and clipped sums.
 
-A layer of parameters sees inputs x and signals s, the derivatives of the losses by its outputs. Where each example
-meets the weight once, its gradient is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x). Where it does so at
-several positions (pixels of a convolution's output, places of a sequence), the gradient is a sum of s_p x_pᵀ, and its
-norm comes from the sum itself or from inner products between positions, whichever `layerwise/cost.py` finds cheaper.
+A layer with parameters has inputs x and signals s, the derivatives of the losses by its outputs. If each example uses
+the weight once, its gradient is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x). If it uses the weight at
+several positions (pixels of a convolution's output, positions of a sequence), the gradient is a sum of s_p x_pᵀ, and
+its norm comes from the sum itself or from inner products between positions, whichever `layerwise/cost.py` finds
+cheaper.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from ...gradients.layerwise.factors import Squares, gram, gram_squares
 from ...plan.bound import Bound
 
 _TRUSTED = 1e-3
-"""Relative error of a squared norm up to which it is trusted."""
+"""Largest relative error of a squared norm that is trusted."""
 _SMALL = 1e-20
-"""Squared norms below this may have lost squares that are no numbers of float32."""
+"""Squared norms below this may have lost squares that underflow in float32."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter is in the flat vectors of models, and how a layer reads it.
+    """Position of a parameter in the flat vectors of models, and the layer's layout of it.
 
     Attributes:
-        span: (start, stop) in the vector of one model.
+        span: (start, stop) in the vector of a model.
         shape: of the parameter.
-        order: of its dimensions, as the layer reads it; None: as it is.
-        groups: of channels into which the first dimension falls.
+        order: the layer's order of its dimensions; None: unchanged.
+        groups: of channels into which the first dimension is split.
     """
 
     span: tuple[int, int]
@@ -45,18 +46,18 @@ class Place:
     groups: int = 1
 
     def of(self, flat: Float[Tensor, "models dim"]) -> Tensor:
-        """The parameter of each model, [models, *shape]; a view."""
+        """Returns the parameter of each model, [models, *shape]; a view."""
         return flat[:, slice(*self.span)].unflatten(1, self.shape)
 
     def read(self, flat: Float[Tensor, "models dim"]) -> Float[Tensor, "models groups out in"]:
-        """A weight by groups, its other dimensions in the layer's order and flattened."""
+        """Returns a weight by groups, its other dimensions in the layer's order and flattened."""
         weight = self.of(flat)
         if self.order is not None:
             weight = weight.permute(0, *(1 + axis for axis in self.order))
         return weight.flatten(2).unflatten(1, (self.groups, -1))
 
     def add(self, sums: Float[Tensor, "models dim"], weight: Float[Tensor, "models groups out in"]) -> None:
-        """Adds, in place, what has the form of `read`."""
+        """Adds a weight in the layout of `read` to the sums, in place."""
         value = weight.flatten(1, 2)
         if self.order is not None:
             value = value.unflatten(2, [self.shape[axis] for axis in self.order[1:]])
@@ -66,33 +67,33 @@ class Place:
 
 @runtime_checkable
 class Term(Protocol):
-    """Gradients of one or two parameters, of each example of each model's batch."""
+    """Gradients of a parameter or two, of each example of each model's batch."""
 
     @property
     def numbers(self) -> int:
-        """Largest number of entries of the tensors that are held or formed for one model, example by example."""
+        """Largest number of entries of per-example tensors that are stored or formed for a model."""
         ...
 
     def squares(self, kept: Float[Tensor, "models dim"] | None) -> Squares:
-        """Squared norms [models, rows] of what a mask leaves; of all where there is none."""
+        """Returns squared norms [models, rows] under a mask; of all coordinates without a mask."""
         ...
 
     def add(self, factors: Float[Tensor, "models rows"], sums: Float[Tensor, "models dim"]) -> None:
-        """Adds to each model's sum its examples' gradients, each times its factor; what a mask drops included."""
+        """Adds to each model's sum its examples' gradients, each times its factor, without applying the mask."""
         ...
 
     def without(self, bad: Bool[Tensor, "models rows"]) -> Term:
-        """The same with zeros for some examples, whatever they hold: zero times infinity is no zero."""
+        """Returns the term with zeros for some examples, whatever their values: zero times infinity is not zero."""
         ...
 
     def double(self) -> Term:
-        """The same in float64, in which no square of a float32 overflows or vanishes."""
+        """Returns the term in float64, in which no square of a float32 overflows or underflows."""
         ...
 
 
 @dataclass(frozen=True)
 class OneProduct:
-    """Gradients of a linear layer that each example meets once: s xᵀ, and s for its bias."""
+    """Gradients of a linear layer that each example uses once: s xᵀ, and s for its bias."""
 
     weight: Place
     bias: Place | None
@@ -101,11 +102,11 @@ class OneProduct:
 
     @property
     def numbers(self) -> int:
-        """What is held, and squares of it."""
+        """Number of entries of the factors, and of their squares."""
         return 2 * (self.inputs[0].numel() + self.signals[0].numel())
 
     def squares(self, kept: Tensor | None) -> Squares:
-        """Without forming a gradient, masked or not."""
+        """Returns squared norms without forming a gradient, masked or not."""
         energy = self.signals.square()
         if kept is None:
             return Squares.exact(energy.sum(-1).double() * (self.inputs.square().sum(-1) + (self.bias is not None)))
@@ -114,24 +115,24 @@ class OneProduct:
         return Squares.exact(found if self.bias is None else found + energy.bmm(self.bias.of(mask)[..., None])[..., 0])
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """One product over each model's batch."""
+        """Computes a single product over each model's batch."""
         scaled = self.signals * factors[..., None]
         self.weight.of(sums).add_(scaled.mT.bmm(self.inputs))
         if self.bias is not None:
             self.bias.of(sums).add_(scaled.sum(1))
 
     def without(self, bad: Tensor) -> OneProduct:
-        """Zeros in both factors."""
+        """Sets both factors to zero."""
         inputs, signals = (one.masked_fill(bad[..., None], 0.0) for one in (self.inputs, self.signals))
         return replace(self, inputs=inputs, signals=signals)
 
     def double(self) -> OneProduct:
-        """Both factors in float64."""
+        """Converts both factors to float64."""
         return replace(self, inputs=self.inputs.double(), signals=self.signals.double())
 
 
 class ProductSum:
-    """Gradients of a weight that each example meets at several positions: the sum of s_p x_pᵀ, by groups."""
+    """Gradients of a weight that each example uses at several positions: the sum of s_p x_pᵀ, by groups."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class ProductSum:
         inputs: Float[Tensor, "models groups rows positions in"],
         signals: Float[Tensor, "models groups rows positions out"],
     ) -> None:
-        """Takes what went in at each position, as patches, and the derivatives by what came out."""
+        """Takes the input at each position, as patches, and the derivatives by the output."""
         self.weight, self.inputs, self.signals = weight, inputs, signals
 
     @cached_property
@@ -151,7 +152,7 @@ class ProductSum:
 
     @cached_property
     def _by_positions(self) -> bool:
-        """Whether norms come from inner products between positions; a mask knows none of them."""
+        """True if norms come from inner products between positions, which is impossible under a mask."""
         return cheapest(self._shape, self.inputs.device.type) is Strategy.GRAM
 
     @cached_property
@@ -160,15 +161,15 @@ class ProductSum:
 
     @property
     def numbers(self) -> int:
-        """What is held, with as much again for what scales it, and the larger of gradients and inner products."""
+        """Number of entries: the factors, their scaled copies, and the larger of gradients and inner products."""
         shape = self._shape
-        # Inner products and what they are of count twice, in float64.
+        # Inner products and their operands count twice, in float64.
         inner = shape.stored + 2 * shape.groups * shape.positions**2
         formed = 2 * max(shape.row, inner if self._by_positions else 0)
         return self.inputs.shape[2] * (2 * shape.stored + formed)
 
     def squares(self, kept: Tensor | None) -> Squares:
-        """By gradients, or by inner products; of all groups."""
+        """Returns squared norms over all groups, by gradients or by inner products."""
         if kept is None and self._by_positions:
             products, others = (gram(one.flatten(0, 2)) for one in (self.inputs, self.signals))
             by_group = gram_squares(products, others, self.signals.dtype)
@@ -183,7 +184,7 @@ class ProductSum:
         return Squares.exact(found)
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """From the gradients where they were kept, else one product over all positions of each model's batch."""
+        """Uses the gradients if they were kept, else a single product over all positions of each model's batch."""
         if "_gradients" in vars(self):
             models, groups, rows, outputs, inputs = self._gradients.shape
             flat = self._gradients.reshape(models, groups, rows, outputs * inputs)
@@ -194,12 +195,12 @@ class ProductSum:
         self.weight.add(sums, value)
 
     def without(self, bad: Tensor) -> ProductSum:
-        """Zeros in both factors."""
+        """Sets both factors to zero."""
         gone = bad[:, None, :, None, None]
         return ProductSum(self.weight, self.inputs.masked_fill(gone, 0.0), self.signals.masked_fill(gone, 0.0))
 
     def double(self) -> ProductSum:
-        """Both factors in float64."""
+        """Converts both factors to float64."""
         return ProductSum(self.weight, self.inputs.double(), self.signals.double())
 
     @property
@@ -210,51 +211,51 @@ class ProductSum:
 
 @dataclass(frozen=True)
 class FormedRows:
-    """Gradients that are formed: of biases, and of scales and shifts of normalisation layers."""
+    """Explicit gradients: of biases, and of scales and shifts of normalisation layers."""
 
     place: Place
     values: Float[Tensor, "models rows size"]
 
     @property
     def numbers(self) -> int:
-        """What is held, and its square."""
+        """Number of entries of the gradients, and of their squares."""
         return 2 * self.values[0].numel()
 
     def squares(self, kept: Tensor | None) -> Squares:
-        """In one pass."""
+        """Returns squared norms of the gradients."""
         values = self.values if kept is None else self.values * self.place.of(kept).to(self.values.dtype)[:, None]
         return Squares.exact(values.square().sum(-1))
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """One product with the factors."""
+        """Computes a single product with the factors."""
         self.place.of(sums).add_((factors[:, None] @ self.values)[:, 0])
 
     def without(self, bad: Tensor) -> FormedRows:
-        """Zero rows."""
+        """Sets rows to zero."""
         return replace(self, values=self.values.masked_fill(bad[..., None], 0.0))
 
     def double(self) -> FormedRows:
-        """In float64."""
+        """Converts the gradients to float64."""
         return replace(self, values=self.values.double())
 
 
 def norms_of(
     terms: Sequence[Term], kept: Tensor | None, dtype: torch.dtype, bound: Bound
 ) -> tuple[Sequence[Term], Float[Tensor, "models rows"]]:
-    """Norms of examples' gradients in float64, infinite or NaN where one is not finite, and terms with zeros there.
+    """Returns norms in float64, infinite or NaN for gradients that are not finite, and terms with zeros there.
 
     Args:
         terms: of all parameters.
-        kept: the mask of each model, if there are any.
-        dtype: of the gradients; what is larger than its numbers is not finite.
-        bound: on what the mask leaves; where norms change nothing of its factors they may be as rounded as they are.
+        kept: the mask of each model, if any.
+        dtype: of the gradients; values beyond its range are not finite.
+        bound: on the masked gradient; norms that do not change its factors may be rounded.
     """
     found = _squares(terms, kept)
     if not bool(_doubtful(found, dtype, bound).any()):
         return terms, found.value.sqrt()
     wide = [term.double() for term in terms]
     norms = _squares(wide, kept).value.sqrt()
-    # Of whole rows: one that is not finite counts as zero, whatever a mask leaves of it.
+    # From whole rows: a row that is not finite counts as zero, even if the mask drops those coordinates.
     whole = norms if kept is None else _squares(wide, None).value.sqrt()
     norms = norms.masked_fill(whole > torch.finfo(dtype).max, math.inf)
     return [term.without(~norms.isfinite()) for term in terms], norms
@@ -268,12 +269,12 @@ def _squares(terms: Sequence[Term], kept: Tensor | None) -> Squares:
 
 
 def _doubtful(squares: Squares, dtype: torch.dtype, bound: Bound) -> Bool[Tensor, "models rows"]:
-    """Examples whose norm is not finite, or may be wrong by so much that its factor is."""
+    """Returns examples whose norm is not finite, or so inexact that its factor is wrong."""
     value, slack = squares.value, squares.slack
     infinite = ~value.isfinite()
     if dtype == torch.float64 or bound.kind == "unbounded":
         return infinite
-    # Inner products that cancel; below the clip norm the factor is 1 whatever the norm is.
+    # Inner products cancel; below the clip norm the factor is 1 regardless of the norm.
     rounded = slack > _TRUSTED * value
     if bound.kind == "clip":
         rounded &= value + slack >= bound.norm**2
