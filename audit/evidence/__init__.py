@@ -1,1 +1,1 @@
-"""Lower bounds on epsilon from the outcomes of membership tests, what each assumes, and the verdict on a claim."""
+"""Lower bounds on epsilon from the outcomes of membership tests, their assumptions, and the verdict on a claim."""

@@ -1,8 +1,8 @@
-"""Audits by name: from scores and the truth of their trials to a lower bound on epsilon, with all that it assumes.
+"""Audits by name: a lower bound on epsilon from the scores and ground truth of trials, with all assumptions.
 
 Four kinds of trials give scores. `runs`: independent trainings with the record and without it, a score each.
-`canaries`: one training, in which each canary was put by a fair coin. `random split`: one training on a set that was
-drawn at random from a pool. `labels`: one training, each record shown with its label or a proxy's.
+`canaries`: a single training, in which each canary was included by a fair coin. `random split`: a single training on a
+set drawn at random from a pool. `labels`: a single training, each record shown with its label or a proxy's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .thresholds import Choice, judged
 Trials = Literal["runs", "canaries", "random split", "labels"]
 
 _UNFAIR = 1e-6
-"""Chance of fair coins, below which coins are called unfair: in one audit of a million that is wrong."""
+"""P-value below which coins are refused as unfair; fair coins are refused with at most this probability."""
 
 _GAUSSIAN = "the mechanism is a composition of Gaussians, without sampling"
 
@@ -52,7 +52,7 @@ METHODS = {
         one_run.order_statistics, "guesses", f"{_GAUSSIAN}, and the surest of its likelihood ratios were guessed"
     ),
 }
-"""Method -> its row; `pld` beside them, which needs the sampling of the mechanism."""
+"""Method -> its row; `pld`, which needs the sampling of the mechanism, is not in the table."""
 
 _TRIALS: dict[Trials, str] = {
     "runs": "trials are independent, and each is of the mechanism that the claim is about",
@@ -75,13 +75,13 @@ def audit_runs(
     sample_rate: float | None = None,
     steps: int | None = None,
 ) -> EpsilonEstimate:
-    """A lower bound from scores of independent trainings.
+    """Returns a lower bound from scores of independent trainings.
 
     Args:
         positives: scores of trainings with the record [p], larger for "with".
         negatives: scores of trainings without it [q].
         method: `clopper_pearson`, `gaussian`, `bayesian`, or `pld` with the two last arguments.
-        choice: how the threshold is chosen; there is no default.
+        choice: rule that chooses the threshold; there is no default.
         delta: of the claim.
         level: confidence.
         relation: between the two data sets.
@@ -89,7 +89,7 @@ def audit_runs(
         steps: of the mechanism, for `pld`.
 
     Raises:
-        ValueError: an argument out of range, or of another method.
+        ValueError: for an argument out of range, or of another method.
     """
     check_level(level)
     row = _row(method, "errors", sample_rate, steps)
@@ -130,21 +130,21 @@ def audit_canaries(
     relation: Relation = "add_remove",
     seed: int = 0,
 ) -> EpsilonEstimate:
-    """A lower bound from the scores of canaries in one training.
+    """Returns a lower bound from the scores of canaries in a single training.
 
     Args:
         scores: [m], larger for "in".
         included: bool [m], the coins.
         method: `one_run`, `one_run_f_dp` or `order_statistics`.
-        guesses: how many of the highest and of the lowest scores are guessed, as declared before the coins were looked
-            at; of several pairs of numbers the best is taken, at a level divided by how many there are.
+        guesses: numbers of highest and of lowest scores that are guessed, as declared before the coins were seen; the
+            best of several pairs of numbers is taken, at a level divided by the number of pairs.
         delta: of the claim.
         level: confidence.
-        relation: `replace_one` where a canary that is left out is replaced by another record.
-        seed: of the lot among equal scores; `pairs.seed_of_split` where places of rows may tell the coins.
+        relation: `replace_one` if a canary that is left out is replaced by another record.
+        seed: of the random order of equal scores; `pairs.seed_of_split` if row positions may depend on the coins.
 
     Raises:
-        ValueError: an argument out of range, or coins that are plainly not fair.
+        ValueError: for an argument out of range, or coins that are clearly not fair.
     """
     declared = _declared(guesses)
     found = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
@@ -167,22 +167,22 @@ def audit_random_split(
     member_strata: ndarray | None = None,
     non_member_strata: ndarray | None = None,
 ) -> EpsilonEstimate:
-    """A lower bound from the scores of a finished model, whose training set was drawn at random; replace-one.
+    """Returns a lower bound from the scores of a finished model with a randomly drawn training set; replace-one.
 
     Args:
         members: scores of records that were trained on [p], not calibrated on these records.
         non_members: scores of the rest of the pool [q], without copies of members.
         method: `one_run`, `one_run_f_dp` or `order_statistics`.
-        answered: pairs that are answered, as declared before scores were looked at; of several numbers the best is
-            taken, at a level divided by how many there are.
+        answered: number of answered pairs, as declared before scores were seen; the best of several numbers is taken,
+            at a level divided by how many there are.
         delta: of the claim.
         level: confidence.
-        seed: of the random matching; `pairs.seed_of_split` where places of rows may say something of their scores.
-        member_strata: [p], where the draw was within strata.
+        seed: of the random matching; `pairs.seed_of_split` if row positions may depend on scores.
+        member_strata: [p], if the draw was within strata.
         non_member_strata: [q].
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: for an argument out of range.
     """
     declared = [(count, 0) for count in answered]
     found = [
@@ -211,21 +211,21 @@ def audit_labels(
     level: float = 0.95,
     seed: int = 0,
 ) -> EpsilonEstimate:
-    """A lower bound on the epsilon of labels, from records that were shown with their label or a proxy's; replace-one.
+    """Returns a lower bound on the epsilon of labels, from records shown with their label or a proxy's; replace-one.
 
     Args:
         scores: [m], larger for the training label; `label_scores`.
         included: bool [m], the coins; `shown_labels`.
-        method: `one_run`. Others assume a mechanism of which the proxy's error leaves nothing known.
+        method: `one_run`. Others assume a mechanism that the proxy's error invalidates.
         guesses: as for `audit_canaries`.
-        proxy_error: largest distance in total variation between the proxy and the truth, the mean over records; there
-            is no default, because no data show it: what is proved is proved up to it.
+        proxy_error: largest total variation distance between the proxy and the truth, the mean over records; there is
+            no default, because no data reveal it: the bound holds only up to it.
         delta: of the claim.
-        level: confidence; half of the error rate goes to the proxy where it errs.
+        level: confidence; half of the error rate is spent on the proxy's error, if there is any.
         seed: as for `audit_canaries`.
 
     Raises:
-        ValueError: an argument out of range, or coins that are plainly not fair.
+        ValueError: for an argument out of range, or coins that are clearly not fair.
     """
     check_level(level)
     if method != "one_run":
@@ -254,13 +254,13 @@ def audit_labels(
 
 
 def fair(included: ndarray) -> float:
-    """The chance that as many fair coins fall as one-sidedly, by a two-sided binomial test.
+    """Returns the p-value of a two-sided binomial test that the coins are fair.
 
     Args:
         included: bool [m], the coins.
 
     Raises:
-        ValueError: when it is below 1e-6: guesses are then right without any leak.
+        ValueError: if it is below 1e-6: guesses are then right without any leak.
     """
     ones, coins = int(np.asarray(included).sum()), len(included)
     chance = float(stats.binomtest(ones, coins).pvalue)
@@ -328,7 +328,7 @@ def _row(method: str, of: str, sample_rate: float | None, steps: int | None) -> 
 def _ceiling(bound: Callable[[Errors], float], errors: Errors) -> float:
     try:
         return bound(errors.none)
-    except ValueError:  # a test without errors refutes what is assumed of the mechanism
+    except ValueError:  # a test without errors refutes the assumed mechanism
         return math.inf
 
 

@@ -1,10 +1,11 @@
-"""Epsilon from the errors of one test, over independent trials with the record and without it.
+"""Epsilon from the errors of a membership test, over independent trials with the record and without it.
 
 Clopper-Pearson: Nasr et al., "Adversary Instantiation", S&P 2021. Gaussian: Nasr et al., "Tight Auditing of
 Differentially Private Machine Learning", USENIX Security 2023. Bayesian: Zanella-Béguelin et al., "Bayesian Estimation
 of Differential Privacy", ICML 2023.
 
-The threshold of the test has to be fixed before its trials are looked at; `thresholds` chooses one so that it counts.
+The threshold of the test has to be fixed before its trials are seen; `thresholds` has valid ways to choose it from
+data.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from ..scoring.allowed import clopper_pearson_upper, epsilon_implied, gaussian_e
 from .estimate import check_delta, check_level
 
 QUANTILES = 20_000
-"""Points of the quadrature over one posterior."""
+"""Points of the quadrature over a posterior."""
 
 GRID = 1e-3
-"""Nats between the losses of a privacy loss distribution: coarser is looser, never wrong."""
+"""Nats between the losses of a privacy loss distribution: a coarser grid is looser, never wrong."""
 
 _LEAST_SIGMA, _MOST_SIGMA = 0.05, 500.0
 
 
 @dataclass(frozen=True)
 class Errors:
-    """What a test did in its trials.
+    """Error counts of a membership test.
 
     Attributes:
-        misses: trials with the record that it took for trials without.
+        misses: trials with the record that it classified as without.
         positives: trials with the record.
-        alarms: trials without the record that it took for trials with.
+        alarms: trials without the record that it classified as with.
         negatives: trials without the record.
     """
 
@@ -55,11 +56,11 @@ class Errors:
 
     @property
     def none(self) -> Errors:
-        """As many trials without an error."""
+        """Counts for as many trials, without errors."""
         return Errors(0, self.positives, 0, self.negatives)
 
     def rates_at_most(self, level: float) -> tuple[float, float]:
-        """Upper ends of the miss and the false alarm rate, which hold together with probability `level`."""
+        """Returns upper bounds on the miss and the false alarm rate, which hold jointly with probability `level`."""
         alpha = (1 - level) / 2  # union bound
         return (
             clopper_pearson_upper(self.misses, self.positives, alpha),
@@ -68,11 +69,11 @@ class Errors:
 
 
 CountBound = Callable[[Errors, float, float], float]
-"""(errors, delta, level) -> a lower bound on epsilon."""
+"""Returns a lower bound on epsilon from (errors, delta, level)."""
 
 
 def clopper_pearson(errors: Errors, delta: float, level: float = 0.95) -> float:
-    """The epsilon that rules out error rates as low as these; assumes nothing of the mechanism."""
+    """Returns the least epsilon that allows error rates this low, at `level`; assumes nothing of the mechanism."""
     check_delta(delta)
     check_level(level)
     misses, alarms = np.array([errors.misses]), np.array([errors.alarms])
@@ -81,30 +82,30 @@ def clopper_pearson(errors: Errors, delta: float, level: float = 0.95) -> float:
 
 
 def gaussian_shift(errors: Errors, level: float = 0.95) -> float:
-    """The least shift mu of a Gaussian mechanism that could err so seldom; 0 where the test is no better than coins."""
+    """Returns the least shift mu of a Gaussian mechanism with errors this rare; 0 if no better than random guessing."""
     check_level(level)
     misses, alarms = errors.rates_at_most(level)
-    # Never its absolute value: a test that errs more often than coins proves nothing.
+    # Never its absolute value: a test that is worse than random guessing proves nothing.
     return max(0.0, float(ndtri(1 - alarms) - ndtri(misses)))
 
 
 def gaussian(errors: Errors, delta: float, level: float = 0.95) -> float:
-    """The epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
+    """Returns the epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(gaussian_shift(errors, level), delta)
 
 
 def sampled_gaussian(sample_rate: float, steps: int) -> CountBound:
-    """The bound for a mechanism that is known but for its noise: Gaussians with Poisson sampling.
+    """Returns the bound for Gaussians with Poisson sampling and unknown noise.
 
     Args:
         sample_rate: of the mechanism, in (0, 1].
         steps: at least 1.
 
     Returns:
-        A bound that rejects all noise multipliers whose trade-off curve forbids error rates as low as these, and is
-        the epsilon of the largest that is left. Curves are pessimistic, and its epsilon optimistic (dp-accounting), so
-        that rounding never raises the bound.
+        A bound that rejects all noise multipliers whose trade-off curve forbids error rates this low, and is the
+        epsilon of the largest remaining multiplier. Curves are pessimistic, and its epsilon optimistic (dp-accounting),
+        so that rounding never raises the bound.
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
@@ -117,7 +118,7 @@ def sampled_gaussian(sample_rate: float, steps: int) -> CountBound:
         misses, alarms = errors.rates_at_most(level)
         if misses + alarms >= 1:
             return 0.0
-        # Who takes part in no step is told from nobody, whatever the noise is.
+        # A record that takes part in no step cannot be detected, whatever the noise.
         absent = (1 - sample_rate) ** steps
         if misses < absent * (1 - alarms):
             raise ValueError(
@@ -131,23 +132,23 @@ def sampled_gaussian(sample_rate: float, steps: int) -> CountBound:
 
         low, high = math.log(_LEAST_SIGMA), math.log(_MOST_SIGMA)
         if allowed(high):
-            return 0.0  # so little is shown that hardly any noise is too much
+            return 0.0  # error rates so high that even the largest noise allows them
         if not allowed(low):
             high = low
         while high - low > 1e-3:
             middle = (low + high) / 2
             low, high = (middle, high) if allowed(middle) else (low, middle)
-        # Of the upper end, which is rejected: its epsilon is below that of any noise multiplier that is left.
+        # At the upper end, which is rejected: its epsilon is below that of any remaining noise multiplier.
         return max(0.0, _distribution(math.exp(high), sample_rate, steps, False).get_epsilon_for_delta(delta))
 
     return bound
 
 
 def least_misses(alarms: float, noise_multiplier: float, sample_rate: float, steps: int) -> float:
-    """A lower bound on the miss rate of any test of sampled Gaussians at a rate of false alarms.
+    """Returns a lower bound on the miss rate of any test of sampled Gaussians at a rate of false alarms.
 
-    For each epsilon, privacy at (epsilon, delta(epsilon)) forbids what lies below two lines (Kairouz et al., 2015); a
-    delta that is too large moves them down, so a pessimistic one is on the safe side.
+    For each epsilon, privacy at (epsilon, delta(epsilon)) forbids the region below two lines (Kairouz et al., 2015); a
+    delta that is too large moves them down, so a pessimistic delta is safe.
     """
     losses = _distribution(noise_multiplier, sample_rate, steps, True)
     epsilons = np.concatenate([np.linspace(0, 2, 81), np.geomspace(2.05, 200, 120)])
@@ -161,29 +162,29 @@ def least_misses(alarms: float, noise_multiplier: float, sample_rate: float, ste
 def _distribution(
     noise_multiplier: float, sample_rate: float, steps: int, pessimistic: bool
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    # Losses of little noise reach far; a grid in proportion keeps the number of its points.
+    # With little noise the losses are large; a proportional grid keeps its number of points.
     interval = max(GRID, GRID * steps**0.5 / noise_multiplier**2)
     one = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
         sampling_prob=sample_rate,
         value_discretization_interval=interval,
         pessimistic_estimate=pessimistic,
-        use_connect_dots=pessimistic,  # the tighter grid, which knows no optimistic estimate
+        use_connect_dots=pessimistic,  # the tighter grid, which has no optimistic estimate
     )
     return one.self_compose(steps)
 
 
 def bayesian(errors: Errors, delta: float, level: float = 0.95) -> float:
-    """The quantile at 1 - level of epsilon's posterior; a credible bound, which is no confidence bound.
+    """Returns the quantile at 1 - level of epsilon's posterior: a credible bound, not a confidence bound.
 
-    Both error rates have the posterior of Jeffreys' prior, independently, and an (epsilon, delta)-private mechanism
-    is one whose rates lie between four lines.
+    Both error rates have the posterior of Jeffreys' prior, independently, and a mechanism is (epsilon, delta)-private
+    if its rates lie between four lines.
     """
     check_delta(delta)
     check_level(level)
     of_misses = stats.beta(errors.misses + 0.5, errors.positives - errors.misses + 0.5)
     of_alarms = stats.beta(errors.alarms + 0.5, errors.negatives - errors.alarms + 0.5)
-    # Equal shares of the one posterior, so that its peaks need no care; of the other the distribution function.
+    # Equal-probability points of one posterior, so that its peaks need no care, and the CDF of the other.
     x = of_misses.ppf((np.arange(QUANTILES) + 0.5) / QUANTILES)
 
     def mass(epsilon: float) -> float:
@@ -202,7 +203,7 @@ def bayesian(errors: Errors, delta: float, level: float = 0.95) -> float:
 
 
 def _private_rates(misses: ndarray, epsilon: float, delta: float) -> tuple[ndarray, ndarray]:
-    """Least and largest rate of false alarms that (epsilon, delta)-privacy allows beside each miss rate."""
+    """Returns the least and largest false alarm rate that (epsilon, delta)-privacy allows at each miss rate."""
     grow, shrink = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
     low = np.maximum((1 - misses - delta) * shrink, 1 - delta - grow * misses)
     high = np.minimum(grow * (1 - misses) + delta, 1 - (misses - delta) * shrink)

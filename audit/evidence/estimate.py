@@ -1,8 +1,8 @@
-"""An epsilon that an audit proves, with everything that has to be said beside it, and the verdict on a claim.
+"""The lower bound on epsilon that an audit proves, with its qualifications, and the verdict on a claim.
 
-A lower bound says how much privacy is certainly lost, up to its error rate and under its assumption. A claim is an
-upper bound. Only a lower bound above a claim says something about the claim: that it is false. One below says "no
-violation found", however near it is.
+A lower bound states how much privacy is certainly lost, up to its error rate and under its assumption. A claim is an
+upper bound. Only a lower bound above a claim is evidence about the claim: it refutes it. A lower bound below it means
+"no violation found", however close it is.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class EpsilonEstimate:
     """A lower bound on epsilon.
 
     Attributes:
-        value: nats; 0 where nothing is proved.
+        value: nats; 0 if nothing is proved.
         delta: at which it holds.
-        level: confidence; the bound exceeds the truth in at most a share 1 - level of audits.
-        method: by which it was found.
-        assumption: what the trials have to be for it to hold.
+        level: confidence; the bound exceeds the truth in at most a fraction 1 - level of audits.
+        method: name of the method.
+        assumption: conditions on the trials for it to hold.
         relation: of data sets that differ as the trials' data sets do.
         positives: trials with the record.
         negatives: trials without it.
-        looks: thresholds, splits or counts among which it was chosen; the level was divided by as many.
-        ceiling: the largest value that as many trials could have proved, had the test made no error.
+        looks: number of thresholds, splits or counts among which it was chosen; the error rate was divided by it.
+        ceiling: the largest value that as many trials can prove, by a test without errors.
         kind: `credible` for a quantile of a posterior, which is no confidence bound.
         detail: counts, thresholds and parameters.
     """
@@ -55,21 +55,21 @@ class EpsilonEstimate:
             raise ValueError(f"relation must be one of {', '.join(get_args(Relation))}, got {self.relation!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As numbers and words; an infinite value as the word."""
+        """Returns numbers and words; an infinite value as the word."""
         return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
 
 
 def judge(estimate: EpsilonEstimate, *, epsilon: float, delta: float, relation: Relation) -> ClaimVerdict:
-    """Whether a bound refutes a claim.
+    """Returns the verdict of a bound on a claim.
 
     Args:
-        estimate: from trials of the mechanism that the claim is about, as it samples and normalises.
-        epsilon: claimed, nats; infinite where nothing is claimed.
+        estimate: from trials of the claim's own mechanism, with its sampling and normalisation.
+        epsilon: claimed, nats; infinite if nothing is claimed.
         delta: claimed.
         relation: of the claim.
 
     Raises:
-        ValueError: the two are not about the same thing: another delta, another relation, a credible bound.
+        ValueError: if the two do not match: another delta, another relation, a credible bound.
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon of the claim must be at least 0, got {epsilon}")
@@ -90,9 +90,9 @@ def judge(estimate: EpsilonEstimate, *, epsilon: float, delta: float, relation: 
 
 
 def of_replacement(epsilon: float, delta: float) -> tuple[float, float]:
-    """What an add/remove claim implies where one record replaces another: it is removed, and the other one added.
+    """Returns the replace-one guarantee that an add/remove claim implies: a removal and an addition.
 
-    Group privacy of two (Dwork & Roth, 2014, Theorem 2.2). The claim's own privacy loss distribution gives less.
+    By group privacy of two (Dwork & Roth, 2014, Theorem 2.2). The claim's own privacy loss distribution is tighter.
 
     Returns:
         (2 epsilon, (1 + e^epsilon) delta), the latter at most 1.
@@ -101,12 +101,12 @@ def of_replacement(epsilon: float, delta: float) -> tuple[float, float]:
 
 
 def check_level(level: float) -> None:
-    """Refuses a confidence that is none."""
+    """Refuses an invalid confidence level."""
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
 
 
 def check_delta(delta: float, *, least: float = 0.0) -> None:
-    """Refuses a delta that is none, or below what a method needs."""
+    """Refuses an invalid delta, or a delta too small for a method."""
     if not least <= delta < 1 or (least > 0 and delta == 0):
         raise ValueError(f"delta must be in [{least:g}, 1), got {delta}")

@@ -1,15 +1,16 @@
 """Trials at labels: each record of a finished training is shown with its own label or with a proxy's, by a fair coin.
 
 Kalemaj et al., "Observational Auditing of Label Privacy", arXiv:2511.14084: no canary, and no second training. A proxy
-says how labels are distributed given the inputs, from other data. Were it exact, the training label and the one that it
-draws were two draws of one distribution, and which of them is shown a fair coin, independent of all others: to turn it
-round is to replace one label.
+models the distribution of labels given the inputs, from other data. If it were exact, the training label and the
+proxy's draw would be two draws from the same distribution, and the choice of the shown label a fair coin, independent
+of all others: flipping it replaces a label.
 
-Deviation: a proxy is never exact, and its error is counted (own derivation) where the reference reports none. Let tau
-be the distance in total variation between proxy and truth, the mean over records. Both labels of a record come from
-what the two distributions have in common with chance (1 - tau)^2; the coins of these records are fair. The others are
-given to the attacker: as many correct guesses are taken away as there are such records, up to an error rate that is
-part of the level. Their number is binomial or, where tau differs between records, below it (Hoeffding 1956, Theorem 4).
+Deviation: a proxy is never exact, and its error is counted (own derivation), whereas the reference reports none. Let
+tau be the total variation distance between proxy and truth, the mean over records. Both labels of a record come from
+the common part of the two distributions with probability (1 - tau)^2; the coins of these records are fair. The other
+records are given to the attacker: as many correct guesses are subtracted as there are such records, up to an error rate
+that is part of the level. Their number is binomial or, if tau differs between records, below it (Hoeffding 1956,
+Theorem 4).
 """
 
 from __future__ import annotations
@@ -22,50 +23,50 @@ from scipy import stats
 
 
 def shown_labels(labels: ndarray, proxy: ndarray, *, seed: int) -> tuple[ndarray, ndarray]:
-    """Labels that the attacker is shown, and the coins.
+    """Draws the labels shown to the attacker, and the coins.
 
     Args:
-        labels: that were trained on, integers [m].
+        labels: the training labels, integers [m].
         proxy: probability of each class for each record [m, classes], of a model that saw none of these labels.
-        seed: of coins and labels, which nobody who scores may know.
+        seed: of coins and labels; must be unknown to the scorer.
 
     Returns:
-        The labels shown, int64 [m]; whether each is the one that was trained on, bool [m].
+        The labels shown, int64 [m]; whether each is the training label, bool [m].
 
     Raises:
-        ValueError: shapes, classes or probabilities that are none.
+        ValueError: for invalid shapes, classes or probabilities.
     """
     labels, proxy = _checked(labels, proxy, "proxy")
     draws = np.random.default_rng(seed)
     included = draws.random(len(labels)) < 0.5
-    # Of the last class at most, where probabilities add up to a little less than 1.
+    # At most the last possible class, if probabilities add up to slightly less than 1.
     other = np.minimum((proxy.cumsum(axis=1) <= draws.random((len(labels), 1))).sum(axis=1), _last_possible(proxy))
     return np.where(included, labels, other), included
 
 
 def label_scores(target: ndarray, proxy: ndarray, shown: ndarray) -> ndarray:
-    """Log probability of the label shown by the audited model, less that by the proxy; larger for a training label.
+    """Returns log probability of the shown label by the audited model, minus the proxy's; larger for a training label.
 
     Args:
         target: probability of each class for each record [m, classes], of the audited model.
-        proxy: the same of the proxy.
+        proxy: probabilities of the proxy [m, classes].
         shown: labels [m].
 
     Raises:
-        ValueError: shapes, classes or probabilities that are none.
+        ValueError: for invalid shapes, classes or probabilities.
     """
     shown, target = _checked(shown, target, "target")
     _, proxy = _checked(shown, proxy, "proxy")
     rows, least = np.arange(len(shown)), np.finfo(np.float64).tiny
-    # Below the smallest float all are alike: a score has to be finite.
+    # Probabilities below the smallest float are treated alike: a score has to be finite.
     return np.log(np.maximum(target[rows, shown], least)) - np.log(np.maximum(proxy[rows, shown], least))
 
 
 def given_away(trials: int, proxy_error: float, level: float) -> int:
-    """The most records whose coin a wrong proxy gives away, but for an error rate of 1 - level.
+    """Returns the most records whose coin a wrong proxy gives away, up to an error rate of 1 - level.
 
     Raises:
-        ValueError: the error is no distance in total variation.
+        ValueError: if the error is no total variation distance.
     """
     if not 0 <= proxy_error <= 1:
         raise ValueError(f"proxy_error must be a distance in total variation, in [0, 1], got {proxy_error}")

@@ -1,14 +1,14 @@
-"""Epsilon from one training: m canaries, each in it by a fair coin of its own, and guesses at the coins.
+"""Epsilon from a single training: m canaries, each included by its own fair coin, and guesses at the coins.
 
 `one_run`: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2.
 `one_run_f_dp`: Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024, for Gaussian
 trade-off curves. `order_statistics`: after Xiang et al., arXiv:2509.08704: the surest of m guesses about a Gaussian
-mechanism err with known chances.
+mechanism err with known probabilities.
 
-The coins have to be independent, as of canaries that are each left out or put in by a coin, or as the orientations of
-random pairs are (`pairs`); a split into exact halves is not. How many guesses are made has to be fixed before the coins
-are looked at, or divided by (`thresholds`): whoever takes the best number of guesses refutes a true claim of no loss at
-all in half of the audits.
+The coins have to be independent, as for canaries that are each included by a coin, or the orientations of random pairs
+(`pairs`); a split into exact halves is not. The number of guesses has to be fixed before the coins are seen, or the
+level divided by the number of choices (`thresholds`): taking the best number of guesses refutes a true claim of epsilon
+0 in half of the audits.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ..scoring.allowed import gaussian_epsilon
 from .estimate import check_delta, check_level
 
 LARGEST_SHIFT = 64.0
-"""Of a Gaussian mechanism, in standard deviations of its noise: an epsilon of 2,300."""
+"""Largest shift of a Gaussian mechanism, in standard deviations of its noise: an epsilon of 2,300."""
 
 ROUNDS, SHIFTS = 8, 16
-"""Of a search over shifts: rounds, and shifts that are looked at side by side in each."""
+"""Rounds of a search over shifts, and the number of shifts evaluated together in each."""
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What was guessed, and how often it was right.
+    """Counts of guesses at the coins of canaries.
 
     Attributes:
         canaries: m, all of them, guessed or not.
-        guessed: r of them.
-        correct: v of these.
+        guessed: r, number of guesses.
+        correct: v, number of correct guesses.
     """
 
     canaries: int
@@ -56,19 +56,19 @@ class Guesses:
 
     @property
     def perfect(self) -> Guesses:
-        """As many guesses, all correct."""
+        """Counts for as many guesses, all correct."""
         return Guesses(self.canaries, self.guessed, self.guessed)
 
 
 GuessBound = Callable[[Guesses, float, float], float]
-"""(guesses, delta, level) -> a lower bound on epsilon."""
+"""Returns a lower bound on epsilon from (guesses, delta, level)."""
 
 
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The largest chance of so many correct guesses under (epsilon, delta)-privacy.
+    """Returns the largest probability of so many correct guesses under (epsilon, delta)-privacy.
 
     Raises:
-        ValueError: epsilon or delta out of range.
+        ValueError: for epsilon or delta out of range.
     """
     check_delta(delta)
     if not epsilon >= 0:
@@ -86,7 +86,7 @@ def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def one_run(guesses: Guesses, delta: float, level: float = 0.95) -> float:
-    """The largest epsilon that is refuted at `level`; assumes nothing of the mechanism."""
+    """Returns the largest epsilon that is refuted at `level`; assumes nothing of the mechanism."""
     check_level(level)
 
     def short(epsilon: float) -> float:
@@ -101,19 +101,19 @@ def one_run(guesses: Guesses, delta: float, level: float = 0.95) -> float:
 
 
 def one_run_shift(guesses: Guesses, level: float = 0.95) -> float:
-    """The largest shift of a Gaussian trade-off curve that is refuted at `level`; 0 where none is."""
+    """Returns the largest shift of a Gaussian trade-off curve that is refuted at `level`; 0 if none is."""
     check_level(level)
     return _largest(lambda shifts: _f_dp_refuted(guesses, shifts, 1 - level))
 
 
 def one_run_f_dp(guesses: Guesses, delta: float, level: float = 0.95) -> float:
-    """The epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
+    """Returns the epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(one_run_shift(guesses, level), delta)
 
 
 def order_statistics_shift(guesses: Guesses, level: float = 0.95) -> float:
-    """As `one_run_shift`, by the chances of the surest guesses, which must have been the ones that were made."""
+    """Returns the largest refuted shift, by the error probabilities of the surest guesses; no others are valid."""
     check_level(level)
     if guesses.guessed == 0:
         return 0.0
@@ -127,15 +127,15 @@ def order_statistics_shift(guesses: Guesses, level: float = 0.95) -> float:
 
 
 def order_statistics(guesses: Guesses, delta: float, level: float = 0.95) -> float:
-    """The epsilon of that Gaussian; holds where each canary's score is its own Gaussian likelihood ratio."""
+    """Returns the epsilon of that Gaussian; holds if each canary's score is its own Gaussian likelihood ratio."""
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(order_statistics_shift(guesses, level), delta)
 
 
 def surest_errors(ranks: tuple[ndarray, ndarray], shift: float) -> ndarray:
-    """Chance that each of the surest guesses about a Gaussian mechanism is wrong, the surest first.
+    """Returns the error probability of each of the surest guesses about a Gaussian mechanism, the surest first.
 
-    With the log likelihood ratio L a guess by its sign is wrong with chance 1 / (1 + e^|L|). |L| is shift times
+    With the log likelihood ratio L a guess by its sign is wrong with probability 1 / (1 + e^|L|). |L| is shift times
     |z|, with z from an equal mixture of two normals half the shift to either side of 0.
 
     Args:
@@ -145,21 +145,21 @@ def surest_errors(ranks: tuple[ndarray, ndarray], shift: float) -> ndarray:
     nodes, weights = ranks
     size = np.linspace(0, shift / 2 + 12, 8001)
     share = ndtr(size - shift / 2) - ndtr(-size - shift / 2)
-    # Flat ends of the distribution function would make its inverse ambiguous; they hold 1e-30 of it.
+    # Flat ends of the distribution function would make its inverse ambiguous; they hold 1e-30 of its mass.
     at = np.interp(nodes, share, size)
     return (1 / (1 + np.exp(np.minimum(shift * at, 700)))) @ weights
 
 
 @lru_cache(maxsize=16)
 def _ranks(m: int, r: int) -> tuple[ndarray, ndarray]:
-    """Quadrature over the r largest of m uniform numbers, in their probability: nodes [r, k], weights [k]."""
+    """Returns a quadrature over the r largest of m uniform numbers, in their probability: nodes [r, k], weights [k]."""
     points, weights = np.polynomial.legendre.leggauss(48)
     k = np.arange(r)[:, None]
     return stats.beta.ppf((points + 1)[None] / 2, m - k, k + 1), weights / 2
 
 
 def _fewer_errors(chances: ndarray, errors: int) -> float:
-    """Chernoff's bound on the chance of at most so many errors, of independent ones of these chances."""
+    """Chernoff's bound on the probability of at most so many errors, given independent error probabilities."""
     if errors >= float(chances.sum()):
         return 1.0
 
@@ -171,11 +171,11 @@ def _fewer_errors(chances: ndarray, errors: int) -> float:
 
 
 def _f_dp_refuted(guesses: Guesses, shifts: ndarray, tau: float) -> ndarray:
-    """Whether so many correct guesses have a chance below tau under each Gaussian curve; the paper's Algorithm 3."""
+    """Returns whether so many correct guesses have probability below tau under each Gaussian curve (Algorithm 3)."""
     m, r, v = guesses.canaries, guesses.guessed, guesses.correct
     right, wrong = np.full(shifts.shape, tau * v / m), np.full(shifts.shape, tau * (r - v) / m)
     for i in range(v - 1, -1, -1):
-        # 1 - f inverted, of the Gaussian trade-off curve: Phi(Phi^-1(x) - mu).
+        # 1 - f inverted, for the Gaussian trade-off curve: Phi(Phi^-1(x) - mu).
         after = np.maximum(wrong, ndtr(ndtri(right) - shifts))
         right = np.minimum(1.0, right + i / (r - i) * (after - wrong))
         wrong = after
@@ -183,13 +183,13 @@ def _f_dp_refuted(guesses: Guesses, shifts: ndarray, tau: float) -> ndarray:
 
 
 def _largest(refuted: Callable[[ndarray], ndarray]) -> float:
-    """The end of the refuted shifts, from below: a shift below the true one is refuted where a larger one is."""
+    """Returns a lower end of the refuted shifts: a shift below the true shift is refuted if a larger shift is."""
     low, high = 0.0, LARGEST_SHIFT
     if not refuted(np.array([1e-9]))[0]:
         return 0.0
     for _ in range(ROUNDS):
         shifts = np.linspace(low, high, SHIFTS + 2)[1:-1]
-        # Up to the first that is not refuted, also where rounding refutes a later one.
+        # Up to the first shift that is not refuted, even if rounding refutes a later shift.
         kept = int(np.argmin(np.append(refuted(shifts), False)))
         low, high = (float(shifts[kept - 1]) if kept else low), (float(shifts[kept]) if kept < SHIFTS else high)
     return low

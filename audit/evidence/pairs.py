@@ -1,9 +1,9 @@
-"""Guesses at fair coins: at canaries that were each put in by one, and at which of a random pair was trained on.
+"""Guesses at fair coins: the inclusion bits of canaries, or the member of each random pair of records.
 
 A finished model whose training set was drawn at random from a pool has such coins without any canary (own derivation):
-match members to non-members at random. Given each unordered pair, who of the two was trained on is a fair coin,
-independent of all others, because the draw was uniform. Guess that the higher score was; answer the pairs with the
-largest gaps. To turn a coin round is to replace one record by another, so what follows is of that relation.
+match members to non-members at random. Given each unordered pair, which of its records is the member is a fair coin,
+independent of all others, because the draw was uniform. Guess the record with the higher score; answer the pairs with
+the largest gaps. Flipping a coin replaces a record by another, so the result holds under replace-one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .one_run import Guesses
 
 
 def canary_guesses(scores: ndarray, included: ndarray, *, highest: int, lowest: int, seed: int = 0) -> Guesses:
-    """Guesses that the highest scores are of canaries that were put in, and the lowest of others.
+    """Guesses that the canaries with the highest scores were included, and those with the lowest were not.
 
-    Of equal scores at an end some are picked by lot, which tells nothing of their coins.
+    Ties at either end are broken at random, independently of the coins.
 
     Args:
-        scores: [m], one a canary; larger for "in".
+        scores: [m], one per canary; larger for "in".
         included: bool [m], the coins.
-        highest: how many are guessed to be in, fixed before the coins were looked at.
-        lowest: how many to be out.
-        seed: of the lot; `seed_of_split` where places may tell the coins.
+        highest: number of canaries guessed to be in, fixed before the coins were seen.
+        lowest: number of canaries guessed to be out.
+        seed: of the random tie-breaking; `seed_of_split` if positions may depend on the coins.
 
     Raises:
-        ValueError: shapes differ, a score is not finite, or more guesses than canaries.
+        ValueError: if shapes differ, a score is not finite, or there are more guesses than canaries.
     """
     scores, included = np.asarray(scores, dtype=np.float64), np.asarray(included)
     if scores.ndim != 1 or scores.shape != included.shape or included.dtype != np.bool_ or len(scores) == 0:
@@ -43,7 +43,7 @@ def canary_guesses(scores: ndarray, included: ndarray, *, highest: int, lowest: 
         raise ValueError(
             f"highest and lowest must be at least 0 and together in [1, {len(scores)}], got {highest} and {lowest}"
         )
-    # One order for both ends, so that they have nobody in common.
+    # The same order for both ends, so that they share no canary.
     order = np.lexsort((np.random.default_rng(seed).random(len(scores)), scores))
     guessed_out, guessed_in = order[:lowest], order[len(order) - highest :]
     correct = int(included[guessed_in].sum() + (~included[guessed_out]).sum())
@@ -59,19 +59,19 @@ def pair_guesses(
     member_strata: ndarray | None = None,
     non_member_strata: ndarray | None = None,
 ) -> Guesses:
-    """Guesses at which of each random pair was trained on.
+    """Guesses the member of each random pair.
 
     Args:
         members: scores of records that were trained on [p], of a set drawn uniformly from the pool.
-        non_members: scores of the rest of the pool [q], which nothing of the training has seen.
-        answered: pairs that are answered, those with the largest gaps; fixed before the scores were looked at.
-        seed: of the matching, which must not depend on the scores, and must on the split where scores may go by place:
-            see `seed_of_split`.
-        member_strata: [p], where the draw was within strata, as classes: pairs are then too.
+        non_members: scores of the rest of the pool [q], which the training has not seen at all.
+        answered: number of answered pairs, those with the largest gaps; fixed before the scores were seen.
+        seed: of the matching, which must not depend on the scores, and must depend on the split if scores may depend on
+            positions: see `seed_of_split`.
+        member_strata: [p], if the draw was within strata such as classes: pairs are then within strata, too.
         non_member_strata: [q].
 
     Raises:
-        ValueError: no pair, a score that is not finite, or more answers than pairs.
+        ValueError: for no pair, a score that is not finite, or more answers than pairs.
     """
     members, non_members = np.asarray(members, dtype=np.float64), np.asarray(non_members, dtype=np.float64)
     for name, values in (("members", members), ("non_members", non_members)):
@@ -91,29 +91,29 @@ def pair_guesses(
     for stratum in np.unique(own):
         inside, outside = members[own == stratum], non_members[other == stratum]
         count = min(len(inside), len(outside))
-        # Halved first where a difference of the largest floats would overflow: infinite gaps would tie.
+        # Halved first if a difference of the largest floats would overflow: infinite gaps would tie.
         gaps.append(coins.permutation(inside)[:count] * scale - coins.permutation(outside)[:count] * scale)
     gap = np.concatenate(gaps)
     if not 1 <= answered <= len(gap):
         raise ValueError(f"answered must be in [1, {len(gap)}], the number of pairs, got {answered}")
     size = np.abs(gap)
-    # Of equal gaps some are answered by lot: which ones tells nothing of who is the member of a pair.
+    # Ties between gaps are broken at random, independently of the member of each pair.
     chosen = np.lexsort((coins.random(len(gap)), -size))[:answered]
-    # A gap of 0 has no higher score, and is no answer.
+    # A gap of 0 has no higher score, and is not answered.
     return Guesses(len(gap), int((size[chosen] > 0).sum()), int((gap[chosen] > 0).sum()))
 
 
 def seed_of_split(ids: ndarray, members: ndarray, seed: int = 0) -> int:
-    """A seed for `pair_guesses` that is another one for every split, and known to nobody who does not know the split.
+    """Returns a seed for `pair_guesses` that differs for every split, and is unknown without the split.
 
-    Under a seed that is the same for every split, the first member of all meets the same place among the non-members
-    always. Of a pool that is sorted by class, scores that tell nothing but classes then prove an epsilon in one split
-    as in any other, with whatever confidence.
+    Under the same seed for every split, the first member always meets the same position among the non-members. In a
+    pool that is sorted by class, scores that reveal only classes then prove an epsilon in every split alike, at any
+    confidence.
 
     Args:
         ids: of the pool [n], numbers or words, each once and in any order.
         members: bool [n], the split.
-        seed: tells several matchings of one split apart.
+        seed: distinguishes several matchings of the same split.
     """
     inside = np.sort(np.asarray(ids)[np.asarray(members)].astype(str))
     return int.from_bytes(hashlib.sha256("\n".join([str(seed), *inside.tolist()]).encode()).digest(), "big")

@@ -1,7 +1,7 @@
-"""How the threshold of a test, or the number of guesses, is chosen; there is no default, because it decides validity.
+"""Choice of a test's threshold, or of the number of guesses; there is no default, because it decides validity.
 
-A rule that takes the best of all on the trials that it is judged by refutes a true claim of no loss at all in 8 to 44 %
-of audits at a nominal 5 %. Here a choice is fixed in advance, made on other trials, or paid for by the level.
+Taking the best threshold on the same trials that judge it refutes a true claim of epsilon 0 in 8 to 44 % of audits at a
+nominal 5 %. Here a choice is fixed in advance, made on other trials, or paid for by the level.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .counts import Errors
 
 @dataclass(frozen=True)
 class FixedThreshold:
-    """A threshold that was fixed before any trial was looked at.
+    """A threshold that was fixed before any trial was seen.
 
     Attributes:
-        threshold: scores at or above it are taken for trials with the record.
+        threshold: scores at or above it are classified as trials with the record.
     """
 
     words: ClassVar[str] = "fixed"
@@ -36,7 +36,7 @@ class FixedThreshold:
 
 @dataclass(frozen=True)
 class DeclaredThresholds:
-    """The best of a grid that was fixed before, at a level that is divided by its size (Bonferroni).
+    """The best threshold of a grid fixed in advance, at an error rate divided by the grid's size (Bonferroni).
 
     Attributes:
         thresholds: the grid, distinct.
@@ -56,8 +56,8 @@ class SplitThreshold:
     """The best threshold on some of the trials, judged by the others; several such splits share the level.
 
     Attributes:
-        share: of the trials of each kind that choose.
-        splits: how many random splits; the best is taken, at a level divided by their number.
+        share: fraction of the trials of each kind that choose the threshold.
+        splits: number of random splits; the best is taken, at an error rate divided by their number.
         seed: of the splits, which must not depend on the scores.
     """
 
@@ -83,9 +83,9 @@ class Judged:
     Attributes:
         value: the bound.
         errors: of the test at the threshold, on the trials that judged it.
-        threshold: chosen.
-        looks: by how many the error rate of the level was divided.
-        level: that was left for each.
+        threshold: the chosen threshold.
+        looks: number of candidates, by which the error rate was divided.
+        level: remaining confidence level of each candidate.
     """
 
     value: float
@@ -98,17 +98,17 @@ class Judged:
 def judged(
     positives: ndarray, negatives: ndarray, choice: Choice, bound: Callable[[Errors, float], float], *, level: float
 ) -> Judged:
-    """The bound that a choice of the threshold allows.
+    """Returns the bound at the threshold selected by a choice.
 
     Args:
         positives: scores of trials with the record [p], larger for "with".
         negatives: scores of trials without it [q].
-        choice: how the threshold is chosen.
+        choice: rule that chooses the threshold.
         bound: (errors, level) -> lower bound on epsilon.
-        level: confidence of what is returned.
+        level: confidence of the result.
 
     Raises:
-        ValueError: a group is empty, too small to be split, or holds a score that is not finite.
+        ValueError: if a group is empty, too small to be split, or holds a score that is not finite.
     """
     positives, negatives = _checked("positives", positives), _checked("negatives", negatives)
     if isinstance(choice, SplitThreshold):
@@ -122,19 +122,19 @@ def judged(
 
 
 def errors_at(positives: ndarray, negatives: ndarray, threshold: float) -> Errors:
-    """Errors of the test "with the record where the score is at least the threshold"."""
+    """Returns errors of the test "with the record if the score is at least the threshold"."""
     return Errors(
         int((positives < threshold).sum()), len(positives), int((negatives >= threshold).sum()), len(negatives)
     )
 
 
 def best_threshold(positives: ndarray, negatives: ndarray) -> float:
-    """The threshold that would prove most on these very trials, by Clopper-Pearson: to be judged by others."""
+    """Returns the threshold that proves most on these trials, by Clopper-Pearson; other trials must judge it."""
     thresholds = np.unique(np.concatenate([positives, negatives]))
     misses = np.searchsorted(np.sort(positives), thresholds, side="left")
     alarms = len(negatives) - np.searchsorted(np.sort(negatives), thresholds, side="left")
     value = epsilon_implied(misses, len(positives), alarms, len(negatives), 0.0)
-    # Of equal ones that in the middle: nothing is told by few trials, and the ends are the worst guesses.
+    # Among ties the middle: few trials give little information, and the ends are the worst guesses.
     best = np.flatnonzero(value == value.max())
     return float(thresholds[best[len(best) // 2]])
 
@@ -173,6 +173,6 @@ def _checked(name: str, values: ndarray) -> ndarray:
 
 
 def _refuse_nan(*thresholds: float) -> None:
-    # No score is below or above NaN: a test by it would seem to make no error at all.
+    # No score is below or above NaN: a test by it would seem to make no errors.
     if any(math.isnan(threshold) for threshold in thresholds):
         raise ValueError("a threshold must be a number, got NaN")
