@@ -1,1 +1,1 @@
-"""Planted bugs, and one battery of declared tests that is held against any trainer without knowing what it is."""
+"""Planted bugs, and a battery of declared tests that is run against any trainer as a black box."""

@@ -1,15 +1,15 @@
-"""One battery of declared tests, the same for every trainer, corrected for its size.
+"""A battery of declared tests, the same for every trainer, with a correction for multiple testing.
 
-A claim bounds how well anybody tells two neighbouring data sets apart by what is released. So every test is one of
-membership: a number computed from a release, a threshold found on runs that are used for nothing else, and how often
-runs with the canary and runs without lie above it. The upper end of the one rate and the lower end of the other
-(Clopper & Pearson) are held against the claim's own curve. Whatever the number is, a trainer that keeps its claim is
-accused with at most the declared probability; which number it is decides what a mistake has to look like to be seen. No
-test knows which mistake there is, or whether there is one.
+A privacy claim bounds how well any test distinguishes two neighbouring data sets from the releases. So every test here
+is a membership test: a statistic of a release, a threshold calibrated on separate runs, and the rates at which runs
+with and without the canary exceed it. The lower confidence limit of the true positive rate and the upper limit of the
+false positive rate (Clopper & Pearson) are compared with the claim's own trade-off curve. Whatever the statistic, a
+trainer that keeps its claim is accused with at most the declared probability; the statistic decides only which mistakes
+can be detected. No test uses knowledge of the mistake, or of its existence.
 
-The level is divided by the number of tests and by the number of looks at each of them (Bonferroni), also where a test
-does not apply: so what is accused is accused whatever else was asked. Group-sequential looks end a scenario as soon as
-one of its tests has a violation, which makes gross mistakes cheap.
+The level is divided by the number of tests and by the number of interim looks at each of them (Bonferroni), even if a
+test does not apply: so an accusation does not depend on which other tests ran. Group-sequential looks end a scenario as
+soon as a test has a violation, which makes gross mistakes cheap to find.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .protocol import Trainer, TrainerAnswer, TrainerClaim
 from .scenarios import Scenario, scenarios
 
 LEVEL = 1e-3
-"""Probability with which a trainer that keeps its claim may be accused, over the whole battery."""
+"""Bound on the probability of accusing a trainer that keeps its claim, over the whole battery."""
 
 FAILED = "failed: "
-"""How the reason begins why a test could not be asked, where the trainer raised."""
+"""Prefix of the reason why a test did not run, if the trainer raised."""
 
 _LEFT_OUT = "not asked for"
 
@@ -40,15 +40,15 @@ Found = Literal["violation", "no violation found", "n/a"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredTest:
-    """One number that is asked for of every release.
+    """A statistic of every release.
 
     Attributes:
         name: of the test.
-        scenario: whose runs it is computed of.
+        scenario: whose runs it is computed on.
         question: in words.
-        feature: of a release: a number, or a vector whose direction is learned on the calibration runs.
-        least_releases: below which it cannot be computed.
-        of_released: whether it is about floating-point numbers, of which a claim on real ones says nothing.
+        feature: maps a release to a number, or to a vector whose direction is learned on the calibration runs.
+        least_releases: fewest releases for which it can be computed.
+        of_released: whether it is about floating-point numbers, which a claim on real numbers does not cover.
     """
 
     name: str
@@ -133,21 +133,21 @@ TESTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TestOutcome:
-    """What one test found.
+    """Result of a single test.
 
     Attributes:
         test: its name.
         found: the verdict.
-        why: the reason where it does not apply.
-        runs: runs with the canary, and as many without, that were evaluated.
-        with_canary: of those with it, above the threshold.
-        without_canary: of those without.
-        at_least: lower end of the true positive rate.
-        at_most_fpr: upper end of the false positive rate.
+        why: the reason if it does not apply.
+        runs: number of evaluated runs with the canary, and of those without.
+        with_canary: runs with the canary above the threshold.
+        without_canary: runs without the canary above the threshold.
+        at_least: lower confidence limit of the true positive rate.
+        at_most_fpr: upper confidence limit of the false positive rate.
         allowed: the largest true positive rate that the claim allows there.
     """
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not a pytest test
 
     test: str
     found: Found
@@ -162,13 +162,13 @@ class TestOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class BatteryOutcome:
-    """What the battery found of a trainer.
+    """Result of the battery for a trainer.
 
     Attributes:
-        outcomes: one a test, in the order of `TESTS`.
+        outcomes: one per test, in the order of `TESTS`.
         level: of the whole battery.
-        runs: trainings that it took.
-        seconds: of all of them.
+        runs: number of trainings.
+        seconds: total time.
     """
 
     outcomes: tuple[TestOutcome, ...]
@@ -183,16 +183,16 @@ class BatteryOutcome:
 
     @property
     def asked(self) -> int:
-        """How many tests applied."""
+        """Number of tests that applied."""
         return sum(one.found != "n/a" for one in self.outcomes)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Tests in which the trainer raised, though nothing in them may be refused."""
+        """Tests in which the trainer raised, in scenarios that allow no refusal."""
         return tuple(one.test for one in self.outcomes if one.why.startswith(FAILED))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the outcomes for JSON."""
         return {
             "accused_by": list(self.accused_by),
             "level": self.level,
@@ -210,17 +210,17 @@ def battery(
     only: Collection[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> BatteryOutcome:
-    """Asks all declared tests of a trainer.
+    """Runs all declared tests on a trainer.
 
     Args:
-        trainer: of whatever kind.
-        seed: of canaries and public randomness; what a trainer keeps secret it draws itself.
+        trainer: of any kind.
+        seed: of canaries and public randomness; a trainer draws its own secrets.
         level: probability of accusing a trainer that keeps its claim.
-        only: names of scenarios to ask, at the level that they have in the whole battery; None for all.
-        progress: is told in words what was done.
+        only: names of scenarios to run, at their level in the whole battery; None for all.
+        progress: called with a progress message.
 
     Raises:
-        ValueError: the trainer could not be run at all.
+        ValueError: if the trainer could not be run at all.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
@@ -247,7 +247,7 @@ def _not_asked(test: DeclaredTest, why: str) -> TestOutcome:
 
 
 class _Asking:
-    """The runs of one scenario, and its tests."""
+    """The runs of a scenario, and its tests."""
 
     def __init__(self, trainer: Trainer, scenario: Scenario, tests: Sequence[DeclaredTest], level: float) -> None:
         self.trainer, self.scenario, self.tests, self.level = trainer, scenario, tests, level
@@ -256,10 +256,10 @@ class _Asking:
         self.claim: TrainerClaim | None = None
 
     def outcomes(self) -> dict[str, TestOutcome]:
-        """Outcomes of the tests by name; of a trainer that raises, why there are none."""
+        """Returns outcomes of the tests by name; if the trainer raises, the reason for each."""
         try:
             return self._outcomes()
-        except (Exception, SystemExit) as error:  # whatever somebody else's function raises
+        except (Exception, SystemExit) as error:  # whatever a user's function raises
             begins = "refused: " if self.scenario.may_be_refused else FAILED
             told = " ".join(str(error).split())[:200] or type(error).__name__
             told = f"it asked for the end of the program ({told})" if isinstance(error, SystemExit) else told
@@ -316,13 +316,14 @@ class _Asking:
         answer = self.trainer(self.scenario.model(), (inputs.clone(), labels.clone()), task)
         if self.claim is None:
             self.claim = answer.claim
-        # All runs are held against one claim: one that follows the data tells of them, and could follow the canary.
+        # All runs are tested against the same claim: a claim that depends on the data leaks, and could follow the
+        # canary.
         if answer.claim != self.claim:
             raise ValueError("a trainer must claim the same in every run of a task, and this one's claim changed")
         return answer
 
     def _features(self, tests: Sequence[DeclaredTest], count: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Features of as many runs with the canary and without, those with it first."""
+        """Returns features of `count` runs with the canary and as many without, the former first."""
         kept: dict[str, list[list[Tensor]]] = {test.name: [[], []] for test in tests}
         for _ in range(count):
             for side, examples in enumerate((self.scenario.sets.present, self.negative)):
@@ -358,7 +359,7 @@ class _Asking:
 
 
 def _rule(present: Tensor, without: Tensor) -> Callable[[Tensor], Tensor]:
-    """Direction and threshold from calibration runs: positive scores are taken for runs with the canary."""
+    """Returns direction and threshold from calibration runs: positive scores are classified as with the canary."""
     high, low = present.mean(dim=0), without.mean(dim=0)
     direction, middle = high - low, (high + low) / 2
     length = torch.linalg.vector_norm(direction)

@@ -1,8 +1,7 @@
-"""Planted bugs: trainers that claim what our own loop claims, each with one mistake that has been made in practice.
+"""Planted bugs: trainers with the claim of leakbench's own loop, each with a single mistake that was made in practice.
 
-Every one of them is the real loop, engine, sampler or noise with one thing changed. Nothing of the catalogue imports
-this module, and no defense can ask for any of it. A trainer that is wrong does not know it: its claim is that of the
-plans it believes to have executed.
+Each is the real loop, engine, sampler or noise with a single change. Nothing in the catalogue imports this module, and
+no defense can use it. A buggy trainer's claim is derived from the plans it was meant to execute.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class PlantedBug:
 
     Attributes:
         name: of the mistake.
-        words: what is wrong.
-        trainer: that makes it.
+        words: description of the mistake.
+        trainer: with the mistake.
     """
 
     name: str
@@ -57,7 +56,7 @@ class PlantedBug:
 
 
 def fit_by(kind: type[OngoingRun]) -> Callable[..., Run]:
-    """A function like `train` whose run is of another class.
+    """Returns a function like `train` whose run is of another class.
 
     Args:
         kind: the class.
@@ -95,7 +94,7 @@ def fit_by(kind: type[OngoingRun]) -> Callable[..., Run]:
 
 
 def with_engine(kind: type[Engine]) -> Callable[..., Run]:
-    """A function like `train` whose engine is of another class.
+    """Returns a function like `train` whose engine is of another class.
 
     Args:
         kind: the class.
@@ -111,7 +110,7 @@ def with_engine(kind: type[Engine]) -> Callable[..., Run]:
                 loss=settings.recipe.loss,
                 noise=settings.noise,
                 augmentation=settings.recipe.augmentation,
-                # In place of the expected batch of the rate: the constant that sums are divided by.
+                # Instead of the sample rate's expected batch: the constant that sums are divided by.
                 expected_batch=self._expected_batch,
             )
 
@@ -119,14 +118,14 @@ def with_engine(kind: type[Engine]) -> Callable[..., Run]:
 
 
 class SumsOwnRows(Engine):
-    """Adds rows up in its own way, and noise in the right one."""
+    """Sums per-example gradients by a replaceable method, with correct noise."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
-        """The sum to which noise is added; here the right one."""
+        """Returns the sum to which noise is added; correct here."""
         return bound(rows).sum(dim=0)
 
     def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
-        """A step of a plan with a single block of everything."""
+        """Executes a plan with a single block of all coordinates."""
         if not len(inputs):
             return super().run(plan, inputs, targets, coins=coins)
         rows = self.gradients(inputs, targets, coins=coins)(None)
@@ -134,30 +133,30 @@ class SumsOwnRows(Engine):
         return self.noisy(plan, total, rows.dtype, coins)
 
     def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
-        """The release of a sum; here the right one."""
+        """Returns the release of a sum; correct here."""
         return add_noise(plan, [total.double().clone()], self.noise, dtype)
 
 
 class HalfNoise(CipherNoise):
-    """Noise of half the standard deviation that is asked for."""
+    """Noise of half the requested standard deviation."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds too little."""
+        """Adds noise of half the standard deviation."""
         return super().add(sums, std / 2)
 
 
 class NoiseOverBatch(CipherNoise):
-    """Noise that was divided by the batch size, and is divided once more with the sum."""
+    """Noise divided by the batch size, and again together with the sum."""
 
     expected_batch = 1.0
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds too little."""
+        """Adds noise divided by the expected batch."""
         return super().add(sums, std / self.expected_batch)
 
 
 class SameNoise(CipherNoise):
-    """The same draw in every step: its stream begins anew."""
+    """Reuses the first draw in every step: the noise stream restarts."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
         """Adds the first draw."""
@@ -166,36 +165,36 @@ class SameNoise(CipherNoise):
 
 
 class Float32Noise(CipherNoise):
-    """Noise in float32, added in float32: what most programs do."""
+    """Noise in float32, added in float32, as in most programs."""
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds numbers on the grid of floats of their own size."""
+        """Adds noise on the float32 grid of its own magnitude."""
         draws = torch.randn(len(sums), generator=keyed(secrets.randbits(256)))
         return (sums.float() + draws * std).double()
 
 
 class NoClipping(SumsOwnRows):
-    """Forgets to clip."""
+    """Omits clipping."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
-        """The sum of raw gradients."""
+        """Returns the sum of raw gradients."""
         return finite_rows(rows).sum(dim=0)
 
 
 class MeanClipping(SumsOwnRows):
-    """Clips the mean of the batch, as for training that is not private."""
+    """Clips the mean of the batch, as in training without privacy."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
-        """The clipped mean, times the batch."""
+        """Returns the clipped mean, times the batch."""
         mean = finite_rows(rows).sum(dim=0, keepdim=True) / self._expected_batch
         return bound(mean)[0] * self._expected_batch
 
 
 class LayerwiseFullNorm(SumsOwnRows):
-    """Clips every layer to the whole clip norm."""
+    """Clips every layer to the full clip norm."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
-        """Each layer bounded by itself."""
+        """Returns the sum with each layer bounded by itself."""
         return torch.cat([bound(rows[:, start:stop]).sum(dim=0) for start, stop in self.layout.slices])
 
 
@@ -203,22 +202,22 @@ class PrivateMask(SumsOwnRows):
     """Keeps the half of the coordinates on which the sum of clipped gradients is largest."""
 
     def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
-        """Noise on all, and a mask that comes from the data."""
+        """Adds noise to all coordinates, then applies a mask computed from the data."""
         kept = torch.zeros_like(total).index_fill_(0, total.abs().topk(len(total) // 2).indices, 1.0)
         masked = super().noisy(plan, total, dtype, coins).total * kept
         return Release((masked,), masked)
 
 
 class MaskChanges(SumsOwnRows):
-    """Draws a mask for each half of a batch, and noise under the mask of the last."""
+    """Draws a mask for each half of a batch, and adds noise under the mask of the last half only."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
-        """Both halves, each masked before it is clipped."""
+        """Returns the sum of both halves, each masked before it is clipped."""
         halves = rows.tensor_split(2)
         return torch.stack([bound(half * self._mask(i, coins)).sum(dim=0) for i, half in enumerate(halves)]).sum(dim=0)
 
     def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
-        """Noise where the last mask is."""
+        """Adds noise where the last mask is 1."""
         released = torch.where(self._mask(1, coins) > 0, super().noisy(plan, total, dtype, coins).total, total)
         return Release((released,), released)
 
@@ -231,14 +230,14 @@ class DividesByBatch(Engine):
     """Divides by the number of records that were drawn."""
 
     def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
-        """What the loop divides by the expected batch comes to the mean over the batch."""
+        """Rescales the release, so that the loop's division by the expected batch gives the batch mean."""
         out = super().run(plan, inputs, targets, coins=coins)
         factor = self._expected_batch / max(1, len(inputs))
         return Release(tuple(block * factor for block in out.noisy), out.total * factor)
 
 
 class ViewsByPosition(Engine):
-    """Draws the views of a record by its place in the batch."""
+    """Keys the views of a record by its position in the batch."""
 
     def _entry_keys(
         self, choice: Any, inputs: Tensor, targets: Tensor, views: int, coins: int | None
@@ -250,10 +249,10 @@ class ViewsByPosition(Engine):
 
 
 class ReleasesTwice(OngoingRun):
-    """Two noisy sums of one batch, and a charge for one."""
+    """Releases two noisy sums of the same batch, and charges a single release."""
 
     def _on_batch(self, plan: NoisyPlan, batch: Tensor) -> Release:
-        """Shows the first as it shows the second."""
+        """Shows the first release as well as the second."""
         first = super()._on_batch(plan, batch)
         meter = self.settings.recording.meter
         if meter is not None:
@@ -262,19 +261,19 @@ class ReleasesTwice(OngoingRun):
 
 
 class DealtBatches(Sampling):
-    """Batches of neighbours in turn, charged as Poisson samples."""
+    """Consecutive batches in order, charged as Poisson samples."""
 
     def indices(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """The next ones in the order of the data."""
+        """Returns the next batch in the order of the data."""
         size = max(1, round(self.rate * examples))
         return (torch.arange(size) + step * size) % examples
 
 
 class FixedStatistics(nn.Module):
-    """A batch norm whose statistics stay what they were."""
+    """A batch norm with fixed statistics."""
 
     def __init__(self, norm: Any) -> None:
-        """Takes a layer's parameters and statistics over, under the names that they had."""
+        """Takes over a layer's parameters and statistics, under the same names."""
         super().__init__()
         self.eps: float = norm.eps
         self.weight, self.bias = norm.weight, norm.bias
@@ -284,14 +283,14 @@ class FixedStatistics(nn.Module):
         )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Standardised inputs, scaled and shifted."""
+        """Returns standardised inputs, scaled and shifted."""
         return nn.functional.batch_norm(
             inputs, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
         )
 
 
 class PrivateStatistics(OngoingRun):
-    """Takes the statistics of batch norms from a pass over the private data, and keeps them fixed while it trains."""
+    """Takes the statistics of batch norms from a pass over the private data, and keeps them fixed in training."""
 
     def __init__(self, model: nn.Module, examples: Any, public: Any, settings: TrainingSettings) -> None:
         with torch.no_grad():
@@ -332,7 +331,7 @@ BUGS = (
         sampling=lambda rate: DealtBatches("poisson", rate),
     ),
     _bug("divided_by_batch", "normaliser from the sampled batch", fit=with_engine(DividesByBatch)),
-    # Our default, whose claim says that the number of examples is public: held to one that does not.
+    # The default recipe, whose claim says that the number of examples is public; tested against a claim without that.
     _bug("divided_by_records", "normaliser from the number of records", recipe=lambda task: Recipe()),
     _bug("batch_norm", "BatchNorm statistics of the private data", fit=fit_by(PrivateStatistics)),
     _bug("mask_changes", "un-noised coordinates when the mask changes within a batch", fit=with_engine(MaskChanges)),
@@ -351,4 +350,4 @@ BUGS = (
         noise=lambda task: from_os(),
     ),
 )
-"""All of them, in the order of the issue that asked for them."""
+"""All planted bugs, in the order of the issue that requested them."""

@@ -1,12 +1,12 @@
 """Canaries in gradient space that are records: they pass through a trainer's own sampling, views and clipping.
 
 Nasr et al., "Adversary Instantiation", S&P 2021 (Dirac gradients); Andrew et al., "One-shot Empirical Privacy
-Estimation for Federated Learning", ICLR 2024 (random directions); orthonormal ones do not disturb one another.
+Estimation for Federated Learning", ICLR 2024 (random directions); orthonormal directions do not interfere.
 
-A linear logit beside a constant one, without bias and at zero, gives a record x of class 0 the gradient -x/2: whatever
-is wanted in parameter space is the gradient of a record, of any trainer, without a hook in it. A canary is valid where
-the codec of a step keeps it whole: so directions are drawn in the codec's own space, of the step or the epoch of masks
-that they are for.
+For a linear logit next to a constant zero logit, without bias and with zero weights, a record x of class 0 has the
+gradient -x/2: any vector in parameter space is the gradient of a record, in any trainer, without a hook. A canary is
+valid if the codec of a step keeps it whole: so directions are drawn in the codec's own space, for a step or for an
+epoch of masks.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ CanaryKind = Literal["dirac", "random", "orthonormal"]
 def unit_directions(
     kind: CanaryKind, count: int, dim: int, coins: torch.Generator, *, codec: Codec | None = None
 ) -> Float[Tensor, "count dim"]:
-    """Directions of length 1 for canaries.
+    """Draws directions of length 1 for canaries.
 
     Args:
-        kind: one coordinate each, all of them different; independent and uniform; or orthonormal.
-        count: how many.
+        kind: distinct single coordinates (`dirac`); independent and uniform (`random`); or `orthonormal`.
+        count: number of directions.
         dim: length of a gradient.
-        coins: of the draw; one generator an epoch of masks gives each mask canaries of its own.
-        codec: of the step, whose mask or subspace they lie in; None for the whole space.
+        coins: generator of the draw; a generator per epoch of masks gives each mask its own canaries.
+        codec: of the step, whose mask or subspace contains them; None for the whole space.
 
     Raises:
-        ValueError: more different directions than there are.
+        ValueError: for more distinct directions than exist.
     """
     if kind not in get_args(CanaryKind):
         raise ValueError(f"kind must be one of {', '.join(get_args(CanaryKind))}, got {kind!r}")
@@ -49,13 +49,13 @@ def unit_directions(
     if codec is not None:
         drawn = torch.stack([codec.decode(one) for one in drawn])
     if kind == "orthonormal":
-        # After decoding: a basis that is not orthonormal would make them so no longer.
+        # After decoding: a basis that is not orthonormal would destroy it.
         return torch.linalg.qr(drawn.T.double()).Q.T.to(drawn.dtype).contiguous()
     return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
 
 
 class LinearLogit(nn.Module):
-    """A linear logit against a constant zero, all weights zero: of two classes, and no bias."""
+    """A linear logit and a constant zero logit, for two classes, with zero weights and no bias."""
 
     def __init__(self, inputs: int) -> None:
         """Takes the number of inputs, which is the number of parameters."""
@@ -64,16 +64,16 @@ class LinearLogit(nn.Module):
         nn.init.zeros_(self.logit.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Two logits a record."""
+        """Returns two logits per record."""
         logit = self.logit(inputs.flatten(1))
         return torch.cat([logit, torch.zeros_like(logit)], dim=1)
 
 
 def as_records(directions: Float[Tensor, "count dim"], norm: float) -> Float[Tensor, "count dim"]:
-    """Inputs of class 0 whose gradient at a `LinearLogit` at zero is minus a direction, of this length.
+    """Returns inputs of class 0 whose gradient at a zero `LinearLogit` is minus a direction, with this norm.
 
     Args:
         directions: of length 1.
-        norm: of the gradient, before anything is clipped.
+        norm: of the gradient, before clipping.
     """
     return directions * (2 * norm)

@@ -1,8 +1,8 @@
-"""The tool's own certificate: the battery against every planted bug and against correct trainers, in numbers.
+"""The self-test certificate: results of the battery on every planted bug and on correct trainers.
 
-A bug counts as caught in a repetition if any test of the battery has a violation. Repetitions after the first ask only
-the scenarios by which the first caught it, at the level that they have in the whole battery: their power is measured,
-and that of the whole is at least that.
+A bug is caught in a repetition if any test of the battery has a violation. Repetitions after the first run only the
+scenarios in which the first caught it, at their level in the whole battery: their power is measured, and the power of
+the whole battery is at least that.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Candidate:
 
     Attributes:
         name: of the trainer.
-        words: what is wrong with it, or what it is.
-        trainer: itself.
-        planted: whether it is wrong.
+        words: description of the mistake, or of the trainer.
+        trainer: the trainer.
+        planted: whether it has a planted bug.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminedTrainer:
-    """What repetitions of the battery found of one trainer.
+    """Results of repetitions of the battery for a trainer.
 
     Attributes:
-        candidate: whom.
-        outcomes: one a repetition.
+        candidate: the trainer.
+        outcomes: one per repetition.
     """
 
     candidate: Candidate
@@ -67,21 +67,21 @@ class ExaminedTrainer:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the probability of a violation, 95 %, Clopper and Pearson."""
+        """95 % Clopper-Pearson interval of the probability of a violation."""
         return clopper_pearson(self.accused, len(self.outcomes))
 
     @property
     def by(self) -> dict[str, int]:
-        """Tests with a violation, and in how many repetitions."""
+        """Tests with a violation, and the number of repetitions with it."""
         return dict(Counter(name for one in self.outcomes for name in one.accused_by))
 
     @property
     def as_it_should(self) -> bool:
-        """A planted bug is caught in the larger half of the repetitions, and a correct trainer accused in none."""
+        """True if a planted bug is caught in most repetitions, or a correct trainer is accused in none."""
         return 2 * self.accused > len(self.outcomes) if self.candidate.planted else self.accused == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the results for JSON."""
         low, high = self.interval
         return {
             "name": self.candidate.name,
@@ -99,13 +99,13 @@ class ExaminedTrainer:
 
 
 def planted(names: Sequence[str] | None = None) -> list[Candidate]:
-    """Planted bugs.
+    """Returns planted bugs.
 
     Args:
-        names: of those that are wanted; None for all.
+        names: of the requested bugs; None for all.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: for an unknown name.
     """
     known = {bug.name: bug for bug in BUGS}
     for name in names or ():
@@ -119,11 +119,11 @@ def planted(names: Sequence[str] | None = None) -> list[Candidate]:
 
 
 def correct(defenses: Sequence[str] | None = None) -> list[Candidate]:
-    """Correct trainers.
+    """Returns correct trainers.
 
     Args:
-        defenses: of the catalogue, or paths of files; None for our loop with and without views and with a nominal size,
-            one defense of each kind of plan, and Opacus where it is installed.
+        defenses: of the catalogue, or paths of files; None for leakbench's loop with and without views and with a
+            nominal size, a defense of each kind of plan, and Opacus if it is installed.
     """
     if defenses is not None:
         return [_defended(name) for name in defenses]
@@ -146,7 +146,7 @@ def correct(defenses: Sequence[str] | None = None) -> list[Candidate]:
 
 
 def foreign(path: str) -> Candidate:
-    """A trainer of somebody's own file, which is run.
+    """Returns a trainer from a user's file, which is executed.
 
     Args:
         path: of a file, a colon, the name of a function.
@@ -170,7 +170,7 @@ def _opacus() -> list[Candidate]:
 
 
 def representatives() -> list[str]:
-    """The first defense of each kind of plan that proves something."""
+    """Returns the first defense of each kind of plan that proves something."""
     found: dict[object, str] = {}
     for name in catalog.names("defenses"):
         if catalog.foreign("defenses", name):
@@ -182,7 +182,7 @@ def representatives() -> list[str]:
 
 
 def _kind(defense: Defense) -> frozenset[object]:
-    """What plans of its first two steps are made of; empty where nothing is proved."""
+    """Returns the component types of the plans of its first two steps; empty if nothing is proved."""
     sampling, account = poisson(0.5), Account(Ledger(poisson(0.5)))
     if any(entry.reason for entry in predict(defense, sampling=sampling, steps=2).entries):
         return frozenset()
@@ -198,14 +198,14 @@ def _kind(defense: Defense) -> frozenset[object]:
 def examine(
     candidate: Candidate, *, repeat: int, seed: int, level: float, progress: Callable[[str], None] | None = None
 ) -> ExaminedTrainer:
-    """The battery against one trainer.
+    """Runs the battery on a trainer.
 
     Args:
-        candidate: whom.
-        repeat: how often, with other canaries and other public randomness.
+        candidate: the trainer.
+        repeat: number of repetitions, with different canaries and public randomness.
         seed: of the first.
         level: of a battery.
-        progress: is told in words what was done.
+        progress: called with a progress message.
     """
     scenario_of = {test.name: test.scenario for test in TESTS}
     outcomes: list[BatteryOutcome] = []
@@ -219,7 +219,7 @@ def examine(
 
 
 def document(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> dict[str, Any]:
-    """Everything that was measured, as plain data."""
+    """Returns all measurements as plain data."""
     return {
         "schema": SCHEMA,
         "seed": seed,
@@ -231,7 +231,7 @@ def document(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> di
 
 
 def line(one: ExaminedTrainer) -> str:
-    """A trainer in a line of text."""
+    """Returns a trainer's result as a line of text."""
     low, high = one.interval
     verdict = ("caught" if one.as_it_should else "NOT CAUGHT") if one.candidate.planted else _accused(one)
     first, many = one.outcomes[0], len(one.outcomes) > 1
@@ -248,7 +248,7 @@ def _accused(one: ExaminedTrainer) -> str:
 
 
 def summary(found: Sequence[ExaminedTrainer]) -> str:
-    """One sentence."""
+    """Returns a sentence on the results."""
     bugs, others = ([one for one in found if one.candidate.planted is kind] for kind in (True, False))
     caught = sum(one.as_it_should for one in bugs)
     said = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
@@ -259,8 +259,8 @@ def summary(found: Sequence[ExaminedTrainer]) -> str:
 
 
 def verdict_on(one: ExaminedTrainer) -> str:
-    """What the battery says of somebody's own trainer: a line for each test, and a verdict that is never "verified"."""
-    # Of several repetitions the first that accuses: what another one has not found is no answer to it.
+    """Returns the result for a user's trainer: a line for each test, and a verdict that is never "verified"."""
+    # The first repetition that accuses: a repetition without a violation does not contradict it.
     shown = next((each for each in one.outcomes if each.accused_by), one.outcomes[0])
     lines: list[str] = []
     for outcome in shown.outcomes:
@@ -279,7 +279,7 @@ def verdict_on(one: ExaminedTrainer) -> str:
 
 
 def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> str:
-    """Two tables: of bugs, and of correct trainers."""
+    """Returns two tables: of bugs, and of correct trainers."""
     lines = ["# Self-test", "", f"Seed {seed}, level {level:g} of a battery. {summary(found)}.", ""]
     for kind, heading in ((True, "caught"), (False, "accused")):
         rows = [one for one in found if one.candidate.planted is kind]
@@ -304,7 +304,7 @@ def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> st
 
 
 def write(found: Sequence[ExaminedTrainer], folder: Path, *, seed: int, level: float) -> list[Path]:
-    """The document and the tables, as selftest.json and selftest.md."""
+    """Writes the document and the tables, as selftest.json and selftest.md."""
     folder.mkdir(parents=True, exist_ok=True)
     told: list[tuple[str, Callable[[], str]]] = [
         (

@@ -1,9 +1,9 @@
-"""Opacus's `PrivacyEngine` as somebody would use it, in the form of a foreign trainer.
+"""Opacus's `PrivacyEngine` in ordinary use, as a foreign trainer.
 
-Two things are said that its documentation says. It divides by an expected batch that follows from the number of records
-(its issues 571 and 819): here by the constant that the battery gives, or adding a record would show. Its noise, without
-the secure mode that needs another package, is not claimed to stand up in floating-point arithmetic, so the claim is
-about real numbers; `train_as_released` drops that sentence.
+Two settings follow its documentation. It divides by an expected batch computed from the number of records (its issues
+571 and 819): here by the battery's constant, otherwise adding a record would be detected. Its noise, without the secure
+mode that needs another package, is not claimed to be secure in floating-point arithmetic, so the claim is about real
+numbers; `train_as_released` omits that restriction.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def train(
     lr: float,
     expected_batch: float,
 ) -> dict[str, Any]:
-    """DP-SGD by Opacus, with the claim that is about real numbers.
+    """Trains by DP-SGD with Opacus, under a claim about real numbers.
 
     Args:
         model: trained in place.
         examples: inputs and labels.
         noise_multiplier: noise standard deviation / clip norm.
         clip_norm: L2, in gradient units.
-        sample_rate: of Poisson sampling; one over a whole number.
+        sample_rate: of Poisson sampling; 1 / integer.
         steps: of SGD.
         lr: learning rate.
-        expected_batch: what sums are divided by.
+        expected_batch: divisor of sums.
     """
     released = train_as_released(
         model,
@@ -66,19 +66,19 @@ def train_as_released(
     lr: float,
     expected_batch: float,
 ) -> dict[str, Any]:
-    """The same, with a claim about the floating-point numbers that are released."""
+    """Trains likewise, under a claim about the released floating-point numbers."""
     from opacus import PrivacyEngine
     from opacus.data_loader import DPDataLoader
 
     inputs, labels = examples
-    # At the rate itself: that of a loader with batches is one over their number, which a record may change.
+    # At the rate itself: a loader with batches uses 1 / their number, which a record may change.
     loader = DPDataLoader(TensorDataset(inputs, labels), sample_rate=sample_rate)
     if len(loader) != 1 / sample_rate:
         raise ValueError(f"Opacus samples at one over a whole number, got a sample rate of {sample_rate}")
     releases: list[Tensor] = []
     with warnings.catch_warnings(), _quiet(logging.getLogger("opacus")):
-        warnings.simplefilter("ignore")  # Opacus's own: that its secure mode is off, and of hooks
-        engine: Any = PrivacyEngine()  # its answers are tuples of three or of four, by its arguments
+        warnings.simplefilter("ignore")  # Opacus's own, about its secure mode being off and about hooks
+        engine: Any = PrivacyEngine()  # returns tuples of three or of four, depending on its arguments
         wrapped, optimizer, drawn = engine.make_private(
             module=model.train(),
             optimizer=torch.optim.SGD(model.parameters(), lr=lr),
@@ -102,7 +102,7 @@ def train_as_released(
 
 @contextmanager
 def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Without a warning for each empty batch, of which Poisson sampling draws some."""
+    """Suppresses a warning for each empty batch, which Poisson sampling sometimes draws."""
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

@@ -1,12 +1,12 @@
-"""What a trainer is to the battery: a function of a model and data that answers with what it released and claims.
+"""The trainer interface of the battery: a function of a model and data that returns its releases and its claim.
 
-The trainer may be ours, with or without a planted bug, or a function of somebody's own file:
+The trainer may be leakbench's, with or without a planted bug, or a function in a user's file:
 
     def train(model, examples, *, noise_multiplier, clip_norm, sample_rate, steps, lr, expected_batch, seed, published)
 
-It is given those of the keywords that it takes. It returns the trained model, or a mapping with `model` and any of
+It receives the keywords that its signature has. It returns the trained model, or a mapping with `model` and any of
 `releases` (the noisy updates, a vector for each), `claim` (a mapping with the fields of `TrainerClaim`) and `published`
-(whatever else everybody may see, by name).
+(any other public outputs, by name).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.tradeoff import of_events, of_pair
 
 AT_DELTA = 1e-5
-"""How fine the curve of a claim is: that of an epsilon at this delta. A coarse one accuses nobody wrongly."""
+"""Delta whose epsilon sets the resolution of a claim's curve. A coarse curve makes no false accusation."""
 
 ClaimedRelation = Literal["add_remove", "zero_out", "replace_one"]
 Arithmetic = Literal["released", "real"]
@@ -33,17 +33,17 @@ Arithmetic = Literal["released", "real"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerTask:
-    """What a trainer is asked to do; all of it is public.
+    """The public task of a trainer.
 
     Attributes:
         noise_multiplier: noise standard deviation on the sum / clip norm.
         clip_norm: largest norm of a record's contribution, L2, in gradient units.
-        sample_rate: every record joins every step by a coin of its own with this probability.
+        sample_rate: probability with which every record joins every step by its own coin.
         steps: of plain SGD, without momentum.
         lr: learning rate of the mean update.
-        expected_batch: what sums are divided by, a constant that no record changes.
-        seed: of public randomness (masks, views): whoever sees the releases knows it.
-        published: what an earlier run published beside its releases, for a trainer by which it can be done again.
+        expected_batch: divisor of sums, a constant that no record changes.
+        seed: of public randomness (masks, views), known to every observer of the releases.
+        published: outputs that an earlier run published besides its releases, from which a trainer may repeat it.
     """
 
     noise_multiplier: float
@@ -58,15 +58,15 @@ class TrainerTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerClaim:
-    """What a run is said to prove, as the curve of its best membership test.
+    """The privacy guarantee claimed for a run, as the trade-off curve of its best membership test.
 
     Attributes:
-        events: Gaussian mechanisms whose composition it is; None where epsilon and delta are given.
-        epsilon: in nats; infinite where nothing is claimed.
+        events: Gaussian mechanisms that the run composes; None if epsilon and delta are given.
+        epsilon: in nats; infinite if nothing is claimed.
         delta: in [0, 1).
-        relation: `add_remove`, or `zero_out` where a record is replaced by one that contributes nothing, or
-            `replace_one` where it is replaced by any other.
-        arithmetic: `released`: of the floating-point numbers that are released; `real`: as if numbers were real ones.
+        relation: `add_remove`, or `zero_out` if a record is replaced by an empty contribution, or `replace_one` if it
+            is replaced by any other.
+        arithmetic: `released`: for the released floating-point numbers; `real`: for idealised real numbers.
     """
 
     events: tuple[Gaussian, ...] | None = None
@@ -88,24 +88,24 @@ class TrainerClaim:
 
     @property
     def claims_something(self) -> bool:
-        """Whether any membership test is forbidden."""
+        """True if the claim excludes any membership test."""
         return self.events is not None or math.isfinite(self.epsilon)
 
     def most(self, fpr: float) -> float:
-        """The largest true positive rate that the claim allows at a false positive rate."""
+        """Returns the largest true positive rate that the claim allows at a false positive rate."""
         curve = of_pair(self.epsilon, self.delta) if self.events is None else of_events(self.events, AT_DELTA)
         return curve.tpr_at(fpr)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainerAnswer:
-    """What everybody may see of a run.
+    """The public outputs of a run.
 
     Attributes:
         releases: noisy updates [dim], in units of gradients: sums over the expected batch.
         buffers: of the finished model, by name.
-        claim: what it is said to prove.
-        published: whatever else is published, by name.
+        claim: the claimed guarantee.
+        published: any other public outputs, by name.
     """
 
     releases: tuple[Tensor, ...]
@@ -115,18 +115,18 @@ class TrainerAnswer:
 
 
 Trainer = Callable[[nn.Module, tuple[Tensor, Tensor], TrainerTask], TrainerAnswer]
-"""(model, (inputs, labels), task) -> what it released."""
+"""Trains a model: (model, (inputs, labels), task) -> its public outputs."""
 
 
 def of_function(function: Any, name: str) -> Trainer:
-    """A trainer of somebody's own function, as the head of this file describes it.
+    """Returns a trainer from a user's function, which the module docstring specifies.
 
     Args:
         function: trains a model.
         name: for messages.
 
     Raises:
-        ValueError: it is no function, or cannot be told what to train for.
+        ValueError: if it is no function, or lacks keywords of the task.
     """
     if not callable(function):
         raise ValueError(f"trainer {name} must be a function, got {type(function).__name__}")
@@ -147,19 +147,19 @@ def of_function(function: Any, name: str) -> Trainer:
 
 
 _ROUNDING = 1e-5
-"""Relative, of a parameter: more than float32 loses of it in a step."""
+"""Relative tolerance on a parameter, larger than float32's rounding error in a step."""
 
 
 def _refuse_another_model(
     releases: Sequence[Tensor], before: Tensor, after: Tensor, task: TrainerTask, name: str
 ) -> None:
-    """Refuses releases that are not what moved the model: it is published, too, and tests read releases alone."""
-    if torch.equal(before, after):  # which tells nothing
+    """Refuses releases that do not add up to the move of the model, which is public, too: tests read releases alone."""
+    if torch.equal(before, after):  # an unmoved model is no evidence
         return
     steps = task.lr * torch.stack([one.double() for one in releases])
     largest = [float(one.double().abs().max()) for one in (before, after, steps)]
     off = float((before.double() - after.double() - steps.sum(dim=0)).abs().max())
-    # What diverged is nowhere near anything.
+    # The check is meaningless for a run that diverged.
     if math.isfinite(off + sum(largest)) and off > (1 + len(releases)) * _ROUNDING * max(largest):
         raise ValueError(
             f"the model of trainer {name} must have moved by lr times the sum of its releases, it is off by {off:.2g}; "
@@ -194,7 +194,7 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     if not releases or any(len(one) != layout.dim for one in releases):
         sizes = sorted({len(one) for one in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
-    # Half of a complex number is not looked at, and of what is not finite nothing is.
+    # Tests would ignore the imaginary part of a complex number, and any value that is not finite.
     if any(one.is_complex() for one in releases) or not any(bool(one.isfinite().any()) for one in releases):
         raise ValueError(
             f"releases of trainer {name} must be real and finite numbers, got complex ones, or none finite"
@@ -212,7 +212,7 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
 
 
 def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
-    """What a trainer says; what it was asked for where it says nothing."""
+    """Returns the trainer's claim; the claim of the requested task if it makes none."""
     asked = TrainerClaim(events=(Gaussian(task.sample_rate, task.noise_multiplier, task.steps),))
     if given is None:
         return asked

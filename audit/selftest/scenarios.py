@@ -1,9 +1,9 @@
-"""Pairs of neighbouring data sets on tiny models, each with the task that a trainer is given for both.
+"""Scenarios: pairs of neighbouring data sets on tiny models, each with the task that a trainer gets for both.
 
-Two sets differ in one record. Where the claim is of adding or removing one, the canary is there or is not. Where it is
-of a record in the place of one that contributes nothing (`zero_out`), that is a blank: an input of zeros has no
-gradient in models without biases. The noise is chosen so that what the claim allows is far from what a mistake of the
-kind that the scenario is after would show: small where contributions are measured, large where an exact trace tells.
+The two sets differ in a single record. Under add/remove, the canary is present or not. Under `zero_out`, it is replaced
+by a blank record without a contribution: an input of zeros has no gradient in models without biases. The noise is
+chosen so that the claim's limit is far from the effect of the mistake that the scenario targets: small if contributions
+are measured, large if an exact trace reveals it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .canaries import LinearLogit, as_records, unit_directions
 from .protocol import TrainerTask
 
 HUGE = 100.0
-"""Norm of a canary's gradient over the clip norm, before it is clipped."""
+"""Norm of a canary's gradient over the clip norm, before clipping."""
 
 SIDE = 8  # pixels: 64 parameters, with which a run takes two milliseconds
-_LARGE = 40  # where traces are counted over coordinates
+_LARGE = 40  # for traces that are counted over coordinates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NeighbouringSets:
-    """Data sets, of inputs and labels, that differ in one record.
+    """Data sets, of inputs and labels, that differ in a single record.
 
     Attributes:
         present: with the canary, in front.
-        without: the same without it.
-        blanked: with a blank in its place; None where no record contributes nothing.
+        without: without the canary.
+        blanked: with a blank in its place; None if every record contributes.
     """
 
     present: tuple[Tensor, Tensor]
@@ -47,19 +47,19 @@ class NeighbouringSets:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scenario:
-    """A pair question.
+    """A pair of neighbouring data sets with a task.
 
     Attributes:
         name: of the scenario.
         task: for both data sets.
-        model: a fresh model, always with the same weights.
+        model: makes a new model, always with the same weights.
         sets: with the canary and without.
-        direction: what a bounded canary would add to the sum of gradients, times the root of the number of layers: of
+        direction: contribution of a bounded canary to the sum of gradients, times the root of the number of layers: of
             length 1 in each layer [dim].
-        looks: numbers of runs with and of runs without at which the tests are evaluated; the last one is the most.
-        calibration: runs with and runs without that thresholds and directions are found on, and nothing else.
-        may_be_refused: whether a trainer that refuses to train does right.
-        repeated: whether each run is done once more, on the data without the canary, with all that is published.
+        looks: numbers of runs on either side at which the tests are evaluated; the last is the maximum.
+        calibration: number of runs on either side for thresholds and directions, used for nothing else.
+        may_be_refused: whether a trainer may correctly refuse to train.
+        repeated: whether each run is repeated on the data without the canary, given all that was published.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Scenario:
 
 
 def scenarios(seed: int) -> tuple[Scenario, ...]:
-    """All of them, the quickest first.
+    """Returns all scenarios, the quickest first.
 
     Args:
         seed: of canaries, other records and public randomness.
@@ -103,7 +103,7 @@ def _linear() -> nn.Module:
 
 
 def _sets(canary: Tensor, others: Tensor, label: int = 0) -> NeighbouringSets:
-    """The canary, nothing, and a blank in front of the same others."""
+    """Returns the sets with the canary, without it, and with a blank in its place, before the same other records."""
     first = canary.view(1, *others.shape[1:])
     labels = _labels(len(others) + 1)
     labels[0] = label
@@ -115,7 +115,7 @@ def _sets(canary: Tensor, others: Tensor, label: int = 0) -> NeighbouringSets:
 
 
 def _random_canary(coins: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The input of a canary along a random direction, and that of its gradient."""
+    """Returns the input of a canary along a random direction, and the direction of its gradient."""
     direction = unit_directions("random", 1, SIDE * SIDE, coins)
     return as_records(direction, HUGE)[0], -direction[0]
 
@@ -136,7 +136,7 @@ def _canary(seed: int) -> Scenario:
 
 
 def _layers(seed: int) -> Scenario:
-    """Four layers whose gradients are all much longer than the clip norm."""
+    """Four layers whose gradients all far exceed the clip norm."""
     coins = _coins(seed, "layers")
     widths = (SIDE * SIDE, 16, 16, 16, 2)
     weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in pairwise(widths)]
@@ -152,7 +152,7 @@ def _layers(seed: int) -> Scenario:
     canary = torch.randn(SIDE * SIDE, generator=coins) * HUGE
     one = canary.view(1, 1, SIDE, SIDE)
     network = model()
-    label = network(one).argmin(dim=1)  # the wrong one: a loss that is nearly zero has no gradient
+    label = network(one).argmin(dim=1)  # a wrong class: a loss that is nearly zero has no gradient
     parameters = tuple(network.parameters())
     gradients = torch.autograd.grad(F.cross_entropy(network(one), label), parameters)
     direction = torch.cat([(g / torch.linalg.vector_norm(g)).flatten() for g in gradients])
@@ -167,7 +167,7 @@ def _layers(seed: int) -> Scenario:
 
 
 def _traces(seed: int) -> Scenario:
-    """A canary of equal entries on some coordinates, among blanks, under much noise: what is exact shows."""
+    """A canary of equal entries on some coordinates, among blanks, under large noise: exact values are detected."""
     coins = _coins(seed, "traces")
     size = _LARGE * _LARGE
     chosen = torch.zeros(size)
@@ -187,7 +187,7 @@ def _traces(seed: int) -> Scenario:
 
 
 def _count(seed: int) -> Scenario:
-    """One blank, and two of them: nothing changes but their number."""
+    """A single blank, and two of them: only the number of records changes."""
     return Scenario(
         name="count",
         task=TrainerTask(noise_multiplier=2.0, expected_batch=1.0, seed=seed),
@@ -199,7 +199,7 @@ def _count(seed: int) -> Scenario:
 
 
 def _steps(seed: int) -> Scenario:
-    """Two steps, each of which the canary may be in by a fair coin; the model hardly moves."""
+    """Two steps, each of which the canary may join by a fair coin; the model hardly moves."""
     coins = _coins(seed, "steps")
     canary, direction = _random_canary(coins)
     sets = _sets(canary, _blank(3))
@@ -214,7 +214,7 @@ def _steps(seed: int) -> Scenario:
 
 
 def _participation(seed: int) -> Scenario:
-    """An epoch of four steps with little noise: who takes part shows, and under sampling may take part in none."""
+    """An epoch of four steps with little noise: participation is visible, and under sampling may never happen."""
     coins = _coins(seed, "participation")
     canary, direction = _random_canary(coins)
     sets = _sets(canary, _blank(7))
@@ -229,7 +229,7 @@ def _participation(seed: int) -> Scenario:
 
 
 def _order(seed: int) -> Scenario:
-    """One more image in front of others, which are thereby in other places."""
+    """An additional image in front of others, which shifts their positions."""
     coins = _coins(seed, "order")
     images = _ordinary(13, coins) * 4
     return Scenario(
@@ -244,7 +244,7 @@ def _order(seed: int) -> Scenario:
 
 
 def _buffers(seed: int) -> Scenario:
-    """A model that keeps statistics of its inputs beside its parameters."""
+    """A model that keeps statistics of its inputs in buffers."""
     coins = _coins(seed, "buffers")
     size = SIDE * SIDE
 
@@ -259,7 +259,7 @@ def _buffers(seed: int) -> Scenario:
         name="buffers",
         task=TrainerTask(noise_multiplier=2.0, seed=seed),
         model=model,
-        sets=replace(sets, blanked=None),  # standardised, zeros are none
+        sets=replace(sets, blanked=None),  # after standardisation, zeros are not blank
         direction=torch.zeros(4 * size),
         looks=(32, 96),
         may_be_refused=True,

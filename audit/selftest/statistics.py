@@ -1,7 +1,7 @@
-"""Numbers that tests compute from what a run released, each larger or smaller where the canary was there.
+"""Test statistics of a run's releases, which shift if the canary was in the data.
 
-All take the scenario, the answer of a run and, where the scenario repeats runs, that of the same training on the data
-without the canary, given all that the run published.
+All take the scenario, the answer of a run and, in scenarios that repeat runs, the answer of the same training on the
+data without the canary, given all that the run published.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from .scenarios import Scenario
 
 
 def along_canary(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The sum of all releases along the canary's direction."""
+    """Returns the sum of all releases along the canary's direction."""
     return _steps_along(scenario, answer).sum()
 
 
 def largest(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The largest release along the canary's direction."""
+    """Returns the largest release along the canary's direction."""
     return _steps_along(scenario, answer).max()
 
 
 def differences(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The largest difference between releases along the canary's direction."""
+    """Returns the largest difference between releases along the canary's direction."""
     steps = _steps_along(scenario, answer)
     return steps.max() - steps.min()
 
 
 def whole(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The sum of all releases, whose direction is to be learned."""
+    """Returns the sum of all releases, whose direction is learned on calibration runs."""
     return torch.stack([one.double() for one in answer.releases]).sum(dim=0)
 
 
 def size(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The length of the sum of all releases, in logarithms."""
+    """Returns the log norm of the sum of all releases."""
     return torch.linalg.vector_norm(whole(scenario, answer, again)).clamp(min=1e-30).log()
 
 
 def support(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """The share of coordinates that are not zero, where the canary is less where it is not."""
+    """Returns the fraction of nonzero coordinates in the canary's support, minus the fraction outside it."""
     there = answer.releases[0] != 0
     inside = scenario.direction != 0
     return there[inside].double().mean() - there[~inside].double().mean()
 
 
 def exact_values(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """Coordinates on which a release is the clipped canary's own entry to a thousandth; eight at most.
+    """Returns the number of coordinates, at most eight, at which a release equals the clipped canary to a thousandth.
 
-    With the noise of the scenario a coordinate is so by chance once in a hundred thousand.
+    With the noise of the scenario a coordinate does so by chance once in a hundred thousand.
     """
     inside = scenario.direction != 0
     wanted = scenario.direction[inside].double() * scenario.task.clip_norm
@@ -58,15 +58,15 @@ def exact_values(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer
 
 
 def low_bits(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """Whether all numbers that are small beside the canary's entry are multiples of that entry's last place.
+    """Returns 1 if all numbers much smaller than the canary's entry are multiples of that entry's last place.
 
-    Where noise is added in float32, a number u = v + z that is near zero had a z near -v, on the grid of numbers of
-    that size, and so is on it too; without the canary u = z, and its own grid is finer. Noise on a public grid shows
-    the same either way.
+    If noise is added in float32, a number u = v + z near zero had a z near -v, on the grid of numbers of that size, and
+    so is on it too; without the canary u = z, and its own grid is finer. Noise on a public grid looks the same either
+    way.
     """
     inside = scenario.direction != 0
     entry = scenario.direction[inside].abs().double() * scenario.task.clip_norm
-    # An expected batch that is a power of two moves no bit.
+    # An expected batch that is a power of two changes no bit of the significand.
     got = answer.releases[0][inside].double() * scenario.task.expected_batch
     small = (got.abs() < entry / 4) & (got != 0)
     last_place = torch.exp2(entry[small].log2().floor() - 23)
@@ -75,7 +75,7 @@ def low_bits(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | N
 
 
 def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """Whether a run on the data without the canary, with all that was published, gives the very same release."""
+    """Returns 1 if a run on the data without the canary, given all that was published, has exactly the same release."""
     same = (
         again is not None
         and len(again.releases) == len(answer.releases)
@@ -85,7 +85,7 @@ def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
 
 
 def buffers(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """How far everything that the model keeps beside its parameters has moved."""
+    """Returns log(1 + squared distance) of the move of the model's buffers."""
     before = dict(scenario.model().named_buffers())
     moved = [
         (value.double() - before[name].double()).square().sum()

@@ -1,4 +1,4 @@
-"""Correct trainers as the battery sees them: our own under any defense, and that of Opacus where it is installed."""
+"""Correct trainers for the battery: leakbench's own loop under any defense."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..catalog import methods as catalog
 from .protocol import ClaimedRelation, Trainer, TrainerAnswer, TrainerClaim, TrainerTask
 
 PUBLIC_EXAMPLES = 16
-"""Made-up examples that methods with public data may read."""
+"""Number of synthetic examples that methods with public data may read."""
 
 
 @dataclass
@@ -45,20 +45,20 @@ class KeptUpdates:
     updates: list[Tensor] = field(default_factory=list)
 
     def add(self, step: int, update: Tensor) -> None:
-        """Keeps a copy."""
+        """Keeps a copy of the update."""
         self.updates.append(update.detach().clone())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns the state for a checkpoint."""
         return {"updates": self.updates}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Goes on from a checkpoint."""
+        """Continues from a checkpoint."""
         self.updates = list(state["updates"])
 
 
 Fit = Callable[..., Run]
-"""Has the signature of `train`."""
+"""A function with the signature of `train`."""
 
 
 def under_defense(
@@ -71,17 +71,17 @@ def under_defense(
     recipe: Callable[[TrainerTask], Recipe] = lambda task: Recipe(expected_batch=task.expected_batch),
     publish: Callable[[TrainerTask], dict[str, Any]] = lambda task: {},
 ) -> Trainer:
-    """Our own training loop as a trainer.
+    """Returns leakbench's training loop as a trainer.
 
     Args:
         defense: for a task.
-        fit: what trains; planted bugs have one of their own.
+        fit: the training function; planted bugs may replace it.
         noise: for a task.
-        sampling: of a rate.
+        sampling: for a rate.
         augmentation: of images.
-        recipe: for a task, with what sums are divided by.
-        publish: what is published beside the releases; handed back in `task.published` where a run is to be repeated,
-            and drawn before the noise, which may depend on it.
+        recipe: for a task, with the divisor of sums.
+        publish: outputs published besides the releases; returned in `task.published` if a run is to be repeated, and
+            drawn before the noise, which may depend on them.
     """
 
     def run(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
@@ -113,7 +113,7 @@ def under_defense(
 
 
 def _claimed(run: Run) -> TrainerClaim:
-    """What the ledger of a run comes to."""
+    """Returns the claim of a run's ledger."""
     claim = run.claim(1e-5)
     if claim.reason:
         return TrainerClaim()
@@ -121,21 +121,21 @@ def _claimed(run: Run) -> TrainerClaim:
 
 
 def plain(task: TrainerTask) -> Defense:
-    """One clipped block of everything: Abadi et al., 2016."""
+    """Returns DP-SGD's defense, a clipped block of all coordinates: Abadi et al., 2016."""
     return Defense(Whole(bound=clip(task.clip_norm)), task.noise_multiplier)
 
 
 def of_nominal_size(task: TrainerTask) -> Recipe:
-    """Settings under which nothing follows from the number of records."""
+    """Returns a recipe under which nothing depends on the number of records."""
     return Recipe(nominal_size=round(task.expected_batch / task.sample_rate))
 
 
 VIEWS = CropAndFlip(views=2, padding=2)
-"""Views of images, of the trainer with augmentation and of the one that draws them by place."""
+"""Views of images, for the trainer with augmentation and for the planted bug that keys them by position."""
 
 
 def of_catalogue(name: str) -> Trainer:
-    """Our training loop under a defense of the catalogue, with its default settings at the task's clip norm.
+    """Returns leakbench's loop under a defense of the catalogue, with its default settings at the task's clip norm.
 
     Args:
         name: of the defense, or the path of a file.
@@ -148,7 +148,7 @@ def of_catalogue(name: str) -> Trainer:
 
 
 def settings_for(name: str, clip_norm: float) -> dict[str, Any]:
-    """A defense's settings on tiny models.
+    """Returns a defense's settings for tiny models.
 
     Args:
         name: of the defense.
