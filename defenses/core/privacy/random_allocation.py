@@ -83,7 +83,6 @@ def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.nda
 
     Returns:
         Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
-        Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
     """
     one, width, lacking = ratios(noise_multiplier, steps)
     biased = one * (np.arange(len(one)) * width)

@@ -98,7 +98,7 @@ class Sampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in which every example is used exactly once (if not by its own coins) or once on average."""
+        """Number of steps in which every example is used once; on average, if each step is sampled independently."""
         return math.ceil(1 / self.rate - 1e-9)  # 1 / (70 / 700) may round to slightly above 10
 
     @property

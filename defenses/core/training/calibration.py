@@ -208,7 +208,7 @@ def calibrate(
     precision: float = 1e-3,
     before: Sequence[NoisyPlan] = (),
 ) -> Defense:
-    """Returns the defense with the smallest noise multiplier that proves one of three targets.
+    """Returns the defense with the smallest noise multiplier that proves a privacy target.
 
     Args:
         defense: its noise multiplier, if set, is replaced; 0 means that it adds no noise by choice.
@@ -286,7 +286,7 @@ def noise_multiplier(
         sampling: the sampler.
         steps: number of steps.
         precision: relative.
-        beside: one-off releases and trials, at fixed multipliers.
+        beside: releases besides the steps, at fixed multipliers.
         correlated: the steps at noise multiplier 1, if their noise is correlated; empty for independent noise.
 
     Raises:
@@ -321,13 +321,13 @@ def _searched(
         delta: in (0, 1).
         unit: the steps at noise multiplier 1.
         precision: relative.
-        beside: one-off releases and trials, at fixed multipliers.
+        beside: releases besides the steps, at fixed multipliers.
     """
     # Without subsampling everything is a single Gaussian. With it, epsilon is at most that.
     # Precisions 1 / sigma² add up under composition, so the steps may spend the total less `taken`.
     total = gaussian_multiplier(epsilon, delta) ** -2
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
-    # Number of Gaussians charged for the steps: under shuffle and partition, one per epoch.
+    # Number of Gaussians charged for the steps: under shuffle and partition, a single Gaussian per epoch.
     events = events_of(unit)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
@@ -389,7 +389,7 @@ def noise_within(
         limit: of the tests.
         unit: the steps at noise multiplier 1.
         precision: relative.
-        beside: one-off releases and trials, at fixed multipliers.
+        beside: releases besides the steps, at fixed multipliers.
 
     Raises:
         ValueError: if no practical multiplier does.

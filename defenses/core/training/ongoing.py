@@ -8,10 +8,10 @@ Guarantee:
     `sampling.py`; released: every noisy block of every step, and of the model its trained parameters, with vectors of
     power iterations that follow from them alone (any other change by a forward pass is refused). An interrupted step is
     repeated from the last checkpoint: with `seeded` or `os` noise it gives the same release, with `secure` noise a
-    fresh release that replaces an unseen one, as the claim then states. A digest of all inputs of the release
-    (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or version
-    of PyTorch may round last digits differently, so between two machines the first release must have been seen by
-    nobody.
+    fresh release in place of a release that nobody saw, as the claim then assumes. A digest of all inputs of the
+    release (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or
+    version of PyTorch rounds some last digits differently, so a run may change them only if nobody has seen the first
+    release.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class OngoingRun:
         return self.runner.batch(inputs, labels, coins=self._draws())
 
     def _on_everybody(self, plan: NoisyPlan) -> Release:
-        """Executes a one-off release, before the first step."""
+        """Executes a release on all the data, before the first step."""
         context = self.stepper.context
         before = self.runner.layout.read(self.model)
         # A seed of its own, so that its views and dropout are not those of step 0.

@@ -1,6 +1,6 @@
 """Training settings in three groups: the recipe of the model, its execution, and the recording.
 
-A `Recipe` changes the result, an `Execution` only its rounding, a `Recording` nothing. None of them reads the data.
+A `Recipe` changes the result, an `Execution` at most its rounding, a `Recording` nothing. None of them reads the data.
 """
 
 from __future__ import annotations

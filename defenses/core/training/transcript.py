@@ -65,7 +65,7 @@ class Transcript:
         only: numbers of the other steps to keep; None for all of them.
         memory: limit in bytes for these; None for no limit.
         steps: empty for `final`.
-        one_offs: one-off releases on all the data, without limit; for `updates` alone.
+        one_offs: separate releases on all the data, without limit; for `updates` alone.
         truncated: whether some steps are missing.
     """
 

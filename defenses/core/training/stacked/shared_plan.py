@@ -56,7 +56,7 @@ class SharedPlan:
         """Makes a shared plan from the plans of the models in a step.
 
         Args:
-            plans: one per model.
+            plans: a plan per model.
             noise_multiplier: of the defense.
             like: parameters.
             last: of the step before, whose masks are reused if codecs are the same objects.
