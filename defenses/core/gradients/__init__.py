@@ -1,1 +1,1 @@
-"""Clipped sums of per-example gradients: the executor of plans, the reference, and the checks of models."""
+"""Clipped sums of per-example gradients: the executor of step plans, the reference engine, and the checks of models."""

@@ -1,12 +1,13 @@
-"""Chooses the engine that computes clipped sums: a static rule, and checks on made-up examples before any data.
+"""Chooses the engine that computes clipped sums: a static rule, then checks on synthetic examples before any data.
 
-`auto` takes our own engine where it knows every layer and passes the checks, otherwise the reference, otherwise one
-example at a time, and says why. An engine that was asked for by name and cannot do it, or fails, is an error.
+`auto` takes the layerwise engine if it supports every layer and passes the checks, otherwise `torch.func`, otherwise
+one example at a time, and gives the reason. An engine requested by name that does not support the model or fails the
+checks is an error.
 
-Two comparisons, in float64 on a copy of the model in its own mode, with weights moved a little. A small batch's
-clipped sum is compared with plain autograd example by example. And in batches as large as the run's, with copies
-of one example, labels that repeat and inputs of several sizes in them, taking one example out must take exactly
-its own contribution off the sum.
+Two comparisons run in float64 on a copy of the model in its own mode, with slightly perturbed weights. First, the
+clipped sum of a small batch is compared with plain autograd, example by example. Second, in batches as large as the
+run's, which hold copies of one example, repeated labels and inputs of several magnitudes, removing one example must
+subtract exactly its own contribution from the sum.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from .layerwise.engine import InOrder, Layerwise
 from .reference import Loss, ModelFunction
 
 AUTO = "auto"
-# Relative to the largest entry of the sum. Wrong layers are wrong in the first digits; deep ones differ by 1e-13.
+# Tolerance relative to the largest entry of the sum: a wrong layer errs in the first digits, a deep model by 1e-13.
 _AGREES = 1e-8
 _AGREES_IN_FLOAT32 = 1e-3
-_BESIDE = 1e-2  # of their own size: by how much weights are moved
-_EXAMPLES = 7  # of the small batch: a prime, so that no other dimension passes for a multiple of it
+_BESIDE = 1e-2  # perturbation of the weights, relative to each parameter's root mean square
+_EXAMPLES = 7  # size of the small batch: a prime, so that no other dimension is taken for a multiple of it
 
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """An engine that was checked.
+    """An engine and the outcome of its checks.
 
     Attributes:
         engine: computes the sums.
-        note: its name, and why it is not the fast one where `auto` fell back.
-        activations: numbers that a forward pass leaves per entry of the inputs.
-        draws: whether the model draws by record, as in dropout.
-        unverified: why the model could not be checked; empty where it was.
+        note: name of the engine, and the reason for it if `auto` fell back.
+        activations: numbers that a forward pass produces per entry of the inputs.
+        draws: True if the model draws by record, as in dropout.
+        unverified: reason why the model could not be checked; empty if it was.
     """
 
     engine: PerExample
@@ -60,7 +61,7 @@ class ChosenEngine:
 
 
 def names() -> tuple[str, ...]:
-    """What `engine` may be."""
+    """Returns the accepted values of `engine`."""
     return (AUTO, Layerwise.name, TorchFunc.name, OneByOne.name, "opacus", "backpack")
 
 
@@ -75,22 +76,22 @@ def choose(
     batches: Batches | None = None,
     domains: Domains = NOT_DECLARED,
 ) -> ChosenEngine:
-    """The engine called `name`, or by the static rule, checked for data of this shape.
+    """Returns the engine called `name`, or the one of the static rule, checked for data of this shape.
 
     Args:
         name: one of `names()`.
         model: the network.
         loss: per-example loss.
         layout: its trained parameters.
-        inputs: shape and dtype are looked at, no value is.
+        inputs: only shape and dtype are read, no values.
         targets: likewise.
-        batches: what is known of the run's.
-        domains: what inputs and targets may be.
+        batches: known sizes of the run's batches.
+        domains: declared value ranges of inputs and targets.
 
     Raises:
-        ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or an engine that was
-            asked for and does not know or fails the model.
-        ImportError: for one whose package is not installed; names the extra.
+        ValueError: for an unknown name, a model that must not be trained (`model_checks.py`), or a requested engine
+            that does not support the model or fails its checks.
+        ImportError: for an engine whose package is not installed; names the extra.
     """
     refuse_name(name)
     batches = batches or Batches()
@@ -99,11 +100,11 @@ def choose(
         verdict = _verdicts[key]
         return verdict.choice(verdict.kind(model, loss, layout))
     held = loss_state(loss)
-    # Whatever a layer draws in the check, a run goes on drawing as if there had been none.
+    # The checks must not advance the global generators: the run draws the same numbers with and without them.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets, domains)
         verdict = _choose(name, trial, batches)
-    # What equals a loss that has changed meanwhile has to be tried itself.
+    # If the loss changed during the checks, the verdict is not cached: an equal loss must be checked itself.
     if key and held == loss_state(loss):
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
@@ -118,7 +119,7 @@ def forget() -> None:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The outcome of the checks of a model: a `ChosenEngine` without the engine, which would keep its model alive."""
+    """Outcome of a model's checks: a `ChosenEngine` without the engine, which would keep its model alive."""
 
     kind: type[PerExample]
     note: str
@@ -127,11 +128,11 @@ class _Verdict:
     unverified: str
 
     def choice(self, engine: PerExample) -> ChosenEngine:
-        """With the engine of a model that is in all things equal."""
+        """Returns the verdict with the engine of an equal model."""
         return ChosenEngine(engine, self.note, self.activations, self.draws, self.unverified)
 
 
-# A verdict takes passes and comparisons in float64, and a suite trains many equal models (shadows, seeds).
+# Checks cost passes and float64 comparisons, and a suite trains many equal models (shadow models, seeds).
 _REMEMBERED = 64
 _verdicts: dict[str, _Verdict] = {}
 
@@ -146,9 +147,9 @@ def _key(
     batches: Batches,
     domains: Domains,
 ) -> str:
-    """A digest of what a verdict follows from; empty where something cannot be looked into.
+    """Returns a digest of everything that decides a verdict; empty if some content cannot be inspected.
 
-    Weights that are trained are left out. They change from the first step on, and a verdict is about all of them.
+    Trained weights are left out: they change from the first step on, and a verdict holds for all of them.
     """
     fixed = {key: value for key, value in model.named_parameters() if not value.requires_grad}
     data = [(tuple(like.shape[1:]), like.dtype, like.device) for like in (inputs, targets)]
@@ -160,8 +161,8 @@ def _key(
 
 
 def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
-    """The fastest engine that passes the checks; where one was asked for by name, that one or an error."""
-    if trial.failure:  # of whatever values
+    """Returns the fastest engine that passes the checks; an engine requested by name, or an error."""
+    if trial.failure:  # for every kind of synthetic values
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
         note = f"{OneByOne.name} (not checked: {trial.failure})"
@@ -177,7 +178,7 @@ def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
         if reads := trial.findings.reads:
             reason = f"reads values of its inputs, by {reads}"
             break
-        if trial.doubt and kind is not TorchFunc:  # torch.func keeps examples apart by its making
+        if trial.doubt and kind is not TorchFunc:  # torch.func separates examples by construction
             reason = reason or f"not checked in float64: {trial.doubt}"
             continue
         try:
@@ -208,7 +209,7 @@ def _ways(name: str) -> tuple[type[PerExample], ...]:
 
 
 def _joined(reason: str, kind: type[PerExample], why: str) -> str:
-    """Why the faster ways do not serve: our own engine's first reason, and the reference's where it fails too."""
+    """Returns why faster engines are not used: the layerwise engine's first reason, and that of `torch.func`."""
     if kind is TorchFunc and reason:
         return f"{reason}; no {kind.name}: {_line(why)}"
     return reason or _line(why)
@@ -223,19 +224,19 @@ def _note(kind: type[PerExample], asked: str, reason: str) -> str:
 
 
 def refuse_name(name: str) -> None:
-    """Raises `ValueError` for an engine that does not exist."""
+    """Raises `ValueError` for an unknown engine name."""
     if name not in names():
         raise ValueError(f"engine must be one of {', '.join(names())}, got '{name}'")
 
 
 class _Trial:
-    """A model on made-up examples: its copy in float64, what passes over a few of them showed, and comparisons.
+    """A model on synthetic examples: its float64 copy, the findings of a few passes, and the comparisons.
 
     Attributes:
-        failure: why it could not even be tried in its own precision, one example at a time; empty where it could.
-        alone: why it could be tried one example at a time only; empty where it could in batches.
-        doubt: why it could not be tried in float64; empty where it could.
-        findings: what the passes showed.
+        failure: reason why the model fails in its own precision even on single examples; empty if it runs.
+        alone: reason why the model fails on batches but runs on single examples; empty if batches work.
+        doubt: reason why the model does not run in float64; empty if it does.
+        findings: results of the passes.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class _Trial:
         self.findings, self._activations = Findings("", False), inputs[:1].numel()
         self._own = next(p.dtype for p in model.parameters() if p.requires_grad)
         self._engines: dict[tuple[type[PerExample], nn.Module], PerExample] = {}
-        # Every norm decides about the sum: no two rows are scaled by one factor.
+        # Every norm affects the sum: no two rows are scaled by the same factor.
         self.plan = StepPlan(Block(codec=Everything(layout.dim), bound=normalize(1.0, regulariser=0.01)))
         for size in (_EXAMPLES, 1):
             failures = self._try(size)
@@ -256,17 +257,18 @@ class _Trial:
             self.failure, self.alone = self.failure or failures, failures if size > 1 else self.alone
 
     def _try(self, size: int) -> str | None:
-        """Prepares with the first kind of values that the model accepts; of none, the sentence of the first failure."""
+        """Prepares with the first kind of values that the model accepts; returns the first failure if none is."""
         first = ""
         for values in inputs_for(self._original, self._inputs, self._domains.inputs):
             self._values, self.doubt = values, ""
-            # Float64 first: in float32 a max-pool's argmax may flip by rounding, and equal engines differ by a percent.
+            # Float64 first: in float32, rounding may flip the argmax of a max-pool, and equal engines then differ by a
+            # percent.
             for dtype in dict.fromkeys((torch.float64, self._own)):
                 try:
                     self._prepare(dtype, size)
                 except Refused:
                     raise
-                except Exception as error:  # whatever a user's model raises on made-up examples
+                except Exception as error:  # anything that a user's model raises on synthetic examples
                     self.doubt, first = self.doubt or _line(error), first or _line(error)
                     continue
                 self.failure = ""
@@ -274,7 +276,7 @@ class _Trial:
         return first
 
     def _prepare(self, dtype: torch.dtype, size: int) -> None:
-        """Copies the model in this precision and records what passes over a few examples show."""
+        """Copies the model in this precision and records the findings of passes over a few examples."""
         self._dtype = dtype
         self._model = _moved(copy.deepcopy(self._original).to(dtype))
         self._untouched = fresh(self._model)
@@ -288,9 +290,10 @@ class _Trial:
         self._activations = self._count(examples.inputs)
 
     def _one_by_one(self) -> None:
-        """Passes of several examples, each alone: what fails on a batch may fail on its values, and accept one by luck.
+        """Passes several examples, each as a batch of one, for a model that fails on larger batches.
 
-        One after another, so that what a model keeps of the last one shows in the next.
+        The failure may depend on the values, and a single example may be accepted by chance. The passes follow each
+        other, so that state kept from one example shows in the next.
         """
         batch = self._made_up(_EXAMPLES)
         for place in range(_EXAMPLES):
@@ -299,30 +302,31 @@ class _Trial:
             self.findings = Findings(self.findings.reads or seen.reads, self.findings.draws or seen.draws)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
-        """The verdict that this kind of engine is to be used."""
+        """Returns the verdict that selects this kind of engine."""
         draws = self.findings.draws or bool(unverified)
         return _Verdict(kind, note, self._activations, draws, unverified)
 
     def check(self, kind: type[PerExample], batches: Batches) -> None:
-        """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
+        """Compares an engine's sums with plain autograd's, and sums over batches with and without one example.
 
         Raises:
-            Unsupported: when they differ, or it fails.
+            Unsupported: if they differ, or the engine fails.
         """
-        engine = self.made(kind, self._original)  # what it does not know it says here
+        engine = self.made(kind, self._original)  # raises `Unsupported` for an unknown layer
         agrees = _AGREES if self._dtype == torch.float64 else _AGREES_IN_FLOAT32
         examples = self._made_up(_EXAMPLES)
         error = _distance(self._sum(kind, examples), self._sum(OneByOne, examples))
-        if not error <= agrees:  # NaN differs too
+        if not error <= agrees:  # True for NaN as well
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
-        if kind is TorchFunc:  # vmap calls the model with one example, in whose gradient no other can show
+        if kind is TorchFunc:  # vmap calls the model with one example, so no other can affect its gradient
             return
         if self._own != self._dtype:
             self._run_in_own_precision(kind)
-        # Sizes of the run, because a model may mix examples in large batches only (experts with limited places).
+        # Sizes of the run, because a model may mix examples in large batches only (mixture of experts with limited
+        # capacity).
         asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
         if asked:
-            # What begins with a large batch alone, as a standard deviation does.
+            # For state that is initialised only from a large batch, such as a standard deviation.
             try_first(self._untouched, self._untouched_loss, self._made_up(max(asked)), examples)
         for size in sorted({2, 3, *(max(2, size) for size in asked)}):
             error = self._leave_one_out(kind, size)
@@ -332,12 +336,12 @@ class _Trial:
                 )
 
     def _run_in_own_precision(self, kind: type[PerExample]) -> None:
-        """Lets an engine refuse what float64 does not show: a model's own autocast rounds float32 alone.
+        """Lets an engine refuse models whose faults float64 hides: autocast inside a model rounds float32 only.
 
-        Values are not compared, which rounding may move by much.
+        Values are not compared, because rounding may change them by much.
 
         Raises:
-            Unsupported: when it fails.
+            Unsupported: if the engine fails.
         """
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
@@ -345,7 +349,7 @@ class _Trial:
         self._sum(kind, MadeUp(x, y, two.keys, two.other.to(x)), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
-        """Change of the sum beyond an example's own contribution when that is left out, of the largest entry."""
+        """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
@@ -362,20 +366,20 @@ class _Trial:
                 (found,) = engine.sums(self.plan, examples.inputs, examples.targets)
         except (Unsupported, ImportError):
             raise
-        except Exception as error:  # whatever a third party's hooks, or torch under vmap, raise on a model
+        except Exception as error:  # anything that third-party hooks, or torch under vmap, raise on a model
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
         return found
 
     def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
-        """The engine of this kind for a model, made once."""
+        """Returns the engine of this kind for a model, constructed once."""
         if (kind, model) not in self._engines:
             loss = self._untouched_loss if model is self._original else self._loss
             self._engines[kind, model] = kind(model, loss, self._layout)
         return self._engines[kind, model]
 
     def _made_up(self, size: int) -> MadeUp:
-        """Examples of the data's shape: half of them different, a quarter copies of one, a quarter different again."""
-        # Always the same: a verdict must not depend on luck, and is remembered for equal models.
+        """Returns examples of the data's shape: half distinct, a quarter copies of the first, the rest distinct."""
+        # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
         coins = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
         x, other = (
@@ -393,29 +397,30 @@ class _Trial:
             made = domain.values(shape, coins)
         elif like.is_floating_point():
             made = torch.rand(shape, generator=coins, dtype=torch.float64)
-            if made.dim() > 1:  # probabilities
+            if made.dim() > 1:  # class probabilities
                 made = made / made.sum(dim=1, keepdim=True)
             return made.to(like.device, dtype)
         else:
             made = torch.randint(0, self._classes, shape, generator=coins)
-        made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples are of one class
+        made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples share a class
         return made.to(like.device, dtype)
 
     def _guessed_classes(self, size: int) -> int:
-        """Number of classes with which the loss of the model's outputs is finite; 0 where there is nothing to guess."""
+        """Returns a number of classes for which the loss is finite; 0 if the targets need no guess."""
         if self._targets.is_floating_point() or self._domains.targets is not None:
             return 0
         failure: Exception | None = None
         self._classes = 1
         with torch.no_grad(), one_pass():
-            # By copies: the model must not have seen a batch when `try_first` looks at what it keeps of its first.
+            # On copies: the model must not have seen a batch before `try_first` inspects the state kept from its first
+            # one.
             inputs = self._made_up(size)
             with entries(inputs.keys):
                 outputs = fresh(self._untouched)(inputs.inputs)
             for self._classes in classes_of(outputs):
                 try:
                     losses = copied_loss(self._untouched_loss)(outputs, self._made_up(size).targets)
-                except Exception as error:  # whatever a user's loss raises
+                except Exception as error:  # anything that a user's loss raises
                     failure = failure or error
                     continue
                 if losses.isfinite().all():
@@ -423,14 +428,14 @@ class _Trial:
         raise failure or ArithmeticError("its loss is not finite")
 
     def _count(self, x: Tensor) -> int:
-        """Numbers that the layers of one forward pass put out, per example."""
+        """Returns the number of outputs of all layers in one forward pass, per example."""
         total = 0
 
         def add(_layer: nn.Module, _args: object, output: object) -> None:
             nonlocal total
             total += output.numel() if isinstance(output, Tensor) else 0
 
-        # Leaves alone: a container puts out what its last layer has put out already.
+        # Leaf modules only: a container returns the output of its last layer again.
         leaves = [layer for layer in self._model.modules() if not [*layer.children()]]
         handles = [layer.register_forward_hook(add) for layer in leaves]
         with torch.no_grad():
@@ -441,9 +446,9 @@ class _Trial:
 
 
 def _moved(model: nn.Module) -> nn.Module:
-    """The model with perturbed weights: a branch behind a gate that starts at zero has no gradient before it moves.
+    """Perturbs the weights in place: a branch behind a gate that starts at zero has no gradient until the gate moves.
 
-    Weights of a run that diverged say nothing of the model, and are made up.
+    Non-finite weights, as in a diverged run, are replaced by random values.
     """
     coins = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -458,7 +463,7 @@ def _moved(model: nn.Module) -> nn.Module:
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, in units of the largest entry."""
+    """Returns the largest difference, relative to the largest expected entry."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 

@@ -1,17 +1,17 @@
 """Executes a step plan on a batch and returns its noisy release: the only code that holds raw rows or secret noise.
 
 Per block: query each example (or the mean of its views), encode, bound, sum, add noise; then decode the noisy sums.
-Which engine computes the clipped sums is decided in `choose.py`. Sums of micro-batches accumulate in float64, so
-micro-batches change nothing but memory, and noise is drawn once per step, after the last of them. Exact noise gets
-exact sums, for which each example is worked on by itself (`exact_sums.py`).
+`choose.py` selects the engine that computes the clipped sums. Micro-batches accumulate in float64, so they affect
+memory only, and noise is drawn once per step, after the last of them. Exact noise requires exact sums, for which each
+example is processed alone (`exact_sums.py`).
 
 Guarantee:
     Relation: add or remove one example. Released: the noisy blocks of `Release`, as multiples of a public unit
     (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
-    and a model under which a gradient depends on its own example only: what is known to break this is refused when an
-    `Engine` is made, and what can be found by trying is refused before data are touched
-    (`model_checks.py` says what cannot be found). A non-finite row counts as zero, by itself. Views, dropout and other
-    random layers are drawn for each record from what it is (`record_draws.py`).
+    and a model under which a gradient depends on its own example only: known violations are refused when an `Engine` is
+    constructed, and violations that trials can find are refused before data are touched (`model_checks.py` lists the
+    undetectable ones). A non-finite row counts as zero, by itself. Views, dropout and other random layers are drawn for
+    each record from its content (`record_draws.py`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .numerics.full_precision import ONE_PASS, full_precision, refuse_autocast
 from .reference import Loss, cross_entropy, microbatches
 from .reference_sums import added_up, totals
 
-# Bytes of activations, their derivatives and rows that may exist at a time, unless the user says otherwise.
+# Default limit on the bytes of activations, their derivatives and rows at a time.
 MEMORY_BUDGET = 2 * 2**30
 
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves the engine in one step.
+    """The noisy result of one step, which is all that leaves the engine.
 
     Attributes:
         noisy: the undivided noisy sum of each block, in the block's released space.
@@ -71,15 +71,15 @@ def add_noise(
     """Adds each block's noise to its sum, which may be overwritten, and decodes.
 
     Args:
-        plan: as executed.
+        plan: the executed plan.
         sums: float64, or int64 for exact noise; for `CipherNoise` float32 too.
         noise: secret source.
         dtype: of the release.
-        memory: of noise that is correlated over steps; None for a step that is seen by itself, whose noise is then
-            drawn with the standard deviation that it would have in its stream.
+        memory: state of noise that is correlated over steps; None for a single step, whose noise is then drawn with the
+            standard deviation that it would have in its stream.
 
     Raises:
-        ValueError: where there is noise to add, and no source of it.
+        ValueError: if noise is to be added and no source is given.
     """
     if plan.noise_multiplier > 0:
         if noise is None:
@@ -91,9 +91,9 @@ def add_noise(
             sums = [noise.add(values, std) for values, std in zip(sums, plan.stds, strict=True)]
         else:
             sums = memory.add(row, list(sums), plan.fresh_stds, noise)
-    # Asked first: a conversion that changes nothing takes 3 us.
+    # The dtype is compared first: a conversion that changes nothing takes 3 us.
     noisy = tuple([values if values.dtype == dtype else values.to(dtype) for values in sums])
-    # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing of its own.
+    # Decoded after the rounding to `dtype`: `total` is then a function of `noisy`, and releases nothing further.
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, noisy, strict=True) if b.updates]
     return Release(noisy, sum(decoded[1:], start=decoded[0]))
 
@@ -106,7 +106,7 @@ def release(
     noise: Noise | torch.Generator | None = None,
     state: State = None,
 ) -> Release:
-    """One step's release for given rows, outside of training: for tests, notebooks and audits.
+    """Returns one step's release for given rows, outside of training: for tests, notebooks and audits.
 
     Args:
         defense: with its noise multiplier set.
@@ -134,12 +134,12 @@ def release(
 
 
 def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
-    """The public unit of each block's release."""
+    """Returns the public unit of each block's release."""
     return [noise.unit(std) for std in plan.stds]
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
-    """Those of `model.modules()`, in a fourth of the time."""
+    """Returns the modules of `model.modules()`, in a fourth of the time."""
     found, seen = [model], {model}
     for module in found:
         for inner in module._modules.values():
@@ -154,12 +154,12 @@ def _copied(values: Tensor, copies: int) -> Tensor:
 
 
 def _of_one(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
-    """Sums of one copy of each example."""
+    """Returns the sums for a single copy of each example."""
     return sums if copies == 1 else tuple(values / copies for values in sums)
 
 
 def _only(gradients: Gradients, number: int) -> Gradients:
-    # A function, because a lambda in the caller's loop would see its last number only.
+    # A function, because a lambda in the caller's loop would capture the last number only.
     return lambda point: gradients(point)[number : number + 1]
 
 
@@ -168,8 +168,8 @@ class Engine:
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
-        name: what the record says of how the sums were computed; before the first batch, what was asked for.
-        unverified: why the model could not be checked; empty where it was.
+        name: description, for the record, of the engine in use; before the first batch, the requested engine.
+        unverified: reason why the model could not be checked; empty if it was.
     """
 
     def __init__(
@@ -189,17 +189,17 @@ class Engine:
         """Takes a model and the secret noise.
 
         Args:
-            model: its trained parameters define the layout; refused when it mixes examples.
+            model: its trained parameters define the layout; refused if it mixes examples.
             loss: per-example loss.
             noise: secret source.
-            microbatch: most examples that are worked on at a time; None for what fits the memory budget.
-            memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB where None.
+            microbatch: maximum number of examples processed at a time; None for the memory budget's.
+            memory_budget: bytes that activations, their derivatives and rows may take, roughly; 2 GiB if None.
             engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack"; `auto` is a static rule,
-                our own engine where it knows every layer and passes the checks, and slower ones elsewhere.
+                the layerwise engine if it supports every layer and passes the checks, otherwise slower engines.
             augmentation: views of each example, whose gradients are averaged and then bounded once.
             expected_batch: examples in a batch of the run, so that the model is checked on batches of that size.
-            domains: what inputs and targets may be, for the examples that the model is checked on.
-            unchecked: whether a model that fails on all of these is executed anyway, one example at a time.
+            domains: declared ranges of inputs and targets, for the synthetic examples of the checks.
+            unchecked: True to execute a model that fails on all synthetic examples anyway, one example at a time.
 
         Raises:
             ValueError: for a model that mixes examples, has hooks on its gradients or parameters in half precision, a
@@ -222,26 +222,23 @@ class Engine:
         self._checked: dict[object, ChosenEngine] = {}
 
     def prepare(self, inputs: Tensor, targets: Tensor, *, exact: bool = False) -> ChosenEngine:
-        """Chooses and checks what computes the sums, once for data of one shape and dtype, and the model's mode.
-
-        No value of the data is looked at.
+        """Chooses and checks the engine, once per shape, dtype and mode of the model; reads no value of the data.
 
         Args:
-            inputs: shape and dtype are looked at.
+            inputs: only shape and dtype are read.
             targets: likewise.
-            exact: whether every example must be worked on by itself.
+            exact: True if every example must be processed alone.
 
         Raises:
-            ValueError: when the model must not be trained or could not be checked, or the engine that was asked for
-                cannot run it.
+            ValueError: if the model must not be trained or could not be checked, or the requested engine cannot run it.
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.is_cpu or inputs.device)
-        # Modes too: a layer in training mode may draw or change what it leaves alone in evaluation mode. And the
-        # modules themselves: one that came later is unchecked, and its dropout would go by places.
+        # Modes are part of the key: a layer may draw, or change state, in training mode only. So are the modules
+        # themselves: a module that was added later is unchecked, and its dropout would depend on places in the batch.
         kind = (exact, *shapes, *[(id(module), module.training) for module in _modules(self.model)])
         with ONE_PASS:
             if kind not in self._checked:
-                refuse_batch_norm(self.model)  # its mode may be another than when this engine was made
+                refuse_batch_norm(self.model)  # its mode may have changed since construction
                 choice = choose(
                     "one_by_one" if exact else self._asked,
                     self.model,
@@ -265,12 +262,12 @@ class Engine:
         return choice
 
     def gradients(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Gradients:
-        """Per-example gradients of these examples as they are, as a function of the parameter point.
+        """Returns the per-example gradients of these examples, without views, as a function of the parameter point.
 
         Args:
             inputs: the examples.
             targets: of the examples.
-            coins: public seed of dropout; needed where the model has some.
+            coins: public seed of dropout; needed if the model has random layers.
         """
         choice = self.prepare(inputs, targets)
         keys = self._entry_keys(choice, inputs, targets, 1, coins)
@@ -283,7 +280,7 @@ class Engine:
         return rows
 
     def batch(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> GradientBatch:
-        """Per-example gradients at the model's parameters as of `gradients`, with factors where there are some."""
+        """Returns per-example gradients as `gradients`, at the model's parameters, with factors if available."""
         choice = self.prepare(inputs, targets)
         keys = self._entry_keys(choice, inputs, targets, 1, coins)
         refuse_autocast(inputs)
@@ -297,14 +294,14 @@ class Engine:
             plan: fixed before the batch was drawn, with its noise.
             inputs: the batch.
             targets: of the batch.
-            coins: public seed of views and dropout; needed where there are some.
+            coins: public seed of views and dropout; needed if there are any.
 
         Raises:
-            ValueError: without a source of noise or public coins where they are needed, or under `torch.autocast`.
+            ValueError: without a noise source or public coins if they are needed, or under `torch.autocast`.
         """
         refuse_autocast(inputs)
         noise = self.noise
-        # Without noise nothing is claimed, and exact sums would only be slow.
+        # Without noise there is no guarantee to keep, and exact sums would only be slower.
         exact = plan.noise_multiplier > 0 and noise is not None and noise.exact
         if exact and self._asked not in ("auto", "one_by_one"):
             raise ValueError(
@@ -320,14 +317,14 @@ class Engine:
             drawn = drawn_views(augmentation, keys, coins)
 
         def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
-            """Entries of some examples: their views one after another, with their targets and keys."""
+            """Returns inputs, targets and keys of some examples; the views of an example are consecutive."""
             span = slice(chosen.start * views, chosen.stop * views)
             if (chosen.start, chosen.stop) == (0, inputs.shape[0]):
                 x, y = inputs, targets
             else:
                 x, y = inputs[chosen], targets[chosen]
             if augmentation is not None and drawn is not None:
-                # Views of an example are neighbours, as `PerExample.rows` averages them.
+                # Views of an example are adjacent, as `PerExample.rows` expects for its mean.
                 x, y = x.repeat_interleave(views, dim=0), y.repeat_interleave(views, dim=0)
                 x = augmentation.apply(x, drawn[span])
             return x, y, None if keys is None else keys[span]
@@ -349,17 +346,17 @@ class Engine:
             x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
             with entries(some), full_precision():
                 parts.append(_of_one(choice.engine.sums(plan.plan, x, y, views=views), copies))
-        # Our noise takes the one micro-batch's sums as they are, which saves four passes over float64.
+        # Our noise accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
         return add_noise(plan, sums, noise, like.dtype, self.memory)
 
     def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
-        """The sum of bounded contributions to each block, float64 and without noise: private, for an auditor.
+        """Returns the sum of bounded contributions to each block, float64 and without noise: private, for an auditor.
 
         Args:
             plan: the step's plan.
-            inputs: entries as they are: `views` neighbouring ones for each example, which may be no example.
+            inputs: entries without further augmentation: `views` adjacent entries per example, possibly no example.
             targets: as many.
             views: of each example.
         """
@@ -374,11 +371,11 @@ class Engine:
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of each block, inner products of contributions with a direction, and their squared norms: for an auditor.
+        """Returns, per block, inner products of contributions with a direction and their squared norms: for an auditor.
 
         Args:
             plan: the step's plan.
-            directions: one for each block, in its released space.
+            directions: for each block a vector in its released space.
             inputs: entries as for `clipped_sums`.
             targets: as many.
             views: of each example.
@@ -400,7 +397,7 @@ class Engine:
         return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
 
     def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor, int]]:
-        """What computes, entries that fit the memory budget, and copies of each; of a model that draws nothing."""
+        """Yields (engine, inputs, targets, copies) per micro-batch within the memory budget; refuses random layers."""
         refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
         if choice.draws:
@@ -414,14 +411,15 @@ class Engine:
 
     @staticmethod
     def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[tuple[slice, int]]:
-        """Examples that are worked on at a time, in parts of one size: a remnant of a few would cost a whole pass.
+        """Splits a batch into micro-batches of even size: a small remainder would cost a whole pass.
 
-        One entry by itself is computed by other kernels than several are. Of a black image, say, rounding is much of
-        what a GroupNorm passes back, and another rounding is another gradient: the removal of its only neighbour moved
-        the sum by 1.36 bounds. So it is worked on as two copies, unless all are by themselves.
+        A micro-batch of one entry runs through other kernels than a larger one. For a black image, say, rounding
+        dominates the gradient that a GroupNorm passes back, and other rounding is another gradient: removing its only
+        neighbour moved the sum by 1.36 bounds. A lone entry is therefore processed as two copies, unless every example
+        is processed alone.
 
-        Returns:
-            Pairs of a span and how many copies of each of its examples are worked on.
+        Yields:
+            Pairs of a span and the number of copies of each of its examples.
         """
         limit = batches.fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
         if 1 < examples <= limit:
@@ -433,7 +431,7 @@ class Engine:
             yield chosen, 2 if alone and limit > 1 else 1
 
     def rest(self) -> None:
-        """Frees what is kept from batch to batch; the next batch allocates it anew."""
+        """Frees memory that is kept from batch to batch; the next batch allocates it anew."""
         for choice in self._checked.values():
             choice.engine.rest()
 
@@ -445,7 +443,7 @@ class Engine:
         views: int,
         point: Tensor | None,
     ) -> Float[Tensor, "1 _"]:
-        """The gradient, or the loss, of one example, computed without any other."""
+        """Returns the gradient, or the loss, of one example, computed without any other."""
         x, y, keys = part(slice(number, number + 1))
         with entries(keys), full_precision():
             return answers(x, y, point=point, views=views)
@@ -453,7 +451,7 @@ class Engine:
     def _entry_keys(
         self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, coins: int | None
     ) -> Int64[Tensor, " entries"] | None:
-        """A key for each view of each record, where anything is drawn for them."""
+        """Returns a key for each view of each record; None if nothing is drawn."""
         if self.augmentation is None and not choice.draws:
             return None
         if coins is None:
@@ -462,9 +460,9 @@ class Engine:
         return entry_keys(inputs, targets, views, coins)
 
     def _first(self) -> Tensor:
-        """A trained parameter as it is now: another one may stand in its place since the engine was made."""
-        with ONE_PASS:  # during which a model's parameters are others
-            # By hand: `model.get_parameter` takes three times as long.
+        """Returns a trained parameter as it is now: it may have been replaced since construction."""
+        with ONE_PASS:  # during a pass, the model's parameters are temporarily replaced
+            # A manual look-up: `model.get_parameter` takes three times as long.
             *path, key = self.layout.names[0].split(".")
             module: Any = self.model
             for part in path:
@@ -472,8 +470,8 @@ class Engine:
             return module._parameters[key]
 
     def _batches(self, like: Tensor) -> Batches:
-        """What is known of the run's batches, given a trained parameter."""
-        # An engine is handed entries: every view of an example is one.
+        """Returns the known sizes of the run's batches, given a trained parameter."""
+        # An engine receives entries: every view of an example is an entry.
         views = 1 if self.augmentation is None else self.augmentation.views
         budget = reused(self.memory_budget, like, self.layout.dim)
         return Batches(self._expected_batch, views, self.microbatch, budget)

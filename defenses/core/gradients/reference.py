@@ -1,8 +1,8 @@
 """Reference per-example gradients: `torch.func.vmap(grad)` of the model, as a matrix [rows, dim] in `Layout` order.
 
-It serves every layer that torch.func knows and materialises all rows, so faster engines are checked against it, and
+It serves every layer that torch.func supports and materialises all rows. Faster engines are checked against it, and
 attacks differentiate through it. A row depends on its own example only: layers that mix examples (BatchNorm) are
-refused in `normalisation.py`, before any row is computed.
+refused in `checks/batch_norm.py`, before any row is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..randomness.record_draws import current_keys, entries, one_pass
 from .power_iteration import hooks_of
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""(outputs, mostly [n, classes], targets) -> one loss per example [n]; a mean over a batch of one is the same."""
+"""(outputs, usually [n, classes], targets) -> per-example losses [n]; for a batch of one, a mean is equivalent."""
 
 
 def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:
@@ -30,7 +30,7 @@ def cross_entropy(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float
 
 
 def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " n"]:
-    """Cross-entropy of one logit, in nats: log(1 + exp(-y f)) for y = 1 of class 1 and y = -1 of class 0.
+    """Binary cross-entropy of a logit f, in nats: log(1 + exp(-y f)), y = 1 for class 1 and y = -1 for class 0.
 
     Args:
         outputs: the logit of class 1.
@@ -41,11 +41,11 @@ def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " 
 
 
 class PerExampleMean(nn.Module):
-    """A loss with class weights or an ignored class, of each example by itself.
+    """Per-example form of a loss with class weights or an ignored class.
 
-    PyTorch's mean of a batch divides by the weights of all its targets, so that of one example its own weight cancels.
-    Here the weight of its target multiplies an example's loss, and an ignored target has loss zero. An example of
-    several targets, as a sequence, has the mean over those that are not ignored.
+    PyTorch's batch mean divides by the weights of all targets, so for a single example its own weight cancels. Here the
+    weight of its target multiplies an example's loss, and an ignored target has loss zero. An example with several
+    targets, as a sequence, has the mean over the targets that are not ignored.
 
     Attributes:
         inner: the loss module, whose reduction is "none".
@@ -58,28 +58,28 @@ class PerExampleMean(nn.Module):
         self.inner.reduction = "none"
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One loss per example [n]."""
+        """Returns the loss of each example [n]."""
         inner = self.inner
-        if inner.weight is not None and inner.weight.dtype != outputs.dtype:  # of a model that is checked in float64
+        if inner.weight is not None and inner.weight.dtype != outputs.dtype:  # for a model that is checked in float64
             inner = copy.deepcopy(inner).to(outputs.dtype)
         losses = inner(outputs, targets)
-        if losses.dim() == 0:  # a subclass may have its mean written in
+        if losses.dim() == 0:  # a subclass may have its mean hard-coded
             raise ValueError(
                 f"{type(inner).__name__} must give one loss per example under reduction='none', got their mean: it "
                 "divides by the weights of a batch, which of one example cancel"
             )
         losses = losses.reshape(len(outputs), -1)
-        if targets.is_floating_point():  # probabilities, of which none is ignored
+        if targets.is_floating_point():  # probabilities, which have no ignored class
             return losses.mean(1)
         counted = (targets != self.inner.ignore_index).reshape(len(outputs), -1).sum(1)
         return losses.sum(1) / counted.clamp(min=1)
 
 
 def example_by_example(loss: Loss) -> Loss:
-    """A loss whose mean over a batch divides by weights or ignored targets, as one of each example; others as given.
+    """Returns the per-example form of a loss whose batch mean divides by weights or ignored targets; others unchanged.
 
     Args:
-        loss: any; `CrossEntropyLoss` and `NLLLoss` with reduction "mean" are looked at.
+        loss: any; only `CrossEntropyLoss` and `NLLLoss` with reduction "mean" are inspected.
     """
     if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or loss.reduction != "mean":
         return loss
@@ -100,19 +100,19 @@ def per_example_gradients(
     Differentiable in `inputs`, in floating `targets` and in `parameters`, so that attacks can search over them.
 
     Args:
-        model: the network; its frozen parameters and buffers are used as they are.
+        model: the network; its frozen parameters and buffers are used unchanged.
         loss: per-example loss.
-        layout: which parameters, in which order.
+        layout: the trained parameters and their order.
         inputs: examples, first dimension the batch.
         targets: class numbers, or class probabilities.
-        parameters: the point at which to differentiate; the model's own parameters where None.
+        parameters: the point at which to differentiate; the model's own parameters if None.
 
     Returns:
-        One row per example, in the parameters' dtype.
+        A row per example, in the parameters' dtype.
     """
     outputs_at = ModelFunction(model)
-    # PyTorch's InstanceNorm has wrong derivatives for a channels-last batch of one (2.15, CPU), and here every
-    # batch is one example.
+    # PyTorch's InstanceNorm has wrong derivatives for a channels-last batch of one (2.15, CPU), and here every batch
+    # has one example.
     inputs = inputs.contiguous()
     point = layout.unflatten(layout.read(model) if parameters is None else parameters)
     keys = current_keys()
@@ -120,12 +120,12 @@ def per_example_gradients(
     if len(inputs) == 1:
         # Plain autograd is 1.5 times as fast as vmap over one example; attacks call this thousands of times.
         with torch.enable_grad(), one_pass():
-            # A point that is searched over, too, or that earlier steps led to, stays in the graph.
+            # A point that is optimised, or that results from earlier steps, stays in the graph.
             leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in point.items()}
             value = loss(outputs_at(leaves, inputs), targets).sum()
             moves = parameters is not None and parameters.requires_grad
             search = inputs.requires_grad or targets.requires_grad or moves
-            # materialize_grads: zeros, as vmap gives, for a parameter that the loss does not depend on.
+            # materialize_grads: zeros, as vmap returns, for a parameter that the loss does not depend on.
             only = torch.autograd.grad(value, list(leaves.values()), create_graph=search, materialize_grads=True)
         return torch.cat([gradient.reshape(1, -1) for gradient in only], dim=1)
 
@@ -160,7 +160,7 @@ def per_example_losses(
 def _loss_of_one(
     outputs_at: Callable[[Mapping[str, Tensor], Tensor], Tensor], loss: Loss
 ) -> Callable[[dict[str, Tensor], Tensor, Tensor, Tensor | None], Tensor]:
-    """(parameters, one input, its target, key of its draws) -> its loss, as a batch of one."""
+    """Returns (parameters, input, target, key of its draws) -> the example's loss, as a batch of one."""
 
     def example_loss(at: dict[str, Tensor], one_input: Tensor, one_target: Tensor, key: Tensor | None) -> Tensor:
         with entries(None if key is None else key.unsqueeze(0)), one_pass():
@@ -176,11 +176,11 @@ def outputs(
     *,
     parameters: Float[Tensor, " dim"],
 ) -> Tensor:
-    """The model's outputs at another parameter point; differentiable in inputs and parameters.
+    """Outputs of the model at another parameter point; differentiable in inputs and parameters.
 
     Args:
-        model: its frozen parameters and buffers are used as they are.
-        layout: which parameters, in which order.
+        model: its frozen parameters and buffers are used unchanged.
+        layout: the trained parameters and their order.
         inputs: examples, first dimension the batch.
         parameters: the point.
     """
@@ -190,37 +190,38 @@ def outputs(
 class ModelFunction:
     """The model as a function of (named parameters, inputs); parameters that are not named keep their values.
 
-    Not `torch.func.functional_call`: that looks for every parameter at every call, which takes longer than a pass
-    through a small network, and ties weights in a way that leaves copies in a module that is used under two names.
-    Parameters are handed over in contiguous order, whatever the model's: see `per_example_gradients`.
+    It replaces `torch.func.functional_call`, which looks up every parameter at every call (slower than a pass through a
+    small network) and ties weights in a way that leaves copies in a module used under two names. Parameters are passed
+    in contiguous memory order, whatever the model's: see `per_example_gradients`.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Looks for the places of all parameters and buffers, a tied parameter having several."""
+        """Collects the places of all parameters and buffers; a tied parameter has several."""
         self._model = model
         names = {id(p): name for name, p in model.named_parameters()}
-        # Private to PyTorch, and what its own functional_call writes to. All of them: a parameter that comes later is
-        # one that is not named, and must not require a gradient here, or it would be left with that of the batch.
+        # Private tables of PyTorch, to which its own functional_call writes. Every entry is replaced in a call: a
+        # parameter that was added later has no name here and must not require a gradient, or the batch's gradient would
+        # be left at it.
         self._tables: list[tuple[dict[str, Any], dict[str, str]]] = [
             (module._parameters, {key: names[id(p)] for key, p in module._parameters.items() if p is not None})
             for module in model.modules()
         ]
         self._buffers: list[dict[str, Any]] = [module._buffers for module in model.modules()]
-        # A graph that a pass leaves there would outlive it, and nobody can copy the model then.
+        # Weights that hooks compute: a graph left on them would outlive the pass, and prevent copies of the model.
         self._computed = [(vars(module), hook.name) for module in model.modules() for hook in hooks_of(module)]
-        # Of a tied parameter the first place, after which it is named.
+        # A tied parameter is named after its first place.
         self._place_of: dict[str, tuple[dict[str, Any], str]] = {}
         for table, keys in self._tables:
             for key, name in keys.items():
                 self._place_of.setdefault(name, (table, key))
 
     def value(self, name: str) -> Tensor:
-        """A parameter as it is now: `load_state_dict(assign=True)` puts another tensor in the place of each."""
+        """Returns a parameter as it is now: `load_state_dict(assign=True)` replaces the tensors."""
         table, key = self._place_of[name]
         return table[key]
 
     def __call__(self, at: Mapping[str, Tensor], batch: Tensor) -> Any:
-        """The outputs; the model is as it was when they are returned, without what the pass has made."""
+        """Returns the outputs; restores the model and removes everything that the pass stored in it."""
         before = [(table, list(table.items())) for table in self._buffers]
         weights = [(table, name, table[name]) for table, name in self._computed]
         try:
@@ -235,8 +236,8 @@ class ModelFunction:
         finally:
             for table, name, weight in weights:
                 table[name] = weight
-            # Backwards, because two modules may share a table, which the second finds changed. Entry by entry: the
-            # tables of a scripted module know no `update`.
+            # Backwards, because two modules may share a table, which the second sees modified. Entry by entry: the
+            # tables of a scripted module have no `update`.
             for table, entries in reversed(before):
                 for key, value in entries:
                     table[key] = value
@@ -245,7 +246,7 @@ class ModelFunction:
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:
-    """Cuts `size` examples into slices of at most `limit` (None: one slice); none for an empty batch."""
+    """Splits `size` examples into slices of at most `limit` (None: one slice); none for an empty batch."""
     step = max(size, 1) if limit is None else limit
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))
