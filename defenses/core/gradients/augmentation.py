@@ -1,12 +1,12 @@
 """Augmentation multiplicity: several views of each example, whose gradients are averaged before the bound.
 
 De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
-2022, section 3.2: the mean gradient of all views is bounded once, so that an example costs what it cost with one view.
+2022, section 3.2: the mean gradient of all views is bounded once, so the privacy cost is that of one view.
 
 Guarantee:
-    The same as without: an example's contribution is still a function of the example alone, bounded once, because what
-    decides its views is drawn for that record by itself (`record_draws.py`) from public coins. Assumes that `draw` and
-    `apply` treat every entry by itself.
+    The same as without augmentation: an example's contribution remains a function of that example alone, bounded once,
+    because the randomness of its views is drawn for that record by itself (`record_draws.py`) from public coins.
+    Assumes that `draw` and `apply` treat every entry by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..randomness.record_draws import entry_keys, words
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """Random views of examples; what is random about a view follows from the random words that it is given."""
+    """Random views of examples; all randomness of a view is a function of the random words passed to `draw`."""
 
     @property
     def views(self) -> int:
@@ -35,20 +35,20 @@ class Augmentation(Protocol):
 
     @property
     def words(self) -> int:
-        """Random 64-bit words that decide a view."""
+        """Random 64-bit words per view."""
         ...
 
     def draw(self, words: Int64[Tensor, "entries words"]) -> Tensor:
-        """What decides each view, one row each: a function of that entry's words alone."""
+        """Returns the random parameters of each view, a row each: a function of that entry's words alone."""
         ...
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
-        """The views: each entry by itself, of the same shape."""
+        """Returns the views: each entry by itself, of the same shape."""
         ...
 
 
 def draws(coins: int, step: int) -> int:
-    """The public seed of what is drawn inside models and views in a step.
+    """Returns the public seed of the draws inside models and views in a step.
 
     Args:
         coins: key of a run's public randomness.
@@ -58,7 +58,7 @@ def draws(coins: int, step: int) -> int:
 
 
 def draws_at_start(coins: int) -> int:
-    """The same of a one-off release: not that of the step that it comes before.
+    """Returns the public seed of the draws of a one-off release at the start, distinct from that of any step.
 
     Args:
         coins: key of a run's public randomness.
@@ -67,7 +67,7 @@ def draws_at_start(coins: int) -> int:
 
 
 def global_draws(coins: int, step: int | None) -> int:
-    """The public seed of PyTorch's global generators, from which a method may draw.
+    """Returns the public seed of PyTorch's global generators, from which a method may draw.
 
     Args:
         coins: key of a run's public randomness.
@@ -81,10 +81,10 @@ Views = Callable[[Tensor, Tensor], Tensor]
 
 
 def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coins: int) -> Tensor:
-    """What decides each view of a step.
+    """Returns the random parameters of each view of a step.
 
     Args:
-        augmentation: draws it.
+        augmentation: draws the parameters.
         keys: of the views, by `entry_keys`.
         coins: public seed of the step.
     """
@@ -92,9 +92,9 @@ def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coi
 
 
 def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coins: int) -> Tensor:
-    """The views of examples in a step [views, n, ...], as anybody can make them of examples they know.
+    """Returns the views of examples in a step [views, n, ...], which anyone who knows the examples can compute.
 
-    Differentiable in the inputs, but for which views are drawn.
+    Differentiable in the inputs, except through the choice of the views.
 
     Args:
         augmentation: of the run.
@@ -110,12 +110,12 @@ def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coi
 
 @dataclass(frozen=True, kw_only=True)
 class CropAndFlip:
-    """Random crops of the image padded by reflection, flipped left to right half of the time.
+    """Random crops of the image padded by reflection, flipped left to right with probability one half.
 
     Attributes:
         views: of each example.
         padding: pixels added on every side before a crop of the image's own size is taken.
-        flip: whether to flip; not for digits or text.
+        flip: True to flip; not for digits or text.
     """
 
     views: int = 1
@@ -130,19 +130,19 @@ class CropAndFlip:
 
     @property
     def words(self) -> int:
-        """Three: the shifts along both sides, and the flip."""
+        """Three: the shifts along both axes, and the flip."""
         return 3
 
     def draw(self, words: Int64[Tensor, "entries words"]) -> Int64[Tensor, "entries 3"]:
-        """Rows and columns to shift by, and whether to flip."""
-        shifts = words[:, :2].remainder(2 * self.padding + 1)  # its bias is 2^-60: one of 2^64 words more or less
+        """Returns row shift, column shift and flip bit of each entry."""
+        shifts = words[:, :2].remainder(2 * self.padding + 1)  # bias 2^-60, from the remainder of 2^64 words
         flips = words[:, 2:3] & int(self.flip)
         return torch.cat([shifts, flips], dim=1)
 
     def apply(
         self, inputs: Float[Tensor, "entries channels height width"], drawn: Int[Tensor, "entries 3"]
     ) -> Float[Tensor, "entries channels height width"]:
-        """Crops and flips, all entries at once."""
+        """Crops and flips all entries at once."""
         if inputs.dim() != 4:
             shape = list(inputs.shape[1:])
             raise ValueError(f"views must be of images [channels, height, width], got examples of shape {shape}")
@@ -151,25 +151,26 @@ class CropAndFlip:
             raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")
         padded = F.pad(inputs, (self.padding,) * 4, mode="reflect")
         drawn = drawn.to(inputs.device)
-        # Crop and flip in one gather: a crop shifts row and column numbers, a flip counts the columns backwards.
+        # Crop and flip in one gather: a crop shifts row and column indices, a flip reverses the column indices.
         rows = drawn[:, :1] + torch.arange(height, device=inputs.device)
         across = torch.arange(width, device=inputs.device)
         columns = drawn[:, 1:2] + torch.where(drawn[:, 2:].bool(), across.flip(0), across)
         entry = torch.arange(entries, device=inputs.device).view(-1, 1, 1)
-        # Indexing around a slice puts the channels last, which is the order convolutions like best.
+        # Indexing around a slice puts the channels last, the fastest order for convolutions.
         return padded[entry, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordSchedule:
-    """One view of each example, itself; but of a few known records another one in some steps.
+    """One view of each example, the example itself; a few known records are shifted in some steps.
 
-    For audits: a canary has to lie in the mask of each step, and so is another record under another mask. What it is in
-    a step is known from a table, by the random word that record and step decide; every other record is itself.
+    For audits: a canary has to lie in the mask of each step, and is therefore another record under another mask. The
+    shift of a record in a step is looked up in a table, by the random word that record and step determine; every other
+    record is unchanged.
 
     Attributes:
-        known: words of the records, a step each, rising.
-        added: what is added to all entries of the input of a record in that step.
+        known: words of the records, one per record and step, ascending.
+        added: added to all entries of a record's input in that step.
     """
 
     known: Int64[Tensor, " any"]
@@ -182,17 +183,17 @@ class RecordSchedule:
 
     @property
     def words(self) -> int:
-        """One, by which the table is read."""
+        """One, the key of the table."""
         return 1
 
     @classmethod
     def of(cls, inputs: Tensor, targets: Tensor, added: Float[Tensor, "steps n"], *, seed: int) -> RecordSchedule:
-        """The schedule of some records.
+        """Returns the schedule of some records.
 
         Args:
             inputs: of the records [n, ...], as they are in the data.
             targets: of the records [n].
-            added: to all entries of each, by step.
+            added: to all entries of each record, by step.
             seed: key of the run's public randomness.
         """
         found = []
@@ -204,11 +205,11 @@ class RecordSchedule:
         return cls(known=known, added=added.flatten().cpu()[order])
 
     def draw(self, words: Int64[Tensor, "entries words"]) -> Float[Tensor, "entries 1"]:
-        """What is added to each entry's input; 0 for whatever is not in the table."""
+        """Returns the shift of each entry's input; 0 for a record that is not in the table."""
         known, added = self.known.to(words.device), self.added.to(words.device)
         place = torch.searchsorted(known, words[:, 0].contiguous()).clamp(max=len(known) - 1)
         return torch.where(known[place] == words[:, 0], added[place], 0.0).unsqueeze(1)
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
-        """The inputs with that added, all entries at once."""
+        """Returns the shifted inputs, all entries at once."""
         return inputs + drawn.to(inputs).view(-1, *[1] * (inputs.dim() - 1))

@@ -1,15 +1,15 @@
-"""Gradients of many guessed examples from one backward pass, differentiable: what a search with restarts asks for.
+"""Gradients of many candidate examples from one backward pass, differentiable, for gradient inversion with restarts.
 
 A parameter's gradient is a product of two factors, the input of its layer and the gradient at its output, so one pass
-over all guesses gives the factors of everybody. `rows` multiplies them. `inner` and `squared_norms`, which are enough
-to compare directions, do not: restarts share the update G that they are compared with, so that
-<gradient_i, G> = <gradient at the output_i, the layer with G as its weights (input_i)>, and no weight is ever held once
-a guess. Norms are the ghost norms of Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, and
-Bu, Mao & Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
-NeurIPS 2022, or the products themselves, whichever is less work.
+over all candidates yields the factors of each. `rows` multiplies them. `inner` and `squared_norms`, which suffice to
+compare directions, do not: all restarts are compared with the same update G, so that <gradient_i, G> = <gradient at the
+output_i, the layer with G as its weights (input_i)>, and no weight-sized tensor is ever held per candidate. Norms are
+the ghost norms of Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, and Bu, Mao & Xu,
+"Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy", NeurIPS 2022, or the
+products themselves, whichever is less work.
 
-Known layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `factored` says whether a
-model is made of those, by comparing with the reference on synthetic data.
+Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `factored` decides
+whether a model consists of these, by comparing with the reference on synthetic data.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class LayerFactors:
     """The two factors of one layer's gradients.
 
     Attributes:
-        layer: which.
-        name: its prefix in the names of parameters.
+        layer: the layer.
+        name: its prefix in parameter names.
         entering: its input [n, ...].
         leaving: gradient of the loss at its output [n, ...].
     """
@@ -48,7 +48,7 @@ class LayerFactors:
     leaving: Tensor
 
     def products(self) -> dict[str, Float[Tensor, "n *shape"]]:
-        """The gradients of the layer's parameters, by full name."""
+        """Returns the gradients of the layer's parameters, by full name."""
         layer, g = self.layer, self.leaving
         if isinstance(layer, nn.Conv2d):
             weight = (g.flatten(2) @ self._patches().transpose(1, 2)).view(len(g), *layer.weight.shape)
@@ -60,12 +60,12 @@ class LayerFactors:
         return {f"{self.name}weight": weight, f"{self.name}bias": bias}
 
     def inner(self, along: Mapping[str, Tensor]) -> Float[Tensor, " n"]:
-        """Inner product of every gradient with one direction, given by name; 0 for a parameter without one."""
+        """Inner product of every gradient with a direction, given by name; 0 for a parameter without a direction."""
         layer, g = self.layer, self.leaving
         weight, bias = along.get(f"{self.name}weight"), along.get(f"{self.name}bias")
         weight = torch.zeros_like(layer.weight) if weight is None else weight  # pyright: ignore[reportArgumentType]
         if isinstance(layer, nn.Conv2d):
-            conv: Any = layer  # its padding is never a word here
+            conv: Any = layer  # its padding is never a string here
             through = F.conv2d(self.entering, weight, bias, conv.stride, conv.padding, conv.dilation)
         elif isinstance(layer, nn.Linear):
             through = F.linear(self.entering, weight, bias)
@@ -76,12 +76,12 @@ class LayerFactors:
         return (g * through).flatten(1).sum(1)
 
     def squared_norms(self, trained: frozenset[str], together: int) -> Float[Tensor, " groups"]:
-        """Squared norm of the sum of the gradients of every `together` examples in turn, over trained parameters."""
+        """Squared norm of the summed gradients of each `together` consecutive examples, over trained parameters."""
         g, groups = self.leaving, len(self.leaving) // together
         total = g.new_zeros(groups)
         if isinstance(self.layer, nn.Conv2d | nn.Linear):
             if isinstance(self.layer, nn.Conv2d):
-                # One long list of places for all that are added up: positions of all patches of a group.
+                # The positions of all patches of a group form one axis, over which the gradients are summed.
                 a, d = self._patches().transpose(1, 2), g.flatten(2).transpose(1, 2)
             else:
                 a, d = self.entering.unsqueeze(1), g.unsqueeze(1)
@@ -111,10 +111,10 @@ class LayerFactors:
 
 
 class GuessGradients:
-    """A model at one point, whose gradients are computed by factors."""
+    """A model at a fixed parameter point, whose gradients are computed from factors."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"]) -> None:
-        """Finds the layers.
+        """Collects the layers with trained parameters.
 
         Args:
             model: the architecture, whose trained parameters are not read.
@@ -123,7 +123,7 @@ class GuessGradients:
             parameters: the point.
 
         Raises:
-            ValueError: a trained parameter is in no layer that is known here.
+            ValueError: if a trained parameter belongs to no supported layer.
         """
         self._model, self._loss, self._layout, self._point = model, loss, layout, parameters
         self._layers = {f"{n}." if n else "": m for n, m in model.named_modules() if _is_known(m)}
@@ -138,7 +138,7 @@ class GuessGradients:
         }
 
     def factors(self, inputs: Tensor, labels: Tensor) -> list[LayerFactors]:
-        """The factors of all examples, with a graph behind them where an argument has one."""
+        """Returns the factors of all examples, with an autograd graph if an argument has one."""
         seen: list[tuple[str, Tensor, Tensor]] = []
 
         def note(prefix: str, _: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
@@ -148,7 +148,8 @@ class GuessGradients:
         search = inputs.requires_grad or labels.requires_grad
         try:
             with torch.enable_grad():
-                # So that outputs have gradients, also of the first layer and where nobody searches.
+                # The input requires a gradient, so that the output of the first layer has one too, even without a
+                # search.
                 inputs = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
                 logits = outputs(self._model, self._layout, inputs, parameters=self._point.detach())
         finally:
@@ -167,7 +168,7 @@ class GuessGradients:
         ]
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n dim"]:
-        """Per-example gradients, as of the reference."""
+        """Per-example gradients, equal to the reference's."""
         found: dict[str, Tensor] = {}
         for one in self.factors(inputs, labels):
             found |= one.products()
@@ -180,13 +181,13 @@ class GuessGradients:
         along: Mapping[str, Tensor],
         scale: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Float[Tensor, " guesses"], Float[Tensor, " guesses"]]:
-        """Inner product with one direction and squared norm of every guess's sum of bounded gradients.
+        """Inner product with a direction and squared norm of each candidate's sum of bounded gradients.
 
         Args:
-            inputs: a batch for each guess.
-            labels: of all of them, one after another [guesses * b, ...].
+            inputs: a batch for each candidate.
+            labels: of all candidates, concatenated [guesses * b, ...].
             along: the direction, by name of the parameter.
-            scale: norms of gradients -> the factors that bound them; None where nothing is bounded.
+            scale: norms of gradients -> factors that bound them; None for no bound.
         """
         guesses, b = inputs.shape[:2]
         found = self.factors(inputs.flatten(0, 1), labels)
@@ -195,7 +196,7 @@ class GuessGradients:
             squares = torch.stack([one.squared_norms(self._trained, b) for one in found]).sum(0)
             return inner.view(guesses, b).sum(1), squares
         own = torch.stack([one.squared_norms(self._trained, 1) for one in found]).sum(0)
-        # clamp: the root has no derivative at 0.
+        # clamp: the square root has no derivative at 0.
         factor = scale(own.clamp(min=torch.finfo(own.dtype).tiny).sqrt())
         inner = (inner * factor).view(guesses, b).sum(1)
         if b == 1:
@@ -215,7 +216,7 @@ class GuessGradients:
 def factored(
     model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"], input_shape: tuple[int, ...]
 ) -> GuessGradients | None:
-    """The model by factors, where that gives what the reference gives; else None.
+    """Returns the factored model if it agrees with the reference, else None.
 
     Args:
         model: the architecture.
@@ -228,7 +229,7 @@ def factored(
         found = GuessGradients(model, loss, layout, parameters)
         return found if _agrees(found, model, loss, layout, parameters, input_shape) else None
     except (RuntimeError, ValueError):
-        # A layer that is called twice or on other shapes; the reference serves it.
+        # A layer that is called twice, or on other shapes: the caller falls back to the reference.
         return None
 
 
@@ -240,17 +241,17 @@ def _agrees(
     parameters: Tensor,
     input_shape: tuple[int, ...],
 ) -> bool:
-    """Whether rows, inner products and norms on two synthetic examples are those of the reference."""
+    """Returns whether rows, inner products and norms on two synthetic examples agree with the reference."""
     coins = torch.Generator().manual_seed(0)
     inputs = torch.rand(2, *input_shape, generator=coins, dtype=torch.float64).to(parameters)
     labels = torch.zeros(2, dtype=torch.int64, device=parameters.device)
     reference = per_example_gradients(model, loss, layout, inputs, labels, parameters=parameters)
-    # float64: a product of float32 rows of 11 million numbers adds up in an order that loses digits.
+    # float64: the product of float32 rows of 11 million numbers loses digits to its order of summation.
     wide = reference.double()
     gram, first = wide @ wide.T, layout.unflatten(reference[0])
     size = gram.diagonal().max()
     inner, squares = (part.detach() for part in found.compared(inputs.unsqueeze(1), labels, first, None))
-    # A sum over a batch of two has the products between examples as well.
+    # The sum over a batch of two also contains the products between examples.
     both = found.compared(inputs.unsqueeze(0), labels, first, torch.ones_like)[1].detach()
     apart = torch.stack([*(inner - gram[0]), *(squares - gram.diagonal()), (both - gram.sum())[0]])
     off = (found.rows(inputs, labels).detach() - reference).norm(dim=1).max()
@@ -258,7 +259,7 @@ def _agrees(
 
 
 def _is_known(module: nn.Module) -> bool:
-    # Exactly these classes: a subclass may compute something else.
+    # Exact classes only: a subclass may compute another function.
     if type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) in (nn.Linear, nn.GroupNorm)

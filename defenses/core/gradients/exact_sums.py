@@ -1,14 +1,14 @@
-"""Exact integer sums for discrete Gaussian noise: contributions are rounded to units inside their bound, then added.
+"""Exact integer sums for discrete Gaussian noise: contributions are rounded to units within their bound, then added.
 
-A float sum depends on the order in which it is formed and on what else is in it: taking one example out changes the
-last bits of the others' part. Discrete noise proves nothing for such a sum. So each example is worked on by itself,
-from its gradient to its rounded contribution, and integers are added.
+A float sum depends on the order of its summation and on its other terms: removing one example changes the last bits of
+the others' part, so discrete noise proves nothing for such a sum. Therefore each example is processed alone, from its
+gradient to its rounded contribution, and integers are added.
 
 Guarantee:
-    For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is
-    rounded towards zero, after it was made shorter by more than float64 may have got its norm wrong. Removing one
-    example takes exactly its own contribution off the sum. Assumes that a gradient computed for one example alone is a
-    function of that example: its last bits may depend on the machine and be random there, but not on other examples.
+    For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is rounded
+    towards zero, after it was shortened by more than the float64 error of its norm. Removing one example subtracts
+    exactly its own contribution from the sum. Assumes that a gradient computed for one example alone is a function of
+    that example: its last bits may depend on the machine and be random there, but not on other examples.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ..plan.query import ExampleLosses, Gradients
 from .reference_sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum
-_MOST_UNITS = 2.0**40  # of one example: then a sum is below 2^62, and float64 counts an example's units exactly
+_MOST_UNITS = 2.0**40  # of one example: a sum is then below 2^62, and float64 represents an example's units exactly
 
 
 def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> Int64[Tensor, "rows size"]:
-    """Bounded rows as whole numbers of units, no longer than the bound.
+    """Returns bounded rows in whole units, with norms that do not exceed the bound.
 
     Args:
-        rows: as `Bound` lets them through, so up to the rounding of their dtype too long.
+        rows: the output of `Bound`, whose norms may exceed it by the rounding of their dtype.
         bound: finite.
         unit: in gradient units.
     """
     exact = rows.double()
-    # Relative errors of float64: of a sum of squares at most one 2^-53 a term, of a product or a quotient one.
+    # Relative float64 errors: at most 2^-53 per term of a sum of squares, and 2^-53 for a product or a quotient.
     slack = 1 + (rows.shape[1] + 16) * 2.0**-52
     norms = torch.linalg.vector_norm(exact, dim=1, keepdim=True) * slack
     factors = torch.where(norms > bound.norm, bound.norm / norms / slack, 1.0)
-    # Towards zero, because rounding to nearest may pass the bound; product and quotient round by less than 2^-50.
+    # Towards zero, because rounding to nearest may exceed the bound; product and quotient round by less than 2^-50.
     return (exact * factors / unit * (1 - 2.0**-50)).trunc().long()
 
 
@@ -52,16 +52,16 @@ def exact_sums(
     units: Sequence[float],
     device: torch.device,
 ) -> tuple[Tensor, ...]:
-    """The sum of each block: whole units as int64, or float64 where the block has no bound and nothing is claimed.
+    """Returns each block's sum: whole units as int64, or float64 for an unbounded block, which has no guarantee.
 
     Args:
         plan: the step's plan.
-        examples: gradients and losses of each example by itself, one row.
+        examples: gradients and losses of each example alone, one row.
         units: of each block.
         device: of the result.
 
     Raises:
-        ValueError: when the units might not fit into 64 bits.
+        ValueError: if the units might not fit into 64 bits.
     """
     if len(examples) > _MOST_EXAMPLES:
         raise ValueError(f"an exact sum must be of 2^22 examples or fewer, got {len(examples)}")

@@ -1,9 +1,9 @@
-"""Spectral norms of weights, whose power iteration goes on once a step, and not in passes over examples.
+"""Power iterations of spectral normalisation, advanced once per step instead of in every forward pass.
 
 Miyato et al., "Spectral Normalization for Generative Adversarial Networks", ICLR 2018, Algorithm 1. Its vectors are
-buffers that follow from the weights of all steps and from nothing private, so they may be released with the model.
-PyTorch iterates in every pass in training mode: how many passes a batch takes would then show in the vectors, and no
-pass may change what the next one computes.
+buffers that depend on the weights of all steps and on nothing private, so they may be released with the model. PyTorch
+iterates in every pass in training mode: the vectors would then reveal how many passes a batch takes, and no pass may
+change the results of the next.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-_Parametrized: Any = parametrizations._SpectralNorm  # private, as what is put into a layer has no public name
-# A layer's own mode says whether the hook of `torch.nn.utils.spectral_norm` iterates, and means nothing else here.
+_Parametrized: Any = parametrizations._SpectralNorm  # private, because this parametrisation has no public name
+# For these layers, the mode only decides whether the hook of `torch.nn.utils.spectral_norm` iterates.
 _WITHOUT_A_MODE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
 class PowerIterations:
-    """Those of the layers of a model, in both forms that PyTorch has of them."""
+    """The power iterations of a model's layers, in both of PyTorch's implementations."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Looks for them."""
+        """Collects the layers."""
         self._found: list[tuple[nn.Module, Callable[[], object]]] = []
         for module in model.modules():
             if isinstance(module, ParametrizationList):
@@ -37,7 +37,7 @@ class PowerIterations:
                 self._found += [(module, partial(hook, module, None)) for hook in hooks_of(module)]
 
     def advance(self) -> None:
-        """Takes as many iterations as one pass of PyTorch's in training mode; none for layers in evaluation mode."""
+        """Takes as many iterations as one PyTorch pass in training mode; none for layers in evaluation mode."""
         with torch.no_grad():
             for layer, compute in self._found:
                 if layer.training:
@@ -45,7 +45,7 @@ class PowerIterations:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps the vectors as they are meanwhile."""
+        """Freezes the vectors within the context."""
         going_on = [layer for layer, _ in self._found if layer.training]
         try:
             for layer in going_on:
@@ -57,13 +57,13 @@ class PowerIterations:
 
 
 def hooks_of(module: nn.Module) -> list[SpectralNorm]:
-    """Hooks by which `torch.nn.utils.spectral_norm` computes a weight before each call of the module."""
+    """Returns the hooks by which `torch.nn.utils.spectral_norm` computes a weight before each call of the module."""
     hooks: Iterator[object] = iter(module._forward_pre_hooks.values())
     return [hook for hook in hooks if isinstance(hook, SpectralNorm)]
 
 
 def buffers_of_power_iterations(model: nn.Module) -> set[str]:
-    """Names of the vectors."""
+    """Returns the names of the vectors."""
     own: list[tuple[str, tuple[str, ...]]] = []
     for place, module in model.named_modules():
         names = ("_u", "_v") if type(module) is _Parametrized else ()

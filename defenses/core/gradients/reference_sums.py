@@ -1,8 +1,8 @@
-"""Clipped sums from per-example gradients: query, encode, bound, add up; what faster engines must agree with.
+"""Reference clipped sums from per-example gradients (query, encode, bound, sum), which faster engines must match.
 
 Guarantee:
-    Each example adds to a block what `Block.contributions` lets through of it, and nothing else; a non-finite row adds
-    zero, by itself. Sums accumulate in float64, so the order of micro-batches shows in the last digits only.
+    Each example adds to a block the output of `Block.contributions` for it, and nothing else; a non-finite row adds
+    zero, by itself. Sums accumulate in float64, so the order of micro-batches affects the last digits only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..plan.query import ExampleLosses, Gradients, Query
 def contributions(
     plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None
 ) -> tuple[Float[Tensor, "rows _"], ...]:
-    """What each example adds to each block: query, encode, bound. One tensor [rows, size] per block.
+    """Returns each example's contribution to each block: query, encode, bound. One tensor [rows, size] per block.
 
     Args:
         plan: the step's plan.
@@ -30,10 +30,10 @@ def contributions(
         losses: of the examples; for queries of losses.
 
     Raises:
-        ValueError: for a query of losses where there are none.
+        ValueError: for a query of losses if there are none.
     """
 
-    @cache  # by point: the blocks of a plan ask for the same rows
+    @cache  # by point: the blocks of a plan share their rows
     def finite(point: Tensor | None) -> Tensor:
         return finite_rows(gradients(point))
 
@@ -53,12 +53,12 @@ def contributions(
 
 
 def added_up(plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None) -> tuple[Tensor, ...]:
-    """The float64 sum of one micro-batch's contributions to each block: private."""
+    """Returns the float64 sum of one micro-batch's contributions to each block: private."""
     return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients, losses))
 
 
 def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.device) -> tuple[Tensor, ...]:
-    """The sum over micro-batches of each block, before any noise: private.
+    """Returns the sum over micro-batches of each block, before any noise: private.
 
     Args:
         plan: the step's plan.
@@ -78,7 +78,7 @@ def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.de
 
 
 def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> tuple[Tensor, ...]:
-    """The sum of bounded contributions of each block by the reference way, for releases of given rows and for tests.
+    """Returns each block's sum of bounded contributions by the reference, for releases of given rows and for tests.
 
     Args:
         plan: the step's plan.

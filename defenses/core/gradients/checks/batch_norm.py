@@ -1,8 +1,8 @@
 """Refuses BatchNorm, and InstanceNorm with running statistics, or converts them to GroupNorm.
 
-BatchNorm computes each example's output from its neighbours in the batch, so removing one example moves the
-gradients of the others and no per-example bound holds; its running statistics are an unaccounted release
-besides. Frozen and in evaluation mode it is an affine map with constants, as of published weights, and mixes nothing.
+BatchNorm computes each example's output from its neighbours in the batch, so removing one example changes the gradients
+of the others and no per-example bound holds; in addition, its running statistics are an unaccounted release. Frozen and
+in evaluation mode, it is an affine map with constants, such as published weights, and mixes nothing.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-# Private names, because PyTorch has no public one for all dimensions and their synchronised and lazy kin.
+# Private names, because PyTorch has no public base of all dimensions and of the synchronised and lazy variants.
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 
 _MOST_GROUPS = 32  # Wu & He, "Group Normalization", ECCV 2018
-_LEAST_VALUES = 8  # of a group, where its number is ours to choose: of two values the outputs are signs
+_LEAST_VALUES = 8  # per group, if its number is free: of two values the outputs are signs
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Raises when a layer mixes examples, or would in another mode.
+    """Raises if a layer mixes examples, or would in another mode.
 
     Raises:
-        ValueError: naming the first such layer and the way out.
+        ValueError: names the first such layer and the remedy.
     """
     for name, module in model.named_modules():
         if _mixes(module) and not _is_constant(module):
@@ -38,7 +38,7 @@ def refuse_batch_norm(model: nn.Module) -> None:
 
 
 def into_training_mode(model: nn.Module) -> None:
-    """Puts a model into training mode, but for frozen BatchNorms in evaluation mode, whose statistics stay."""
+    """Puts a model into training mode, except frozen BatchNorms in evaluation mode, whose statistics stay constant."""
     kept = [module for module in model.modules() if _mixes(module) and _is_constant(module)]
     model.train()
     for norm in kept:
@@ -48,29 +48,28 @@ def into_training_mode(model: nn.Module) -> None:
 def group_norm_instead(
     model: nn.Module, *, groups: int | None = None, input_shape: Sequence[int] | None = None
 ) -> nn.Module:
-    """A copy of the model with every layer that mixes examples replaced by a GroupNorm.
+    """Returns a copy of the model with every layer that mixes examples replaced by a GroupNorm.
 
-    The affine parameters are carried over; running statistics are dropped, so a trained model has to be
-    fine-tuned.
+    The affine parameters are carried over; running statistics are dropped, so a trained model has to be fine-tuned.
 
     Args:
-        model: left as it is.
-        groups: wanted number of groups; the largest divisor of a layer's channels that is at most this is used. Where
-            None, at most 32, and fewer where a group would normalise fewer than 8 values: what is left of the maps of a
-            small image. A BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An
-            InstanceNorm that tracks statistics gets a group a channel, which is what it computes without.
-        input_shape: of one example, by which the size of a layer's maps is known. Where None, 32 x 32 of the first
+        model: unchanged.
+        groups: wanted number of groups; the largest divisor of a layer's channels up to this is used. If None, at most
+            32, and fewer if a group would normalise fewer than 8 values, as in the small maps of a small image. A
+            BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An InstanceNorm that
+            tracks statistics gets a group per channel, which it computes without tracking.
+        input_shape: of one example, which determines the size of a layer's maps. If None, 32 x 32 of the first
             convolution's channels, or the first linear layer's inputs.
 
     Returns:
         The converted copy.
 
     Raises:
-        ValueError: for a layer that has one value to normalise, which a GroupNorm makes zero, and for an `input_shape`
-            that the model does not take.
+        ValueError: for a layer with a single value to normalise, which a GroupNorm makes zero, and for an `input_shape`
+            that the model does not accept.
     """
     converted, positions = copy.deepcopy(model), _positions(model, input_shape)
-    made: dict[nn.Module, nn.GroupNorm] = {}  # a layer that stands in several places stays one
+    made: dict[nn.Module, nn.GroupNorm] = {}  # a layer that is registered in several places stays shared
     for place, norm in list(converted.named_modules(remove_duplicate=False)):
         if _mixes(norm):
             if norm not in made:
@@ -83,9 +82,9 @@ def group_norm_instead(
 
 
 def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str, int]:
-    """Positions of a channel in what each layer that mixes examples gets; none where no pass could be made.
+    """Returns the positions per channel in each mixing layer's input; empty if no pass could be made.
 
-    The pass computes shapes alone, on a copy that holds no numbers.
+    The pass computes only shapes, on a copy on the meta device.
     """
     tried = input_shape or _likely_shape(model)
     if tried is None:
@@ -106,7 +105,7 @@ def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str,
                 module.register_forward_pre_hook(noting(place))
         with torch.no_grad():
             shapes(torch.zeros(2, *tried, device="meta"))
-    except Exception as error:  # whatever a user's model raises on a shape
+    except Exception as error:  # anything that a user's model raises on a shape
         if input_shape is not None:
             raise ValueError(f"input_shape must be of an example of the model, got {tuple(tried)}: {error}") from error
         return {}
@@ -130,7 +129,7 @@ def _mixes(module: nn.Module) -> TypeGuard[_BatchNorm | _InstanceNorm]:
 
 
 def _is_constant(norm: _BatchNorm | _InstanceNorm) -> bool:
-    """Returns true for a layer with statistics that stay, of which nothing is trained."""
+    """Returns whether a layer has constant statistics and no trained parameter."""
     kept = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
     return kept and not norm.training and not any(parameter.requires_grad for parameter in norm.parameters())
 
@@ -155,6 +154,6 @@ def _group_norm(
             + ("take fewer groups" if channels > 1 else "remove it, or freeze it and put it in evaluation mode")
         )
     replacement = nn.GroupNorm(fitting, channels, eps=norm.eps, affine=norm.affine)
-    if norm.affine:  # the very parameters: a tied one stays tied
+    if norm.affine:  # the same parameter objects: a tied parameter stays tied
         replacement.weight, replacement.bias = norm.weight, norm.bias
     return replacement

@@ -1,8 +1,8 @@
-"""Examples that are made up to try a model on before any data: of the data's shape, and of values that it accepts.
+"""Synthetic examples to try a model on before any data: of the data's shape, and with values that the model accepts.
 
-Values follow from what everybody knows. Where a domain is declared, they are drawn from it. Otherwise several kinds are
-tried: whole numbers below the smallest embedding table, standard normal ones, ones in [0, 1], zeros and ones. The data
-are never looked at, because whatever followed from them would be a release without noise.
+The values depend on public knowledge only. A declared domain is sampled. Otherwise several kinds are tried: whole
+numbers below the size of the smallest embedding table, standard normal values, values in [0, 1], zeros and ones. The
+data are never read, because anything derived from them would be a release without noise.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 Values = Callable[[tuple[int, ...], torch.Generator], Tensor]
-"""(shape, generator) -> made-up values of that shape, float64 on the CPU."""
+"""(shape, generator) -> synthetic values of that shape, float64 on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Domain:
-    """What values of inputs or targets may be, as everybody knows who has not seen the data.
+    """Range of the values of inputs or targets, known publicly without the data.
 
     Attributes:
-        low: the least; a number, or a tensor of one example's shape where places differ, as the columns of a table.
-        high: the greatest, likewise.
-        whole: whether they are whole numbers, likewise.
+        low: the minimum; a number, or a tensor of one example's shape if places differ, as the columns of a table.
+        high: the maximum, likewise.
+        whole: True for whole numbers, likewise.
     """
 
     low: float | Tensor
@@ -42,18 +42,18 @@ class Domain:
             raise ValueError(f"low and high of a domain of whole numbers must be whole, got {low} and {high}")
 
     def as_lists(self) -> list[Any]:
-        """Its content, for a digest."""
+        """Returns the content, for a digest."""
         return [torch.as_tensor(value).tolist() for value in (self.low, self.high, self.whole)]
 
     def values(self, shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
-        """Uniform values, float64.
+        """Returns uniform values, float64.
 
         Args:
             shape: of a batch.
-            coins: they follow from.
+            coins: generator of the values.
 
         Raises:
-            ValueError: when tensors of the domain do not have the shape of one example.
+            ValueError: if tensors of the domain do not have the shape of one example.
         """
         low, high, whole = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (self.low, self.high, self.whole))
         for bound in (low, high, whole):
@@ -68,7 +68,7 @@ class Domain:
 
 
 class Domains(NamedTuple):
-    """What the data may be; None for what is not declared.
+    """Declared domains of the data; None if undeclared.
 
     Attributes:
         inputs: one example's input.
@@ -84,13 +84,14 @@ NOT_DECLARED = Domains()
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Made-up examples.
+    """A batch of synthetic examples.
 
     Attributes:
         inputs: of the data's shape and dtype.
         targets: of the inputs.
         keys: of the entries, for dropout.
-        other: one more input [1, *shape], of which whatever can be computed is another; its target is the last one.
+        other: a further, different input [1, *shape], so that results on it differ; its target is the last of
+            `targets`.
     """
 
     inputs: Tensor
@@ -99,17 +100,17 @@ class MadeUp:
     other: Tensor
 
     def others(self, count: int) -> MadeUp:
-        """A batch of copies of the one more example."""
+        """Returns a batch of copies of the further example."""
         x, y = (values.expand(count, *values.shape[1:]) for values in (self.other, self.targets[-1:]))
         return MadeUp(x, y, self.keys[:count], self.other)
 
     def chosen(self, rows: Tensor) -> MadeUp:
-        """Some of them."""
+        """Returns the selected examples."""
         return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.other)
 
 
 def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
-    """Standard normal values, float64; of a batch the last quarter have other sizes, from a tenth to ten times."""
+    """Returns standard normal values, float64; the last quarter of a batch is scaled, from a tenth to ten times."""
     x = torch.randn(shape, generator=coins, dtype=torch.float64)
     if scaled := shape[0] // 4:
         scales = torch.logspace(-1, 1, scaled, dtype=torch.float64)
@@ -118,7 +119,7 @@ def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
 
 
 def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Made-up inputs, and one more: half of them differ, a quarter are copies of the first, and the rest differ."""
+    """Returns inputs (half distinct, a quarter copies of the first, the rest distinct) and one further input."""
     x, other = values(shape, coins), values((1, *shape[1:]), coins)
     half = shape[0] - shape[0] // 2
     x[half : half + shape[0] // 4] = x[0]
@@ -126,19 +127,19 @@ def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) ->
 
 
 def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterator[Values]:
-    """Kinds of made-up inputs, in the order in which a model is tried on them.
+    """Kinds of synthetic inputs, in the order in which a model is tried on them.
 
     Args:
-        model: its embedding tables are looked at.
-        like: its dtype is looked at, no value is.
-        domain: of the inputs; the only kind where one is declared.
+        model: its embedding tables are read.
+        like: only its dtype is read, no values.
+        domain: of the inputs; the only kind if declared.
     """
     if domain is not None:
         yield domain.values
         return
-    # The smallest table, because which of them an input goes to is not known.
+    # The smallest table, because the table that an input indexes is unknown.
     smallest = min((layer.num_embeddings for layer in model.modules() if isinstance(layer, nn.Embedding)), default=0)
-    if smallest:  # first: on a GPU a number that leaves the table ends the process's use of it
+    if smallest:  # first: on a GPU an index outside the table makes the device unusable for the process
         yield Domain(low=0, high=smallest - 1, whole=True).values
     if like.is_floating_point():
         yield normal
@@ -147,15 +148,15 @@ def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterato
 
 
 def classes_of(outputs: Any) -> Iterator[int]:
-    """Numbers of classes that outputs may be of, the likeliest first."""
+    """Yields numbers of classes that the outputs may have, the likeliest first."""
     found = [tensor.shape for tensor in tensors_of(outputs) if tensor.dim() > 1]
     guesses = [size for shape in found for size in (shape[1], shape[-1])] or [2]
-    # Of one output that is a logit there are two.
+    # A single output that is a logit stands for two classes.
     yield from dict.fromkeys([2 if guess == 1 else guess for guess in guesses if guess] + [2, 1])
 
 
 def tensors_of(outputs: Any) -> Iterator[Tensor]:
-    """Tensors in what a model puts out: a tensor, or a mapping, sequence or object of some."""
+    """Yields the tensors in a model's output: a tensor, or a mapping, sequence or object of tensors."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
@@ -166,7 +167,7 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
     elif isinstance(outputs, type):
         return
-    elif dataclasses.is_dataclass(outputs):  # also one with slots, which has no `__dict__`
+    elif dataclasses.is_dataclass(outputs):  # also with slots, without a `__dict__`
         for field in dataclasses.fields(outputs):
             yield from tensors_of(getattr(outputs, field.name, None))
     elif hasattr(outputs, "__dict__"):
@@ -175,15 +176,15 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
 
 
 def mapped(outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = False) -> Any:
-    """Outputs in the same form with every tensor changed, as to one example's part of it.
+    """Returns outputs of the same form with `change` applied to every tensor, such as the selection of one example.
 
     Args:
         outputs: of a model.
         change: of a tensor.
-        scalars: whether also tensors without dimensions are changed.
+        scalars: True to change tensors without dimensions too.
 
     Raises:
-        TypeError: for a form of which no other can be made.
+        TypeError: for a form that cannot be rebuilt.
     """
     if isinstance(outputs, Tensor):
         return change(outputs) if scalars or outputs.dim() else outputs

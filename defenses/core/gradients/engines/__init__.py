@@ -1,1 +1,1 @@
-"""Per-example gradient engines beside the layerwise one, interchangeable up to rounding."""
+"""Per-example gradient engines besides the layerwise engine, interchangeable up to rounding."""

@@ -1,7 +1,7 @@
-"""Per-example gradients by BackPACK: extended layers leave `grad_batch` at their parameters in the backward pass.
+"""Per-example gradients by BackPACK: extended layers store `grad_batch` at their parameters in the backward pass.
 
-Dangel, Kunstner & Hennig, "BackPACK: Packing more into Backprop", ICLR 2020. It knows linear layers and convolutions;
-a parameter keeps the rows of one use only, so what is used twice is refused.
+Dangel, Kunstner & Hennig, "BackPACK: Packing more into Backprop", ICLR 2020. It supports linear layers and
+convolutions; a parameter keeps the rows of a single use, so repeated use is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BackPACK(Hooked):
                 if owner.setdefault(parameter, layer) is not layer:
                     other = self._names[owner[parameter]]
                     self.refuse(layer, f"must not share a parameter with '{other}', of which BackPACK keeps one use")
-            # Each by itself, because extending a container warns of every one that BackPACK has never heard of.
+            # Layer by layer, because extending a container warns of every module that BackPACK does not know.
             backpack.extend(layer)
         return layers
 
@@ -61,7 +61,7 @@ class BackPACK(Hooked):
         return True
 
     def _unanswered(self, layer: nn.Module) -> int:
-        return int("output" in vars(layer))  # BackPACK drops it with the gradient's arrival
+        return int("output" in vars(layer))  # BackPACK drops it when the gradient arrives
 
     def _taken(self, parameter: nn.Parameter) -> Tensor | None:
         return getattr(parameter, "grad_batch", None)
@@ -74,7 +74,7 @@ class BackPACK(Hooked):
 
 
 def _wrong(layer: nn.Module) -> str | None:
-    """Why BackPACK 1.7 fails at a layer of this kind, or silently gives wrong rows."""
+    """Returns why BackPACK 1.7 fails at a layer of this kind, or silently gives wrong rows."""
     if type(layer) in _CONVOLUTIONS:
         if layer.padding_mode != "zeros":
             mode = layer.padding_mode

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-# What a CPU's allocator hands out again without returning it to the system in between, roughly.
+# Memory that a CPU allocator reuses without returning it to the system, roughly.
 REUSED_MEMORY = 256 * 2**20
 
 
 class Batches(NamedTuple):
-    """The batches of a run, as far as they are known before it.
+    """Known sizes of a run's batches.
 
     Attributes:
-        expected: examples in one; 0 where unknown.
+        expected: examples in a batch; 0 if unknown.
         views: entries of an example.
-        most: examples that are worked on at a time, whatever fits; None for no such limit.
+        most: maximum number of examples processed at a time; None to use the budget.
         budget: bytes that these may take.
     """
 
@@ -27,13 +27,14 @@ class Batches(NamedTuple):
     budget: int = 2 * 2**30
 
     def fitting(self, bytes_per_entry: int) -> int:
-        """Most examples that are worked on at a time; at least one."""
+        """Returns the maximum number of examples processed at a time; at least one."""
         return self.most or max(1, self.budget // max(1, self.views * bytes_per_entry))
 
     def sizes(self, bytes_per_entry: int) -> set[int]:
-        """Entries that an engine will be handed at a time: of the expected batch, and of a large Poisson sample.
+        """Returns the numbers of entries that an engine will receive at a time.
 
-        A batch that does not fit is cut, so that what is left over is one of the sizes.
+        They follow from the expected batch and a large Poisson sample; a batch that does not fit is split, so the
+        remainder is one of the sizes.
         """
         most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
         # Four standard deviations: a Poisson sample's variance is its mean.
@@ -42,15 +43,15 @@ class Batches(NamedTuple):
 
 
 def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
-    """The part of a memory budget that is worth using at a time.
+    """Returns the part of a memory budget that is worth using at a time.
 
     On a CPU the kernel clears fresh pages, which takes longer than most passes over them; smaller micro-batches reuse
-    what the allocator holds. But each of them costs passes over vectors of the parameters' length.
+    the allocator's memory. But each micro-batch costs passes over vectors of the parameters' length.
 
     Args:
         budget: bytes.
         parameter: one of the model's.
-        dim: numbers in all of them.
+        dim: total number of parameters.
     """
-    # At least 64 such vectors at a time, of which those passes are a small share.
+    # At least 64 such vectors at a time, so that those passes are a small share.
     return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if parameter.is_cpu else budget

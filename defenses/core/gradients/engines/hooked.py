@@ -1,8 +1,8 @@
-"""Common base of the Opacus and BackPACK engines: a hooked copy of the model, and checks for what hooks miss.
+"""Common base of the Opacus and BackPACK engines: a hooked copy of the model, and checks for uses that hooks miss.
 
-A hook sees what goes through its layer, and nothing else that happens to a parameter or a tensor. Uses of a parameter
-outside of its layer, changes in place and partly used calls are found by autograd's graph and by counting calls, and
-are refused: the libraries would silently give wrong rows.
+A hook observes the calls of its layer, and no other use of a parameter or a tensor. Uses of a parameter outside of its
+layer, changes in place and partly used calls are found from autograd's graph and by counting calls, and are refused:
+the libraries would silently give wrong rows.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ..reference import Loss
 from .interface import PerExample, Unsupported
 
 Edge = tuple[object, int]
-"""Where a gradient flows to: a node of autograd's graph, and which of its outputs."""
+"""Destination of a gradient: a node of autograd's graph, and the index of its output."""
 
 
 class Hooked(PerExample, ABC):
-    """An engine by a library that hangs hooks into a copy of the model.
+    """Engine of a library that registers hooks on a copy of the model.
 
     The copy follows the model at every call: parameters (or another point), buffers, mode. Its structure, and
-    attributes that are no tensors, are those of the model when the engine was made.
+    attributes that are not tensors, are those of the model when the engine was made.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
-        """Copies the model and has the library hang its hooks into the copy.
+        """Copies the model and lets the library register its hooks on the copy.
 
         Raises:
-            Unsupported: when the model has a layer that the library does not know, or gets wrong.
+            Unsupported: if the model has a layer that the library does not support, or computes wrongly.
             ModuleNotFoundError: without the library; the message names the extra.
         """
         super().__init__(model, loss, layout)
@@ -52,36 +52,36 @@ class Hooked(PerExample, ABC):
 
     @abstractmethod
     def _attach(self, model: nn.Module) -> list[nn.Module]:
-        """Hangs the library's hooks into the copy; returns the layers that have some. Refuses what it must."""
+        """Registers the library's hooks on the copy; returns the hooked layers. Refuses unsupported layers."""
 
     @abstractmethod
     def _knows_uses(self, layer: nn.Module) -> bool:
-        """Whether a call of the layer uses each of its own parameters exactly once, and no other."""
+        """Returns whether a call of the layer uses each of its own parameters exactly once, and no other."""
 
     @abstractmethod
     def _unanswered(self, layer: nn.Module) -> int:
-        """How many calls of the layer are still waiting for a gradient after the backward pass."""
+        """Returns the number of the layer's calls that still await a gradient after the backward pass."""
 
     @abstractmethod
     def _taken(self, parameter: nn.Parameter) -> Tensor | None:
-        """The rows [n, *shape] that the library left at a parameter."""
+        """Returns the rows [n, *shape] that the library stored at a parameter."""
 
     @abstractmethod
     def _forget(self, layer: nn.Module) -> None:
-        """Removes what the library keeps of one call at a layer and at its parameters."""
+        """Removes the library's state of one call at a layer and at its parameters."""
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """The context in which the library wants the backward pass to run."""
+        """Context in which the library requires the backward pass to run."""
         yield
 
     def _build(self) -> None:
         self._fingerprint, self._probed = _fingerprint(self.model), False
-        # Contiguous, always, as the inputs of every layer are made in `_check_call`: Opacus 1.6 reads those of a
-        # convolution by strides that it computes from their shape, and is silently wrong for channels-last and views.
+        # Always contiguous, as are the inputs of every layer in `_check_call`: Opacus 1.6 reads a convolution's inputs
+        # by strides computed from their shape, and is silently wrong for channels-last inputs and views.
         model = copy.deepcopy(self.model).to(memory_format=torch.contiguous_format)
         for name, parameter in model.named_parameters():
-            # Gradients of the user's own would be copied along, and taken for ours.
+            # The user's own gradients would be copied too, and taken for per-example results.
             parameter.grad = None
             parameter.requires_grad_(name in self.layout.names)
         self._copy = model
@@ -96,7 +96,7 @@ class Hooked(PerExample, ABC):
                 module.register_forward_pre_hook(self._keep_input)
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """Rows that the library left at the parameters, checked for what it may have missed."""
+        """Rows that the library stored at the parameters, checked for uses that it may have missed."""
         if _fingerprint(self.model) != self._fingerprint:
             self._build()
         try:
@@ -104,12 +104,12 @@ class Hooked(PerExample, ABC):
             self._follow(point)
             self._examples = len(inputs)
             with torch.enable_grad(), warnings.catch_warnings():
-                # PyTorch's, of every hooked layer whose input needs no gradient, the first one always; the hook gets
-                # the gradient of the output all the same, which is all that the libraries read.
+                # PyTorch's warning, at every hooked layer whose input needs no gradient, always so for the first; the
+                # hook still gets the gradient of the output, which is all that the libraries read.
                 warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are", UserWarning)
-                # Also PyTorch's: Opacus takes a layer fed with integers for mixed precision, which then is not used.
+                # Also PyTorch's: Opacus takes integer inputs of a layer for mixed precision, which is then not used.
                 warnings.filterwarnings("ignore", r"In \w+ autocast, but the target dtype is not", UserWarning)
-                # A clone, because a first layer in place would change the caller's; contiguous, as the parameters.
+                # A clone, because an in-place first layer would change the caller's; contiguous, as the parameters.
                 seen = inputs.detach().clone(memory_format=torch.contiguous_format)
                 value = _summed(self.loss, self._outputs(seen), targets.detach())
                 # Counted before the backward pass, which frees the graph.
@@ -121,7 +121,7 @@ class Hooked(PerExample, ABC):
             self._check_answers()
             return torch.cat([self._rows_of(name, uses) for name in self.layout.names], dim=1)
         finally:
-            # After errors too: what a call leaves would be taken for the next one's.
+            # After errors too: leftovers of a call would be taken for the next call's.
             for layer in self._layers:
                 self._forget(layer)
             for parameter in self._parameters.values():
@@ -130,7 +130,7 @@ class Hooked(PerExample, ABC):
             self._overwritten.clear()
 
     def _follow(self, point: Tensor | None) -> None:
-        """Moves the copy to where the model is, or to another point."""
+        """Moves the copy to the model's current parameters, or to another point."""
         values = {} if point is None else self.layout.unflatten(point)
         with torch.no_grad():
             theirs = dict(self.model.named_parameters())
@@ -141,9 +141,9 @@ class Hooked(PerExample, ABC):
                 mine.copy_(theirs[name])
 
     def _probe(self, inputs: Tensor) -> None:
-        """Runs the copy once with one example more, to find a dimension that only happens to be as long as the batch.
+        """Runs the copy once with one more example, to detect a dimension that equals the batch size by coincidence.
 
-        It does not grow with the batch. Its entries would be taken for examples, each of them a mixture of all.
+        Such a dimension does not grow with the batch. Its entries would be taken for examples, each a mixture of all.
         """
         if not self._probed:
             self._examples = len(inputs) + 1
@@ -165,7 +165,7 @@ class Hooked(PerExample, ABC):
             ) from error
 
     def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        """Before each call of a watched layer: one input, with the batch in front."""
+        """Checks before each call of a watched layer: a single input, with the batch dimension first."""
         if len(given) != 1 or named or not isinstance(given[0], Tensor):
             self.refuse(layer, "must be called with one tensor and nothing else")
         (inputs,) = given
@@ -176,9 +176,10 @@ class Hooked(PerExample, ABC):
         return (inputs.contiguous(),), named
 
     def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
-        """Before an in-place activation: PyTorch forbids it behind a hooked layer, so the copy works out of place.
+        """Runs an in-place activation out of place, because PyTorch forbids in-place changes behind a hooked layer.
 
-        That is the same if nothing else reads the tensor that would have been overwritten; `_check_overwritten` looks.
+        The result is the same if nothing else reads the tensor that would be overwritten, which `_check_overwritten`
+        verifies.
         """
         module.inplace = not given[0].requires_grad
         if not module.inplace:
@@ -196,13 +197,13 @@ class Hooked(PerExample, ABC):
                 self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
 
     def _rows_of(self, name: str, uses: Counter[Edge]) -> Tensor:
-        """One parameter's columns; zeros where the loss does not depend on it."""
+        """Returns one parameter's columns; zeros if the loss does not depend on it."""
         parameter = self._parameters[name]
         if parameter.grad is None:
             return parameter.new_zeros(self._examples, parameter.numel())
         owners = self._owners[parameter]
         watched = sum(self._calls[layer] - self._unanswered(layer) for layer in owners)
-        # Edges into the parameter against calls that were answered: one edge more is a use that no hook has seen.
+        # Edges into the parameter against answered calls: a surplus edge is a use that no hook has observed.
         rows = self._taken(parameter)
         if rows is None or (all(map(self._knows_uses, owners)) and watched != uses[_edge(parameter)]):
             raise Unsupported(
@@ -217,15 +218,15 @@ class Hooked(PerExample, ABC):
 
 
 def missing(error: ModuleNotFoundError, module: str, engine: str) -> ModuleNotFoundError:
-    """What to raise when the library of an engine is not there: one sentence that names the extra."""
+    """Returns the error for an engine whose library is not installed: one sentence that names the extra."""
     if (error.name or module).partition(".")[0] != module:
-        return error  # it is there, and one of its own dependencies is not
+        return error  # installed, but one of its own dependencies is missing
     text = f"engine '{engine}' needs {module}, which is not installed: pip install 'leakbench[engines]'"
     return ModuleNotFoundError(text, name=module)
 
 
 def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The sum of all examples' losses; example by example where the loss takes a mean over its batch."""
+    """Returns the sum of all examples' losses; example by example if the loss takes a mean over its batch."""
     values = loss(outputs, targets)
     if values.shape == (len(outputs),):
         return values.sum()
@@ -244,12 +245,12 @@ def _summed(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Returns the first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 def _edges(value: Tensor) -> Counter[Edge]:
-    """How many gradients flow into each place of the graph behind a value."""
+    """Counts the gradients that flow into each place of the graph behind a value."""
     edges: Counter[Edge] = Counter()
     ahead = [] if value.grad_fn is None else [value.grad_fn]
     found = set(ahead)
@@ -273,7 +274,7 @@ def _is_in(parameter: nn.Parameter, module: nn.Module) -> bool:
 
 
 def _fingerprint(model: nn.Module) -> tuple[object, ...]:
-    """Modes, devices and dtypes that the copy was made for; when they change, another is made."""
+    """Returns modes, devices and dtypes of the model, for which the copy is rebuilt when they change."""
     return (
         *(module.training for module in model.modules()),
         *((parameter.device, parameter.dtype) for parameter in model.parameters()),

@@ -1,7 +1,7 @@
 """Interface of per-example gradient engines: rows, and clipped sums under a plan.
 
-An engine that computes rows alone inherits the sums, which are then the reference's. A faster one computes the sums
-without rows, and must give the same.
+An engine that computes rows alone inherits the reference's sums. A faster engine computes the sums without rows, and
+must agree with the reference.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ..reference import Loss, per_example_losses
 from ..reference_sums import added_up, contributions
 
 _NUMBERS = 2**26
-"""Of rows at a time, 256 MiB in float32, where sums and inner products allow to cut them up."""
+"""Numbers per chunk of rows, 256 MiB in float32, in sums and inner products that can be split."""
 
 
 class Unsupported(ValueError):
-    """A model or a loss that this way of computing gradients does not know; the message says which layer."""
+    """A model or a loss that an engine does not support; the message names the layer."""
 
 
 class PerExample:
-    """One way of computing the per-example gradients of one model.
+    """An engine for the per-example gradients of one model.
 
     Attributes:
-        name: what users and records call it.
+        name: identifier in settings and records.
         model: the network; its parameters are read anew at every call, never changed.
         loss: per-example loss.
-        layout: which parameters, in which order.
+        layout: the trained parameters and their order.
     """
 
     name: ClassVar[str]
@@ -44,44 +44,44 @@ class PerExample:
         """Takes a model.
 
         Raises:
-            Unsupported: when it has a layer that this engine does not know.
+            Unsupported: if it has a layer that this engine does not support.
         """
         self.model, self.loss, self.layout = model, loss, layout
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """Gradients of each input's loss, one row each, in the parameters' dtype, detached.
+        """Gradients of each input's loss, a row each, in the parameters' dtype, detached.
 
         Args:
             inputs: first dimension the batch, at least one.
             targets: class numbers, or class probabilities.
-            point: where to differentiate; the model's own parameters where None.
+            point: where to differentiate; the model's own parameters if None.
         """
         raise NotImplementedError(f"{type(self).__name__} must define each(inputs, targets, point)")
 
     def rows(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows dim"]:
-        """One row per example: its gradient, or the mean gradient of its augmented views.
+        """Rows of the examples: the gradient, or the mean gradient of the augmented views, of each.
 
         Args:
-            inputs: `views` neighbouring entries for each example.
+            inputs: `views` adjacent entries for each example.
             targets: as many.
-            point: where to differentiate; the model's own parameters where None.
+            point: where to differentiate; the model's own parameters if None.
             views: augmentations of each example, averaged before anything is bounded (De et al. 2022).
         """
         rows = self.each(inputs, targets, point)
         return rows if views == 1 else rows.view(-1, views, self.layout.dim).mean(dim=1)
 
     def batch(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
-        """The rows of these examples, or what they are made of where an engine knows that."""
+        """Returns the rows of these examples, or their factors if the engine has them."""
         return Rows(self.rows(inputs, targets))
 
     def losses(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
-        """One row per example: its loss, or the mean loss of its augmented views; arguments as for `rows`.
+        """Losses of the examples: the loss, or the mean loss of the augmented views, of each; arguments as for `rows`.
 
-        Every example passes the model by itself, as in the reference, whatever computes the gradients.
+        Every example passes the model alone, as in the reference, whichever engine computes the gradients.
         """
         found = per_example_losses(self.model, self.loss, self.layout, inputs, targets, parameters=point)
         return found.view(-1, views).mean(dim=1, keepdim=True)
@@ -91,7 +91,7 @@ class PerExample:
 
         Args:
             plan: the step's plan.
-            inputs: `views` neighbouring entries for each example, at least one example.
+            inputs: `views` adjacent entries for each example, at least one example.
             targets: as many.
             views: augmentations of each example.
         """
@@ -105,14 +105,14 @@ class PerExample:
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
-        """Of each block, the inner products [rows] of bounded contributions with a direction, and squared norms.
+        """Inner products [rows] of bounded contributions with a direction, and squared norms, per block: private.
 
-        In float64, and private. Here from rows, a few examples at a time.
+        In float64. This default forms rows, a few examples at a time.
 
         Args:
             plan: the step's plan.
-            directions: one for each block, in its released space, in the dtype of the parameters.
-            inputs: `views` neighbouring entries for each example, at least one example.
+            directions: for each block a vector in its released space, in the dtype of the parameters.
+            inputs: `views` adjacent entries for each example, at least one example.
             targets: as many.
             views: augmentations of each example.
         """
@@ -138,10 +138,10 @@ class PerExample:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Memory that one more entry of the inputs takes, roughly.
+        """Estimates the memory of one more entry of the inputs.
 
         Args:
-            activations: numbers that a forward pass leaves for it.
+            activations: numbers that a forward pass produces for it.
             itemsize: bytes of a number.
 
         Returns:

@@ -1,7 +1,7 @@
 """Per-example gradients by plain autograd on batches of one: slow, and right for every model that runs on one example.
 
-For models whose Python code reads values of its inputs, which `vmap` refuses and a batch shares, and for exact sums,
-where a row must not depend on other examples even in its last bits.
+For models whose Python code reads values of its inputs, which `vmap` refuses and a batch would share, and for exact
+sums, in which a row must not depend on other examples even in its last bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OneByOne(PerExample):
     name: ClassVar[str] = "one_by_one"
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """A backward pass an example."""
+        """Rows from one backward pass per example."""
         keys, rows = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
@@ -38,7 +38,7 @@ class OneByOne(PerExample):
     def losses(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
-        """A forward pass an example."""
+        """Losses from one forward pass per example."""
         keys, found = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
@@ -47,7 +47,7 @@ class OneByOne(PerExample):
         return torch.cat(found).view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
-        """Sums of the bounded contributions, one example in memory at a time."""
+        """Sums of the bounded contributions, with one example in memory at a time."""
         parts: list[tuple[Tensor, ...]] = []
         ways: tuple[Callable[..., Tensor], ...] = (self.rows, self.losses)
         for start in range(0, len(inputs), views):
@@ -68,20 +68,20 @@ class OneByOne(PerExample):
         span: slice,
         point: Tensor | None,
     ) -> Float[Tensor, "1 _"]:
-        """The gradient, or the loss, of one example, whose views have these places in the batch."""
+        """Returns the gradient, or the loss, of one example, whose views are at `span` in the batch."""
         keys = current_keys()
         with entries(None if keys is None else keys[span]):
             return answers(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Next to nothing: one example is in memory at a time, so a batch need not be cut."""
+        """Next to nothing: one example is in memory at a time, so a batch need not be split."""
         return 1
 
 
 def _alone(values: Tensor, number: int) -> Tensor:
-    """One entry in memory of its own: vendors' sums depend on where in a cache line a vector begins.
+    """Copies one entry: vendors' sums depend on the position within a cache line at which a vector begins.
 
-    Of a view, that would be the entry's place among others, in last bits of a row; and whole rows, where a ReLU turns
-    on rounding.
+    In a view, that position is the entry's place in the batch, which would show in the last bits of a row, or in the
+    whole row where rounding decides a ReLU.
     """
     return values[number : number + 1].clone()

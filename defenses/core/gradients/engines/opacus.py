@@ -1,7 +1,7 @@
 """Per-example gradients by Opacus, whose `GradSampleModule` computes them layer by layer in backward hooks.
 
-Yousefpour et al., "Opacus: User-Friendly Differential Privacy Library in PyTorch", 2021. What Opacus 1.6 silently gets
-wrong is refused here, or mended on the way in: see `Opacus`.
+Yousefpour et al., "Opacus: User-Friendly Differential Privacy Library in PyTorch", 2021. Cases that Opacus 1.6 silently
+computes wrongly are refused here, or corrected beforehand: see `Opacus`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .hooked import Hooked, first_line, missing
 
 
 class Opacus(Hooked):
-    """Rows by Opacus, for the layers it has formulas for, and by its use of torch.func for all others.
+    """Rows by Opacus, with its formulas for the layers that have one, and its use of torch.func for all others.
 
-    Mended: a layer in two containers, which Opacus counts twice; a model in eval mode, which it does not record;
-    inputs that are not contiguous. Refused: what is not per example (`_wrong`), what would need more than Opacus
-    records, and what is used behind its back.
+    Corrected: a layer in two containers, which Opacus counts twice; a model in eval mode, which it does not record;
+    inputs that are not contiguous. Refused: layers that are not per example (`_wrong`), calls that need more than
+    Opacus records, and uses that its hooks do not observe.
     """
 
     name: ClassVar[str] = "opacus"
@@ -35,11 +35,11 @@ class Opacus(Hooked):
 
         class Watched(GradSampleModule):
             def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:
-                # A layer that is a child of two containers would get its hooks twice, and its rows doubled.
+                # A layer that is a child of two containers would get its hooks twice, and doubled rows.
                 yield from dict.fromkeys(super().iterate_submodules(module))
 
             def capture_activations_hook(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-                # Opacus records in training mode only, then fails in the backward.
+                # Opacus records in training mode only, then fails in the backward pass.
                 mode, module.training = module.training, True
                 super().capture_activations_hook(module, *args, **kwargs)
                 module.training = mode
@@ -75,7 +75,7 @@ class Opacus(Hooked):
         return len(getattr(layer, "activations", ()))
 
     def _taken(self, parameter: nn.Parameter) -> Tensor | None:
-        # The second where a weight of two layers still waits for the one that the loss does not depend on.
+        # The second is set if a weight of two layers still awaits the layer on which the loss does not depend.
         rows = getattr(parameter, "grad_sample", None)
         return getattr(parameter, "_current_grad_sample", None) if rows is None else rows
 
@@ -89,7 +89,7 @@ class Opacus(Hooked):
 
 
 def _wrong(layer: nn.Module) -> str | None:
-    """Why Opacus 1.6 fails at a layer of this kind, or, mostly, silently gives wrong rows."""
+    """Returns why Opacus 1.6 fails at a layer of this kind, or, mostly, silently gives wrong rows."""
     if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and layer.padding_mode != "zeros":
         return (
             f"must have padding_mode='zeros', which is what Opacus does whatever is asked, got '{layer.padding_mode}'"

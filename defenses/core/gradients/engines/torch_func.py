@@ -1,4 +1,4 @@
-"""The reference: rows by `torch.func.vmap(grad)`, for every layer that torch.func knows."""
+"""The reference engine: rows by `torch.func.vmap(grad)`, for every layer that torch.func supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .interface import PerExample
 
 
 class TorchFunc(PerExample):
-    """Materialises every row; what the other engines are checked against."""
+    """Materialises every row; the other engines are checked against it."""
 
     name: ClassVar[str] = "torch.func"
 
