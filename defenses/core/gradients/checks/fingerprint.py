@@ -1,12 +1,12 @@
-"""A SHA-256 over whatever decides a computation: values, functions with all that they refer to, modules, data.
+"""SHA-256 digest of everything that decides a computation: values, functions with all they refer to, modules, data.
 
-A resumed run draws the noise of its interrupted step a second time. On another sum that would be fatal: the difference
-of the two releases has no noise. So a checkpoint keeps a digest of all that a release depends on, down to the values
-in a loss function's closure, and what cannot be looked into is refused.
+A resumed run draws the noise of its interrupted step a second time. If the sum had changed, the difference of the two
+releases would contain no noise. Therefore a checkpoint stores a digest of all inputs of a release, down to the values
+in a loss function's closure, and content that cannot be inspected is refused.
 
-Functions are looked into down to their code, defaults, closures and the globals that they name. Of PyTorch, NumPy and
-the standard library the name alone counts, and of this package the name and `source_digest`. What is not seen: state
-behind a C extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
+A function is inspected down to its code, defaults, closure and the globals that it names. PyTorch, NumPy and the
+standard library enter by name alone, and this package by name and `source_digest`. Not covered: state behind a C
+extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _MANAGED_DICT, _WORD = 1 << 4, struct.calcsize("P")
 
 
 class UnknownContent(ValueError):
-    """Something that cannot be looked into; the message says where it is and of what type."""
+    """Content that cannot be inspected; the message gives its place and type."""
 
 
 @functools.cache
 def source_digest() -> str:
-    """A SHA-256 over the source files of this package: two versions of a method do not pass for one."""
+    """SHA-256 over the source files of this package: two versions of a method have different digests."""
     found = hashlib.sha256()
     folder = pathlib.Path(__file__).parents[__name__.count(".") - 2]
     for path in sorted(folder.rglob("*.py")):
@@ -71,15 +71,15 @@ def source_digest() -> str:
 
 
 def digest(*values: object, strict: bool = True) -> str:
-    """A hexadecimal SHA-256 that is the same for the same content, in every process.
+    """Returns a hexadecimal SHA-256 that is the same for the same content, in every process.
 
     Args:
         values: of any kind.
-        strict: whether what cannot be looked into is an error; otherwise its type, and what pickle makes of it, stand
-            for it, and what a dataclass remembers beside its settings is content too.
+        strict: True to raise on content that cannot be inspected; otherwise its type and its pickle stand for it, and a
+            dataclass's caches count as content besides its settings.
 
     Raises:
-        UnknownContent: when strict, naming the place and the type.
+        UnknownContent: if strict, with the place and the type.
     """
     walker = _Walker(strict)
     for position, value in enumerate(values):
@@ -88,10 +88,10 @@ def digest(*values: object, strict: bool = True) -> str:
 
 
 def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """What a model is apart from the values that a checkpoint restores: (place, content).
+    """Yields (place, content) of a model, except the values that a checkpoint restores.
 
-    Classes with their code, settings, shapes, which parameters are trained, the mode; of buffers that are not saved the
-    values too.
+    Classes with their code, settings, shapes, trained or frozen parameters, the mode; for unsaved buffers the values
+    too.
     """
     saved = set(model.state_dict())
     for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places
@@ -105,33 +105,33 @@ def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def own_attributes(module: nn.Module) -> dict[str, object]:
-    """A module's attributes that are no parameters, buffers or submodules, and the hooks that take part in its call."""
+    """Returns a module's attributes other than parameters, buffers and submodules, and its forward hooks."""
     before, after = vars(module)["_forward_pre_hooks"], vars(module)["_forward_hooks"]
     computed = {hook.name for hook in hooks_of(module)}  # from parameters, at every call
     others = _OF_EVERY_MODULE | computed | (_OF_RECURRENT if isinstance(module, nn.RNNBase) else set())
     own: dict[str, object] = {key: value for key, value in vars(module).items() if key not in others}
-    # The keys under which hooks are kept are numbers of the process.
+    # The keys of the hook dictionaries are counters of the process.
     return own | {"hooks before": [*before.values()], "hooks after": [*after.values()]}
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
-_OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})  # its parameters, looked for at every call
+_OF_RECURRENT = frozenset({"_flat_weights", "_flat_weight_refs"})  # its parameters, looked up at every call
 
 
 class _Walker:
-    """Feeds a hash with a tree of content; what was met before is named by its number, so that cycles end."""
+    """Feeds a hash with a tree of content; repeated objects enter by number, so that cycles end."""
 
     def __init__(self, strict: bool) -> None:
         self.found = hashlib.sha256()
         self._strict = strict
         self._met: dict[int, int] = {}
-        self._kept: list[object] = []  # so that no address is used twice meanwhile
+        self._kept: list[object] = []  # so that no address is reused during the walk
 
     def add(self, value: object, place: str) -> None:
-        """Takes one value in."""
+        """Hashes one value."""
         if isinstance(value, _PLAIN) and type(value).__module__ in ("builtins", "torch"):
             return self._say(type(value).__name__, repr(value))
-        if not isinstance(value, tuple):  # whether equal constants are one object is the compiler's affair
+        if not isinstance(value, tuple):  # tuples excluded: the compiler decides whether equal constants are one object
             if id(value) in self._met:
                 return self._say("again", self._met[id(value)])
             self._met[id(value)] = len(self._met)
@@ -146,7 +146,7 @@ class _Walker:
             return self.add(value.value, f"{place}.value")
         if isinstance(value, pathlib.PurePath):
             return self._say("path", str(value))
-        if isinstance(value, _PLAIN):  # of a subclass, which may say of itself what it likes
+        if isinstance(value, _PLAIN):  # of a subclass, which may define its own repr
             kind: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
             self._say(_name(type(value)), kind.__repr__(value))
             self.add(type(value), f"{place}:class")
@@ -161,21 +161,21 @@ class _Walker:
                 self.add(one, f"{place}[{position}]")
             return self._attached(value, place)
         if isinstance(value, (set, frozenset)):
-            # Sorted digests: a set's own order follows from hashes that differ from process to process.
+            # Sorted digests: a set's own order follows from hashes that differ between processes.
             return self._say(_name(type(value)), *sorted(map(self._alone, value)))
         return self._object(value, place)
 
     def _alone(self, value: object) -> str:
-        """A digest of one element of an unordered collection."""
+        """Returns the digest of one element of an unordered collection."""
         other = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
-            # What is under way already ends here too: a class may be a key in a table that its own methods read.
+            # Objects under way end the recursion here too: a class may be a key in a table that its own methods read.
             other._met, other._kept = dict(self._met), self._kept
         other.add(value, "key")
         return other.found.hexdigest()
 
     def _attached(self, value: object, place: str) -> None:
-        """Attributes of something whose own content was taken in."""
+        """Hashes the attributes of an object whose own content was hashed."""
         if attached := _dictionary(value):
             self.add(dict(attached), place)
 
@@ -192,10 +192,10 @@ class _Walker:
         if isinstance(value, functools.partial):
             return self.add((value.func, value.args, value.keywords), f"{place}.partial")
         if isinstance(value, np.ufunc) and all(set(kinds) <= set("O->") for kinds in value.types):
-            return self._opaque(value, place)  # of `np.frompyfunc`, which shows nothing of its function
+            return self._opaque(value, place)  # of `np.frompyfunc`, which does not expose its function
         if isinstance(value, _BUILTIN):
             self._say("builtin", getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value)))
-            # What a method is bound to is as much of it as its name: `rates.get`, `weights.mul`.
+            # The object that a method is bound to is content too, besides its name: `rates.get`, `weights.mul`.
             return self.add(_bound_to(value), f"{place}.__self__")
         if isinstance(value, (property, staticmethod, classmethod, functools.cached_property)):
             inner = [getattr(value, key, None) for key in ("fget", "fset", "__func__", "func")]
@@ -215,9 +215,9 @@ class _Walker:
             )
             return self.add((inside, parameters, buffers), place)
         if dataclasses.is_dataclass(value):
-            # Where no field is compared, all of them are content, and none is a memory.
+            # If no field is compared, all fields are content, and none is a cache.
             never = all(not f.compare for f in dataclasses.fields(value))
-            # Where a change is looked for, memories are content too.
+            # When changes are to be detected, caches are content too.
             return self._instance(value, place, _memories(value) if self._strict and not never else set())
         return self._instance(value, place)
 
@@ -225,7 +225,7 @@ class _Walker:
         content = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
         content |= _dictionary(value)
         content = {name: one for name, one in content.items() if name not in left_out}
-        # What is written in Python keeps all it has in these two places; what is not may have more, behind them.
+        # Python objects keep all state in attributes and slots; native objects may have more, behind them.
         empty = not content and not hasattr(value, "__dict__") and type(value) is not object
         if isinstance(value, io.IOBase) or empty or _extends_native(type(value)):
             return self._opaque(value, place)
@@ -235,7 +235,7 @@ class _Walker:
         return self.add(content, place)
 
     def _opaque(self, value: object, place: str) -> None:
-        """Refuses what nothing can look into; where that is allowed, its type stands for it."""
+        """Refuses content that cannot be inspected; if not strict, its type and pickle stand for it."""
         if self._strict:
             raise UnknownContent(
                 f"{place} is of type {_name(type(value))}, into which nothing can look: a checkpoint could not "
@@ -255,7 +255,7 @@ class _Walker:
 
     def _mapping(self, value: Mapping[Any, Any], place: str) -> None:
         self._say(_name(type(value)), len(value))
-        # Keys of several types do not compare, so their digests are sorted; insertion order is taken for no content.
+        # Keys of several types do not compare, so their digests are sorted; insertion order is not content.
         keyed = sorted(((self._alone(key), key) for key in value), key=lambda pair: pair[0])
         for name, key in keyed:
             self._say("key", name)
@@ -282,7 +282,7 @@ class _Walker:
                 self.add(value.__globals__[name], f"{place} global '{name}'")
 
     def _code(self, code: types.CodeType, place: str) -> None:
-        # No line numbers and no file name: a function that was moved computes the same.
+        # Without line numbers and file name: a function that was moved computes the same.
         self._say(
             "code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_flags
         )
@@ -306,11 +306,11 @@ class _Walker:
                 Tensor,
             )
             special = name.startswith("__") and name.endswith("__")
-            # Annotations compute nothing; from Python 3.14 on a function makes them.
+            # Annotations compute nothing; from Python 3.14 on, functions create them.
             text = special and (isinstance(member, (str, type(None))) or name in _ANNOTATIONS)
-            # What `dataclass` writes follows from the fields.
+            # Methods that `dataclass` generates follow from the fields.
             written = isinstance(member, types.FunctionType) and member.__code__.co_filename == "<string>"
-            # Python's own bookkeeping, and places of values that are looked up in each instance.
+            # Python's own bookkeeping, and descriptors of values that are stored in each instance.
             inner = (
                 special or name == "_abc_impl" or (hasattr(type(member), "__get__") and not hasattr(member, "__dict__"))
             )
@@ -320,27 +320,27 @@ class _Walker:
 
     def _say(self, *words: object) -> None:
         for word in words:
-            # The length first, so that no two sequences of words run together into the same bytes.
+            # The length first, so that no two sequences of words concatenate to the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
             self.found.update(f"{len(content)}:".encode() + content)
 
 
 def _dictionary(value: object) -> Mapping[str, object]:
-    """An object's attributes; none where it has slots alone and answers every name, as a library behind ctypes."""
+    """Returns an object's attributes; empty if it only has slots and answers every name, as a library behind ctypes."""
     found = getattr(value, "__dict__", None)
     return found if isinstance(found, Mapping) else {}
 
 
 def _pickled(value: object) -> bytes:
-    """What pickle makes of something; nothing where it makes nothing of it."""
+    """Returns the pickle of an object; empty if it cannot be pickled."""
     try:
         return pickle.dumps(value)
-    except Exception:  # whatever an object's own methods raise
+    except Exception:  # anything that an object's own methods raise
         return b""
 
 
 def _bound_to(value: Any) -> object:
-    """What a built-in method is a method of; a function's module; None for neither."""
+    """Returns the object that a built-in method is bound to, or a function's module; None for neither."""
     owner = getattr(value, "__self__", None)
     # Functions of pybind11 are bound to a record of themselves.
     record = type(owner).__name__ == "PyCapsule" or type(owner).__module__.startswith("pybind11")
@@ -348,11 +348,11 @@ def _bound_to(value: Any) -> object:
 
 
 def _extends_native(kind: type) -> bool:
-    """Whether a class that is looked into has memory which is neither its attributes' nor its slots': a base's in C."""
+    """Returns whether an inspected class has memory besides its attributes and slots, from a base in C."""
     if _by_name(kind) or kind is object:
         return False
-    # As Python counts when it pickles (`object_getstate_default`): a word for each slot, for weak references, and for
-    # the attributes, unless these are managed before the object, which a flag says.
+    # The count of Python's pickling (`object_getstate_default`): a word for each slot, for weak references, and for the
+    # attributes, unless a flag marks these as managed before the object.
     words = sum(name not in ("__dict__", "__weakref__") for name in _slots(kind))
     words += (kind.__dictoffset__ != 0 and not kind.__flags__ & _MANAGED_DICT) + (kind.__weakrefoffset__ > 0)
     return kind.__itemsize__ > 0 or kind.__basicsize__ > object.__basicsize__ + words * _WORD
@@ -370,14 +370,14 @@ def _slots(kind: type) -> list[str]:
 
 
 def _memories(value: Any) -> set[str]:
-    """What a dataclass keeps beside its settings: fields that nobody gives or compares, and cached properties."""
+    """Returns a dataclass's caches: fields that are neither arguments nor compared, and cached properties."""
     kept = {f.name for f in dataclasses.fields(value) if not (f.compare or f.init)}
     members = (member for base in type(value).__mro__ for member in vars(base).items())
     return kept | {name for name, member in members if isinstance(member, functools.cached_property)}
 
 
 def _stands_for_itself(value: object) -> bool:
-    """Whether a library's callable is told by its name: it wraps nothing, and has nothing attached."""
+    """Returns whether a library's callable is identified by its name: it wraps nothing and has no attributes."""
     kind = type(value)
     if not (_by_name(kind) and callable(value) and hasattr(value, "__name__")):
         return False
@@ -385,7 +385,7 @@ def _stands_for_itself(value: object) -> bool:
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
-    """The global names that a function's code reads, those of functions defined inside it included."""
+    """Returns the global names that a function's code reads, including those of functions defined inside it."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -398,6 +398,6 @@ def _name(value: Any) -> str:
 
 
 def _by_name(value: Any) -> bool:
-    """Whether a function or class comes from a library whose content its name stands for."""
+    """Returns whether a function or class comes from a library whose content is identified by name."""
     module = value.__module__ or ""
     return module.startswith(_PACKAGE) or module.partition(".")[0] in _BY_NAME

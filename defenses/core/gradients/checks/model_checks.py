@@ -1,24 +1,24 @@
-"""Checks that a model may be trained under per-example bounds, on made-up examples, before data are touched.
+"""Checks that a model may be trained under per-example bounds, on synthetic examples, before data are touched.
 
-A bound limits one example's own gradient. It says nothing where an example also shows in another's gradient (experts
-with limited places in a batch, a loss that pulls the examples of a class together), or in something that gets no noise
-(a buffer, a moving average). Layer types seldom tell, so the model is tried.
+A bound limits an example's own gradient. It does not cover an example's effect on another's gradient (mixture of
+experts with limited capacity, a loss that pulls the examples of a class together), or on values that get no noise (a
+buffer, a moving average). Layer types seldom reveal this, so the model is tried.
 
-What is looked for:
+The checks cover:
 * hooks on gradients, which per-example gradients do not run: refused;
-* what is made in the first pass and kept, if it follows from the examples of that pass: refused;
-* whatever a pass forward and backward changes in training mode (buffers, parameters, attributes, what a loss holds):
+* state made in the first pass and kept, if it depends on the examples of that pass: refused;
+* any change by a forward and backward pass in training mode (buffers, parameters, attributes, state of the loss):
   refused, because it is a release without noise, and carries one batch into the next;
-* draws from a random generator, which depend on an example's place: refused, but for what is drawn by record
+* draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* values of tensors read by Python code, on which a batch would branch as one: such a model gets one example at a time;
-* examples that show in each other's gradients: in `choose.py`, by comparing batches with and without one.
+* tensor values read by Python code, on which a batch would branch as one: such a model gets one example at a time;
+* examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
-This is a search, and best effort: it finds what shows on made-up examples, in batches of a few sizes, one of them the
-run's largest. It cannot see a branch on a batch size that was not tried, or on values that made-up examples do not
-reach (where Python reads none); state that lives outside of the model and the loss, in a global variable or a file, or
-in an object that neither shows its content nor can be pickled; what begins only after many steps; or code that is
-written to pass it. Whoever trains a stranger's model takes the stranger's word.
+This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, one of them
+the run's largest. It cannot detect a branch on a batch size that was not tried, or on values that synthetic examples do
+not reach (if Python reads none); state outside of the model and the loss, in a global variable or a file, or in an
+object that neither exposes its content nor can be pickled; effects that begin only after many steps; or code written to
+pass the checks. Training an untrusted model means trusting its author.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from .synthetic_examples import MadeUp, mapped, tensors_of
 
 # ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-# Functions that hand over memory, reads of which are no operation and cannot be seen.
+# Functions that hand over memory: later reads of it are not operations and cannot be observed.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
-# Targets of which a loss is asked one by one.
+# Number of classes for which a loss is tried, one by one.
 _CLASSES_TRIED = 65_536
-# So many at once, beside class 0: the mean of more dilutes the weight of one of them.
+# Targets per trial besides class 0: the mean of more would dilute the weight of any of them.
 _CLASSES_AT_ONCE = 64
 _ENTRIES_AT_ONCE = 2**24
 
 
 class Refused(ValueError):
-    """A model that must not be trained under per-example bounds; the message says why, and the way out."""
+    """A model that must not be trained under per-example bounds; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What passes over made-up examples showed.
+    """Findings of passes over synthetic examples.
 
     Attributes:
-        reads: the operation by which a value is handed to Python; empty where none is.
-        draws: whether something is drawn by record.
+        reads: the operation that hands a value to Python; empty if none does.
+        draws: True if something is drawn by record.
     """
 
     reads: str
@@ -75,7 +75,7 @@ class Findings:
 
 
 def refuse_model(model: nn.Module) -> None:
-    """Refuses what shows without a forward pass: backward hooks, and trained parameters in half precision.
+    """Refuses faults visible without a forward pass: backward hooks, and trained parameters in half precision.
 
     Raises:
         ValueError: for a hook on the gradient of a parameter or in the backward pass of a module, or for trained
@@ -102,7 +102,7 @@ def refuse_model(model: nn.Module) -> None:
 
 
 def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
-    """Passes over made-up examples, forward and backward.
+    """Runs forward and backward passes over synthetic examples.
 
     Args:
         model: a copy of the user's, in its own mode.
@@ -110,17 +110,17 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
         examples: a few.
 
     Raises:
-        Refused: when the model or the loss changes in a pass, or draws at random by place.
+        Refused: if the model or the loss changes in a pass, or draws at random by place.
     """
-    # After this pass a model has what it computes once and keeps, as a table of positions.
+    # After this pass, the model holds everything that it computes once and keeps, such as a table of positions.
     begun = _pass(model, loss, examples)
     if not begun.losses.isfinite().all():
         raise ArithmeticError("its loss is not finite")
     refuse_division_by_a_batch(loss, begun.outputs, examples.targets)
     before = _state(model, loss)
     first = _pass(model, loss, examples)
-    # Others in between: a model that carries one batch into the next answers the first one differently then. As many,
-    # because what is computed once for a size, as a mask, may be kept.
+    # Other examples in between: a model that carries one batch into the next then gives another result on the first.
+    # The same number, because state computed once per size, such as a mask, may be kept.
     _pass(model, loss, examples.others(len(examples.keys)))
     after = _state(model, loss)
     again = _pass(model, loss, examples)
@@ -143,20 +143,20 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
 
 
 def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> None:
-    """Refuses what follows from the first batch and is kept: two copies begin with different ones.
+    """Refuses state that depends on the first batch and is kept: two copies start with different batches.
 
     Args:
         model: a copy of the user's that has seen no batch, in its own mode.
         loss: per-example loss, likewise.
-        begun: what one copy begins with; the other begins with others, and fewer.
-        examples: what both are then asked.
+        begun: first batch of one copy; the other copy starts with other examples, and fewer.
+        examples: batch on which both are then compared.
 
     Raises:
-        Refused: when they answer differently.
+        Refused: if their results differ.
     """
     drawn, answers = _generators(begun.inputs.device), []
     for batch in (begun, begun.others(max(1, len(begun.keys) - 2))):
-        for generator, state in drawn:  # what is drawn once and kept is the same for both
+        for generator, state in drawn:  # draws that are made once and kept are the same for both
             generator.set_state(state)
         copied, own_loss = fresh(model), copied_loss(loss)
         _pass(copied, own_loss, batch)
@@ -170,25 +170,25 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
 
 
 def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> None:
-    """Refuses a loss whose mean divides by something of the batch, as class weights or targets that are not ignored.
+    """Refuses a loss whose mean divides by a quantity of the batch, as class weights or targets that are not ignored.
 
-    Of one example that cancels its own weight, and ignored examples have no loss at all.
+    For a single example this quantity cancels its own weight, and ignored examples have no loss at all.
 
     Args:
         loss: per-example loss.
-        outputs: of a model, in whatever form, for examples with these targets.
+        outputs: of a model, in any form, for examples with these targets.
         targets: of the examples.
 
     Raises:
-        Refused: with the way out.
+        Refused: with the remedy.
     """
     with torch.no_grad():
-        if loss(outputs, targets).dim():  # one for each example, or several, which are added up
+        if loss(outputs, targets).dim():  # one loss for each example, or several, which are added up
             return
     _refuse_division(loss, outputs, targets)
-    # Each class once, because weights may differ in one of them alone. Its number may stand in a target of any form.
+    # Each class once, because a single class may have another weight. Its number may occur in a target of any form.
     found = [tensor for tensor in tensors_of(outputs) if tensor.dim() > 1]
-    if targets.is_cuda:  # where a number that is no class ends the process's use of the device
+    if targets.is_cuda:  # on CUDA, an invalid class number makes the device unusable for the process
         found = [tensor for tensor in found if tensor.dim() == 2]
     classes = max((size for tensor in found for size in (tensor.shape[1], tensor.shape[-1])), default=0)
     at_once = _ENTRIES_AT_ONCE // max((tensor[:1].numel() for tensor in found), default=1)
@@ -201,12 +201,12 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
             _refuse_division(loss, of_each, numbers.reshape(-1, *[1] * len(rest)).expand(size, *rest))
         except Refused:
             raise
-        except Exception:  # whatever a loss raises on numbers that are no class of it
+        except Exception:  # anything that a loss raises on an invalid class number
             return
 
 
 def _refuse_division(loss: Loss, outputs: Any, targets: Tensor) -> None:
-    """Refuses a loss that is neither the mean nor the sum of that of each of these examples."""
+    """Refuses a loss that is neither the mean nor the sum of these examples' single losses."""
     with torch.no_grad():
         together = loss(outputs, targets)
         alone = torch.stack([loss(_row(outputs, i), t[None]).sum() for i, t in enumerate(targets)])
@@ -226,15 +226,15 @@ def _row(outputs: Any, row: int) -> Any:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one pass showed.
+    """Observations of one pass.
 
     Attributes:
-        outputs: of the model, in whatever form.
-        losses: as the loss gave them.
-        gradients: of each trained parameter's gradient its sum and norm, by which another one is told.
-        random: the layer that drew at random, and the operation; empty where none did.
-        reads: the operation by which a value was handed to Python; empty where none was.
-        draws: whether something was drawn by record.
+        outputs: of the model, in any form.
+        losses: return value of the loss.
+        gradients: sum and norm of each trained parameter's gradient, by which gradients are compared.
+        random: the layer that drew at random, and the operation; empty if none did.
+        reads: the operation by which a value was handed to Python; empty if none was.
+        draws: True if something was drawn by record.
     """
 
     outputs: Any
@@ -246,9 +246,9 @@ class _Seen:
 
 
 def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
-    """One pass as a run takes it, of which a part may be for passes with gradients alone."""
+    """Runs a pass as training does, with gradients, because parts of a model may depend on them."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # `one_pass` draws from hashes: PyTorch's own operation would look to `_Watch` like any other draw.
+    # `one_pass` draws from hashes: `_Watch` could not distinguish PyTorch's own operation from any other draw.
     with (
         torch.enable_grad(),
         entries(examples.keys),
@@ -268,23 +268,23 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
 
 
 def fresh(model: nn.Module) -> nn.Module:
-    """A copy that shares the model's parameters alone: a large model is in memory once."""
+    """Returns a copy that shares the model's parameters: a large model is in memory once."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 def copied_loss(loss: Loss) -> Loss:
-    """A copy of a loss that is an object; a function, or what cannot be copied, as it is.
+    """Returns a copy of a loss object; a function, or an object that cannot be copied, is returned itself.
 
-    What that remembers it then has of made-up examples, before any data: `loss_state` shows it.
+    State that it then keeps of synthetic examples, before any data, shows in `loss_state`.
     """
     try:
         return copy.deepcopy(loss)
-    except Exception:  # whatever a user's object raises
+    except Exception:  # anything that a user's object raises
         return loss
 
 
 def loss_state(loss: Loss) -> str:
-    """A digest of what a loss holds: an object's content, and of functions the variables of their closures."""
+    """Returns a digest of a loss's state: an object's content, and the closure variables of functions."""
     found: list[object] = []
     waiting, met = [loss], set[int]()
     while waiting:
@@ -293,7 +293,7 @@ def loss_state(loss: Loss) -> str:
             continue
         met.add(id(one))
         if isinstance(one, types.FunctionType):
-            # Not its code, and what that refers to by name, which takes a hundred times as long to look into.
+            # Without its code and the globals it names, whose inspection takes a hundred times as long.
             cells = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
             waiting += [*cells, *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values(), *vars(one).values()]
         elif isinstance(one, functools.partial):
@@ -306,7 +306,7 @@ def loss_state(loss: Loss) -> str:
 
 
 def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
-    """PyTorch's own generators that a pass on a device may draw from, with their states."""
+    """Returns PyTorch's own generators that a pass on a device may draw from, with their states."""
     found = [torch.default_generator]
     if device.type == "cuda":
         found.append(torch.cuda.default_generators[device.index or 0])
@@ -314,14 +314,14 @@ def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
 
 
 class Untrained:
-    """Copies of buffers and frozen parameters, to find a change: they are released with the model, without noise."""
+    """Copies of buffers and frozen parameters, to detect changes: they are released with the model, without noise."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Keeps a copy."""
+        """Stores the copies."""
         self._model, self._before = model, _untrained(model)
 
     def check(self) -> None:
-        """Raises `Refused` where any of it has changed since."""
+        """Raises `Refused` if a buffer or frozen parameter has changed since."""
         after = _untrained(self._model)
         for name in self._before.keys() | after.keys():
             if name not in self._before or name not in after or not _identical(self._before[name], after[name]):
@@ -333,7 +333,7 @@ class Untrained:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes operations that draw at random, and those that hand a value to Python."""
+    """Records operations that draw at random, and those that hand a value to Python."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -342,7 +342,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        # PyTorch's own tag of operations that read a generator: no list of random layers is kept here.
+        # PyTorch's own tag of operations that read a generator, which replaces a list of random layers.
         if (
             torch.Tag.nondeterministic_seeded in func.tags
             and not self.random
@@ -354,7 +354,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _under_way(self) -> str:
-        """The layer whose code is running, which is the innermost that Python's stack shows."""
+        """Returns the layer whose code is running: the innermost in Python's call stack."""
         frame = inspect.currentframe()
         while frame is not None:
             layer = frame.f_locals.get("self")
@@ -365,7 +365,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _differing(model: nn.Module, examples: MadeUp) -> str:
-    """The first layer that puts out other numbers in the second of two equal passes; the loss where none does."""
+    """Returns the first layer whose outputs differ between two equal passes; the loss if none do."""
     passes: list[list[tuple[str, list[Tensor]]]] = []
     for _ in range(2):
         put_out: list[tuple[str, list[Tensor]]] = []
@@ -389,7 +389,7 @@ def _note(put_out: list[tuple[str, list[Tensor]]], name: str, _layer: nn.Module,
 
 
 def _owned(model: nn.Module, changed: str) -> str:
-    """What changed, with the settings of the layer that a buffer or a parameter is of."""
+    """Returns the changed item, with the settings of the layer that owns a buffer or a parameter."""
     kind, _, name = changed.partition(" '")
     if kind not in ("buffer", "parameter"):
         return changed
@@ -398,7 +398,7 @@ def _owned(model: nn.Module, changed: str) -> str:
 
 
 def _draws_nothing(func: Any, args: Sequence[object], kwargs: Mapping[str, object] | None) -> bool:
-    """Whether an operation, such as attention, is called without dropout, or as in evaluation mode."""
+    """Returns whether an operation, such as attention, is called without dropout, or as in evaluation mode."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in ("dropout_p", "training", "train"):
             given = args[place] if place < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
@@ -407,7 +407,7 @@ def _draws_nothing(func: Any, args: Sequence[object], kwargs: Mapping[str, objec
 
 
 class _WatchMemory(TorchFunctionMode):
-    """Notes functions that hand a tensor's memory to Python, or to a library that is not PyTorch."""
+    """Records functions that hand a tensor's memory to Python, or to a library that is not PyTorch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class _WatchMemory(TorchFunctionMode):
 
 
 def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
-    """A digest of everything that a module holds, by its place, and of the loss."""
+    """Returns digests of all content of the model's modules, by place, and of the loss."""
     found = {"state of the loss": loss_state(loss)}
     for name, module in model.named_modules():
         for key, value in own_attributes(module).items():
@@ -435,7 +435,7 @@ def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
 def _untrained(model: nn.Module) -> dict[str, Tensor]:
     frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
     kept = {**dict(model.named_buffers()), **frozen}
-    for name in buffers_of_power_iterations(model):  # which a run moves itself
+    for name in buffers_of_power_iterations(model):  # a run advances them itself
         kept.pop(name, None)
     return {name: t.detach().clone() for name, t in kept.items()}
 
@@ -445,7 +445,7 @@ def _identical(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(a: _Seen, b: _Seen) -> bool:
-    """Equal losses, up to the order in which a GPU adds up; gradients up to that on several threads too."""
+    """Returns whether losses agree, up to a GPU's summation order, and gradients, up to that of several threads too."""
     if a.losses.shape != b.losses.shape:
         return False
     size = a.gradients.abs().nan_to_num().max()

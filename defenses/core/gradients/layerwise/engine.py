@@ -1,14 +1,14 @@
-"""Our own engine: clipped sums layer by layer, from one forward and one backward pass.
+"""Layerwise engine: clipped sums layer by layer, from one forward and one backward pass.
 
-The backward pass forms derivatives of activations only. From these and the layer's inputs follow the squared norms
-(masked or not) or coefficients along a basis that the plan asks for; the bound turns norms into factors; the weighted
-sum is formed once. So there is no second backward pass, and a per-example gradient is materialised only where that is
-cheaper (book-keeping after Bu et al., "Differentially Private Optimization on Large Model at Small Cost", ICML 2023,
+The backward pass computes derivatives of activations only. These and the layer's inputs determine the squared norms
+(masked or not) or the coefficients along a basis that the plan requires; the bound turns norms into factors; the
+weighted sum is formed once. There is no second backward pass, and a per-example gradient is materialised only if that
+is cheaper (book-keeping after Bu et al., "Differentially Private Optimization on Large Model at Small Cost", ICML 2023,
 with a formula for each layer chosen by `cost.py`).
 
 Guarantee:
-    The same sums as the reference's up to rounding. Where float arithmetic cannot vouch for an example's norm
-    (overflow, underflow, cancellation between inner products), its row is formed and bounded as the reference does.
+    The same sums as the reference's up to rounding. If float arithmetic cannot certify an example's norm (overflow,
+    underflow, cancellation between inner products), its row is formed and bounded as in the reference.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from .layers.rules import KNOWN, refuse_settings
 from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
-_FEW_THREADS = 4  # of PyTorch, up to which its copy of a batch's images takes longer than our kernel's one thread
-_SMALL = 2**18  # numbers of a first layer's output, up to which what begins the graph shows
+_FEW_THREADS = 4  # PyTorch threads, up to which its copy of a batch's images is slower than our single-threaded kernel
+_SMALL = 2**18  # numbers of a first layer's output, up to which the node that begins the graph is a noticeable cost
 _WORTH_A_KERNEL = 2**12  # numbers of a batch, below which PyTorch's copy is as fast
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where one or more trained parameters sit in a layer.
+    """Place of one or more trained parameters in a layer.
 
     Attributes:
         role: "weight" or "bias".
         names: the parameter itself, or the trained ones among those that it is computed from.
         keys: their names inside `source`.
-        source: what computes it, where it is parametrised.
+        source: module that computes a parametrised parameter.
     """
 
     role: str
@@ -60,7 +60,7 @@ class _Slot:
     source: nn.Module | None = None
 
     def pulled(self, term: FactoredGradient, values: Mapping[str, Tensor]) -> FactoredGradient:
-        """Gradients by the trained parameters, from those by the weight that the layer uses."""
+        """Returns gradients by the trained parameters, given those by the layer's weight."""
         if self.source is None:
             return term
         source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
@@ -68,7 +68,7 @@ class _Slot:
         def compute(at: dict[str, Tensor]) -> Tensor:
             return functional_call(source, at, ()).flatten()
 
-        # Chain rule: a row by the parameters is Jᵀ times one by the weight, with the parametrisation's Jacobian J.
+        # Chain rule: a row by the parameters is Jᵀ times a row by the weight, with the parametrisation's Jacobian J.
         pull: Any = vjp(compute, inner)[1]
         return Mapped(
             term,
@@ -78,22 +78,22 @@ class _Slot:
 
 
 class Layerwise(PerExample):
-    """Serves the layers of `layer_rules.py`, parametrised or not; parameters and layers may be used repeatedly."""
+    """Serves the layers of `layers/rules.py`, parametrised or not; parameters and layers may be used repeatedly."""
 
     name: ClassVar[str] = "layerwise"
     last: ClassVar[bool] = True
-    """Whether images have their channels last in memory."""
+    """True if images have their channels last in memory."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
-        """Looks for every trained parameter in a layer that is known.
+        """Finds every trained parameter in a supported layer.
 
         Raises:
-            Unsupported: naming the first parameter that is not in one.
+            Unsupported: names the first parameter outside of the supported layers.
         """
         super().__init__(model, loss, layout)
         self._pool, self._slots = BufferPool(), _slots(model, layout)
         self._forward = ModelFunction(model)
-        # Kernels to hand over channels-last; a parametrised one is computed in the forward pass, in its own order.
+        # Kernels to pass channels-last; a parametrised kernel is computed in the forward pass, in its own order.
         self._kernels = [
             slot.names[0]
             for layer, slots in self._slots.items()
@@ -102,9 +102,9 @@ class Layerwise(PerExample):
         ]
         self._rules = {layer: KNOWN[parametrize.type_before_parametrizations(layer)] for layer in self._slots}
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
-        self._first_biases: dict[str, int] = {}  # with how many numbers their layers put out for an entry
-        # From how many images on they have their channels last: two for PyTorch's InstanceNorm, which has wrong
-        # derivatives for one (2.15, CPU). Never where nothing convolves them.
+        self._first_biases: dict[str, int] = {}  # with the number of their layers' outputs per entry
+        # Smallest number of images that are arranged channels last: two for PyTorch's InstanceNorm, which has wrong
+        # derivatives for one (2.15, CPU); never without convolutions.
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._least = (2 if nn.InstanceNorm2d in kinds else 1) if nn.Conv2d in kinds else sys.maxsize
 
@@ -116,21 +116,21 @@ class Layerwise(PerExample):
     def rows(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows dim"]:
-        """As the reference's; the views of an example are averaged before a row is formed."""
+        """Rows equal to the reference's; the views of an example are averaged before a row is formed."""
         with torch.no_grad():
             return self._gradients(inputs, targets, point, views).rows()
 
     def batch(self, inputs: Tensor, targets: Tensor) -> BatchGradients:
-        """The factors of one pass over the batch."""
+        """Factors of one pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
 
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
-        """Clipped sums without rows, for plans of known queries and codecs; from rows for others."""
+        """Clipped sums without rows, for plans of supported queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
             return self._by_rows(plan, inputs, targets, views)
         with torch.no_grad(), self._pool.lend() as buffers:
-            # Of what nothing bounds the sum alone is wanted, which the vendor's kernels make without rows.
+            # Unbounded blocks need the sum alone, which the vendor's kernels compute without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
             gradients = self._gradients(
                 inputs, targets, None, views, buffers if bounded else None, self._masks(plan, inputs)
@@ -138,7 +138,7 @@ class Layerwise(PerExample):
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
-        """From rows, some at a time: passes over all of them go by the memory, whose fresh pages are cleared first."""
+        """Sums from chunks of rows: passes over all rows are memory-bound, and fresh pages are cleared first."""
         with torch.no_grad(), self._pool.lend() as buffers:
 
             @cache  # by point: one pass of the batch for all rows there
@@ -150,7 +150,7 @@ class Layerwise(PerExample):
                 return self.losses(inputs, targets, point=point, views=views)
 
             like, found = self._forward.value(self.layout.names[0]), None
-            each = 4 * self.layout.dim * like.element_size()  # rows, and what is made of them
+            each = 4 * self.layout.dim * like.element_size()  # rows, and their encoded and bounded copies
             for part in parts(inputs.shape[0] // views, each, like, wide=True):
                 some = added_up(
                     plan,
@@ -164,7 +164,7 @@ class Layerwise(PerExample):
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
-        """By factors, for plans of known queries and codecs; from rows for others."""
+        """Inner products and norms from factors, for plans of supported queries and codecs; from rows for others."""
         if not all(served(block) for block in plan.blocks):
             return super().matched(plan, directions, inputs, targets, views=views)
         with torch.no_grad(), self._pool.lend() as buffers:
@@ -176,11 +176,11 @@ class Layerwise(PerExample):
         self._pool.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """An activation, what autograd keeps of it, its derivative, and as much again for what is formed of them."""
+        """Counts an activation, autograd's copy, its derivative, and as much again for results computed from them."""
         return 4 * activations * itemsize
 
     def _masks(self, plan: StepPlan, like: Tensor) -> dict[int, SpanMasks]:
-        """The mask of a plan's norms, by identity; of several, the first, because rows are measured once."""
+        """Returns the mask of a plan's norms, by identity; the first of several, because rows are measured once."""
         kept = next((kept for block in plan.blocks if (kept := mask_of(block)) is not None), None)
         return (
             {}
@@ -197,7 +197,7 @@ class Layerwise(PerExample):
         buffers: Buffers | None = None,
         masks: Mapping[int, SpanMasks] | None = None,
     ) -> BatchGradients:
-        """Factored gradients of every trained parameter that the loss depends on."""
+        """Returns factored gradients of every trained parameter that the loss depends on."""
         trained = self._values() if point is None else self.layout.unflatten(point.detach())
         inputs = self._arranged(inputs)
         values = {**trained, **self._arranged_weights(trained, inputs)}
@@ -207,8 +207,8 @@ class Layerwise(PerExample):
         found: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
-            # `layer_rules.py` takes an example's entries to lie side by side. A model with time first, [t, n, ...], may
-            # pass here, where t is a multiple of n, and fails the check against the reference (`choose.py`).
+            # `layers/rules.py` assumes that an example's entries are adjacent. A model with time first, [t, n, ...],
+            # may pass here if t is a multiple of n, and fails the check against the reference (`choose.py`).
             if use.inputs.shape[0] % examples:
                 raise Unsupported(
                     f"layer '{use.name}' must have the batch as its first dimension, got {use.inputs.shape[0]} entries "
@@ -217,7 +217,7 @@ class Layerwise(PerExample):
             _refuse_rounding(use, values[self.layout.names[0]].dtype)
             if self.last and _misread(use):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
-            # Mean over an example's views: gradients are linear in the signals, so one division here is enough.
+            # Mean over an example's views: gradients are linear in the signals, so a single division here is enough.
             mine = use if views == 1 else use._replace(signals=use.signals / views)
             if masks:
                 own = {
@@ -229,11 +229,11 @@ class Layerwise(PerExample):
                 mine = mine._replace(masks=own)
             terms = self._rules[use.layer](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
-                # By parameter, not by layer: gradients of a shared weight add up before a norm is taken of them.
+                # By parameter, not by layer: gradients of a shared weight are added up before their norm is computed.
                 found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
-        # The graph of a small pass begins at the biases of the first layers, which nobody asks the derivatives of: what
-        # begins it otherwise takes a percent of a step.
+        # The graph of a small pass begins at the biases of the first layers, whose derivatives are not requested: any
+        # other beginning of the graph takes a percent of a step.
         starting = {
             name: values[name].detach().requires_grad_()
             for name, numbers in self._first_biases.items()
@@ -244,8 +244,8 @@ class Layerwise(PerExample):
         gradients: list[tuple[Spans, FactoredGradient]] = []
         for names, terms in found.items():
             own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
-            # Kernels write where a parameter lies, as many numbers as a term has: PyTorch lets one number be the bias
-            # of many outputs.
+            # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
+            # bias of many outputs.
             size = sum(stop - start for start, stop in own)
             if any((each.size, each.examples) != (size, examples) for each in terms):
                 raise Unsupported(
@@ -262,7 +262,7 @@ class Layerwise(PerExample):
         )
 
     def _begins(self, layer: nn.Module, output: Tensor) -> None:
-        """Remembers the bias of a layer in front of which nothing is differentiated, for the next passes."""
+        """Records the bias of a layer whose input needs no gradient, for later passes."""
         if not (output.is_cpu and output.dim() and output.numel()):
             return
         for slot in self._slots[layer]:
@@ -276,11 +276,11 @@ class Layerwise(PerExample):
         return channels_last(inputs) if inputs.shape[0] >= self._least else inputs.contiguous()
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
-        """Weights of convolutions with their channels last: once, for the pass forward and the one back."""
+        """Returns channels-last weights of convolutions: converted once, for the forward and the backward pass."""
         if inputs.dim() != 4 or inputs.shape[0] < self._least:
             return {}
         weights = {name: trained[name] for name in self._kernels}
-        # With one input channel both orders are the same numbers.
+        # With one input channel both orders coincide.
         return {
             name: weight.contiguous(memory_format=torch.channels_last)
             for name, weight in weights.items()
@@ -289,7 +289,7 @@ class Layerwise(PerExample):
 
 
 class InOrder(Layerwise):
-    """`Layerwise` without channels-last: for a convolution whose output meets `.view`, or whose input is misread."""
+    """`Layerwise` without channels-last: for convolutions whose output meets `.view`, or whose input is misread."""
 
     last: ClassVar[bool] = False
 
@@ -301,10 +301,10 @@ class InOrder(Layerwise):
 
 
 def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:
-    """Refuses a layer that computes in another precision than its parameters have, as under the model's own autocast.
+    """Refuses a layer that computes in another precision than its parameters', as under a model's own autocast.
 
     Raises:
-        Unsupported: naming the layer and the precisions.
+        Unsupported: names the layer and the precisions.
     """
     met = (use.signals.dtype, use.inputs.dtype)
     if met[0] != dtype or (use.inputs.is_floating_point() and met[1] != dtype):
@@ -312,9 +312,9 @@ def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:
 
 
 def _misread(use: Use) -> bool:
-    """Whether PyTorch's CPU kernel reads past a layer's inputs if channels are last: in float32 alone (2.14).
+    """Returns whether PyTorch's CPU kernel reads past a layer's channels-last inputs: in float32 alone (2.14).
 
-    The check against the reference is made in float64, and does not see it.
+    The check against the reference runs in float64, and does not detect it.
     """
     layer = use.layer
     if not isinstance(layer, nn.Conv2d) or layer.in_channels > 1 or layer.stride[1] == 1:
@@ -324,11 +324,11 @@ def _misread(use: Use) -> bool:
 
 
 def channels_last(inputs: Tensor) -> Tensor:
-    """Images with their channels last in memory; other inputs in contiguous order.
+    """Returns images with their channels last in memory; other inputs in contiguous order.
 
-    With one channel both orders are the same numbers, and torch takes the strides for the other one; these say so.
-    One image too: by PyTorch's GroupNorm a pixel of 1e30 makes NaN with channels last, and none in contiguous order, so
-    that an example would count as zero in a batch and not by itself, when the others are gone.
+    With one channel both orders coincide, and torch reads the strides as contiguous; these strides mark channels last.
+    A single image is converted too: in PyTorch's GroupNorm a pixel of 1e30 gives NaN with channels last, and none in
+    contiguous order, so that an example would count as zero in a batch and not alone, when the others are removed.
     """
     if inputs.dim() != 4 or not inputs.is_floating_point():
         return inputs.contiguous()
@@ -344,18 +344,18 @@ def channels_last(inputs: Tensor) -> Tensor:
 
 
 def _is_copied_here(images: Tensor) -> bool:
-    """Whether our kernel brings a batch's channels to the end, and not PyTorch."""
+    """Returns whether our kernel, instead of PyTorch, moves a batch's channels to the end."""
     plain = type(images) is Tensor and images.is_cpu and images.dtype in (torch.float32, torch.float64)
     few = torch.get_num_threads() <= _FEW_THREADS and images.numel() >= _WORTH_A_KERNEL
-    # Of one pixel both orders are the same numbers, and PyTorch keeps the strides that they have. Others would have
-    # GroupNorm take another way, in batches that are large enough for this one alone.
+    # With one pixel both orders coincide, and PyTorch keeps the given strides. Other strides would make GroupNorm take
+    # another code path, only in batches that are large enough for our kernel.
     pixels = images.shape[2] * images.shape[3] > 1
     return plain and few and pixels and images.is_contiguous() and not (images.requires_grad or images.is_neg())
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
-    """The known layers that hold trained parameters, and in which role; a shared parameter is in several."""
-    # By identity: a tied weight goes by the one name that the layout has for it, wherever it is met.
+    """Returns the supported layers with trained parameters, and their roles; a shared parameter is in several."""
+    # By identity: a tied weight has a single name in the layout, wherever it occurs.
     trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     names = {module: name for name, module in model.named_modules()}
     slots: dict[nn.Module, list[_Slot]] = {}
@@ -378,7 +378,7 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
         if name in missing:
             owner = model.get_submodule(name.rpartition(".")[0])
             raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
-    # Squares of terms add up as |a|² + |b|², which is |a + b|² only where no parameter is in two of them.
+    # Squares of terms add up as |a|² + |b|², which is |a + b|² only if no parameter is in two of them.
     _refuse_overlaps({slot.names for found in slots.values() for slot in found})
     return slots
 

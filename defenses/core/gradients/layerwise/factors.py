@@ -1,8 +1,8 @@
 """Per-example gradients of one parameter in factored form: activations and derivatives whose products they are.
 
 A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
-[rows, size] are the fallback. Each kind of layer has a `FactoredGradient`, which answers in the cheapest way that its
-factors allow.
+[rows, size] are the fallback. Each kind of layer has a `FactoredGradient`, which computes each in the cheapest way that
+its factors allow.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ...plan.linear_algebra.lengths import lengths
 from ...plan.linear_algebra.products import product
 from .tables import NormTable, SumTable, measurable
 
-# One chunk of rows and what it is made from should stay in the cache of a CPU; a GPU wants large launches.
+# A chunk of rows and its factors should stay in the cache of a CPU; a GPU needs large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 TOGETHER = 512
-"""Examples whose gradients float32 may add up in one piece: n² / 2^24 of a bound (`added_in_parts`) is then a 64th."""
-_LEAST_TOGETHER = 16  # examples, of which a layer's kernel takes longer than to be called
+"""Examples whose gradients float32 may sum in one piece: n² / 2^24 of a bound (`added_in_parts`) is then a 64th."""
+_LEAST_TOGETHER = 16  # examples, for which a layer's kernel takes longer than its call
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
 _ROUNDING = 4.0
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared norms, and how far rounding can have moved them.
+    """Squared norms with a bound on their rounding error.
 
     Attributes:
         value: squared L2 norm of each example's gradient, float64.
-        rounding: bound on its rounding error, float64; None where that is a few last digits.
+        rounding: bound on its rounding error, float64; None for an error in the last few digits.
     """
 
     value: Float[Tensor, " *rows"]
@@ -45,12 +45,12 @@ class Squares:
 
     @classmethod
     def exact(cls, value: Tensor) -> Squares:
-        """Sums of squares, which do not cancel."""
+        """Returns sums of squares, which do not cancel."""
         return cls(value.double())
 
     @property
     def slack(self) -> Float[Tensor, " *rows"]:
-        """The bound on the rounding error, zero where it is a few last digits."""
+        """Bound on the rounding error, zero for an error in the last few digits."""
         return torch.zeros_like(self.value) if self.rounding is None else self.rounding
 
     def __add__(self, other: Squares) -> Squares:
@@ -63,12 +63,12 @@ class Squares:
 def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"], dtype: torch.dtype) -> Squares:
     """Squared norms of sum_t s_t x_tᵀ from inner products <x_t, x_u> and <s_t, s_u> in float64; overwrites `products`.
 
-    In float64: where positions cancel, float32 leaves the rounding of long sums, which numbers that are alike add up to
-    many times what `cancelling` allows for; and a product of numbers below 1e-22 vanishes, however large the others.
+    In float64: if positions cancel, float32 leaves the rounding of long sums, which for similar numbers is many times
+    the allowance of `cancelling`; and a product of numbers below 1e-22 vanishes, however large the others.
 
     Args:
-        products: of the one factor.
-        others: of the other.
+        products: inner products of the first factor.
+        others: inner products of the second factor.
         dtype: of the factors, and of the weighted sum.
     """
     diagonal = products.diagonal(dim1=1, dim2=2) * others.diagonal(dim1=1, dim2=2)
@@ -83,13 +83,13 @@ def gram(values: Float[Tensor, "rows t width"]) -> Float[Tensor, "rows t t"]:
 
 
 def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) -> Squares:
-    """Squared norms |sum_t s_t x_tᵀ|² = sum_tu <x_t, x_u> <s_t, s_u>, of which much may have cancelled.
+    """Squared norms |sum_t s_t x_tᵀ|² = sum_tu <x_t, x_u> <s_t, s_u>, whose terms may largely cancel.
 
     Args:
         value: that sum, of each example.
         diagonal: sum_t |x_t|² |s_t|².
-        terms: how many t there are.
-        dtype: of what the inner products are of, which are in float64 themselves.
+        terms: number of positions t.
+        dtype: of the factors, whose inner products are in float64.
     """
     # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
     slack = diagonal.double() * (terms * _ROUNDING * torch.finfo(dtype).eps)
@@ -98,21 +98,21 @@ def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) 
 
 
 def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1) -> Squares:
-    """Squared norms of rows that are discarded, with slack for a weighted sum that is formed in another way.
+    """Squared norms of discarded rows, with slack for a weighted sum that is computed differently.
 
-    That sum is one product over the batch. It rounds differently from the rows whose norms were taken, so an example's
-    share in it can be longer than its bound by the slack.
+    That sum is one product over the batch. It rounds differently from the measured rows, so an example's share in it
+    can exceed its bound by the slack.
 
     Args:
         value: squared norms of the rows [rows].
-        inputs: what the layer got, by example [rows, ...].
+        inputs: the layer's inputs, by example [rows, ...].
         signals: by example and position [rows, positions, out].
-        overlap: in how many positions a number of the inputs takes part at most.
+        overlap: maximum number of positions that an input number takes part in.
     """
-    # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors.
-    # In float64, where no norm of a float32 overflows and no square of one underflows.
+    # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors. In
+    # float64, where no norm of a float32 overflows and no square of a float32 underflows.
     strongest = torch.linalg.vector_norm(signals, dim=2, dtype=torch.float64).amax(dim=1)
-    # Convolution: each of an input's numbers is in up to `overlap` patches, so sum_t |x_t|² <= overlap * |inputs|².
+    # Convolution: each input number is in up to `overlap` patches, so sum_t |x_t|² <= overlap * |inputs|².
     size = torch.linalg.vector_norm(inputs.flatten(1), dim=1, dtype=torch.float64)
     error = _ROUNDING * torch.finfo(signals.dtype).eps * strongest * size * overlap**0.5
     slack = error * (2 * value.double().sqrt() + error)
@@ -122,17 +122,17 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
 
 
 def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor]) -> Tensor:
-    """A sum over examples, of which parts that float32 adds up are added up in float64.
+    """Sums over examples; partial sums from float32 kernels are added up in float64.
 
-    Where n gradients of a bound's length are added one after another, each is rounded to a last digit of the sum of
-    those before it. Without the first one all later ones are rounded otherwise, by up to n² / 2^24 of the bound: of
-    65,536 chosen examples it was 49 bounds. In parts of m it is n m / 2^24. That is of kernels that add up an example's
-    positions first; of one that adds all positions one after another it is as many times more as there are positions.
+    If n gradients of a bound's length are added one after another, each is rounded to a last digit of the preceding
+    sum. Without the first gradient all later ones are rounded differently, by up to n² / 2^24 of the bound: for 65,536
+    chosen examples it was 49 bounds. In parts of m it is n m / 2^24. This holds for kernels that add up an example's
+    positions first; for a kernel that adds all positions one after another it is larger by the number of positions.
 
     Args:
-        examples: how many there are.
+        examples: number of examples.
         like: of the sum's dtype.
-        some: the sum over some of them.
+        some: computes the sum over some of them.
     """
     if like.dtype == torch.float64 or examples <= TOGETHER:
         return some(slice(0, examples))
@@ -146,13 +146,13 @@ def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor])
 def added_products(
     signals: Float[Tensor, "places a"], weights: Float[Tensor, " places"], inputs: Float[Tensor, "places b"], terms: int
 ) -> Float[Tensor, "a b"]:
-    """The sum of outer products times weights; of many in float64, as `added_in_parts` says why.
+    """Sums outer products times weights; many of them in float64, for the reason given in `added_in_parts`.
 
     Args:
         signals: left factors.
         weights: of the products.
         inputs: right factors.
-        terms: how many products an example has.
+        terms: number of products of an example.
     """
     places = len(signals)
     if signals.dtype == torch.float64 or places * (places // terms) <= TOGETHER**2:
@@ -169,7 +169,7 @@ def added_products(
 
 
 def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
-    """Squared norms in float64; where rows are not `measurable`, those of `lengths`, which may leave their format."""
+    """Squared norms in float64; for rows that are not `measurable`, by `lengths`, which may leave their format."""
     if not (rows.numel() and measurable(rows)):
         return lengths(rows).square()
     found = rows.new_empty(len(rows), dtype=torch.float64)
@@ -179,22 +179,22 @@ def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
 
 
 BasisPiece = tuple[int, Tensor]
-"""Where in a row a piece of a basis begins, and its rows there [span, k]."""
+"""Start of a piece of a basis within a row, and its rows there [span, k]."""
 
 
 def products_with(rows: Float[Tensor, "rows size"], pieces: Sequence[BasisPiece]) -> list[Float[Tensor, "rows _"]]:
-    """Inner products of rows with the columns of each piece; what lies outside of a piece counts as zero."""
+    """Inner products of rows with the columns of each piece; entries outside of a piece count as zero."""
     return [product(rows[:, start : start + len(basis)], basis) for start, basis in pieces]
 
 
 class FactoredGradient:
-    """Gradients of one parameter, or of several that come together, for a batch of examples.
+    """Gradients of one parameter, or of several that are computed together, for a batch of examples.
 
     Attributes:
         examples: number of rows.
         size: length of a row.
         like: any tensor of the term, for its dtype and device.
-        scratch: numbers that exist for a while for each row that is made.
+        scratch: temporary numbers per row that is formed.
     """
 
     examples: int
@@ -203,42 +203,42 @@ class FactoredGradient:
     scratch: int
 
     def rows(self, which: slice | Int[Tensor, " some"]) -> Float[Tensor, "some size"]:
-        """The gradients of some examples, one row each."""
+        """Returns the gradients of some examples, a row each."""
         raise NotImplementedError
 
     def weighted(self, factors: Float[Tensor, " rows"]) -> Tensor:
-        """The sum of all gradients, each times its factor: `size` numbers, flat or in the parameter's shape."""
+        """Returns the sum of all gradients times their factors: `size` numbers, flat or in the parameter's shape."""
         raise NotImplementedError
 
     def weighted_into(self, place: Float[Tensor, " size"], factors: Float[Tensor, " rows"]) -> None:
-        """`weighted`, written to a contiguous place."""
+        """Writes `weighted` to a contiguous place."""
         values = self.weighted(factors)
         place.view(values.shape).copy_(values)
 
     def without(self, bad: Bool[Tensor, " rows"]) -> FactoredGradient:
-        """The same with zeros for some examples, whatever they hold (0 times infinity is not 0)."""
+        """Returns a copy with zeros for some examples, whatever their content (0 times infinity is not 0)."""
         raise NotImplementedError
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
-        """Enters what the norms are made of in a table; False, for a norm by `squares`, where that is no rows.
+        """Enters the parts of the norms in a table; returns False if the norm is no norm of rows, but needs `squares`.
 
         Args:
             norms: the table.
-            mask: of what the norms are taken; True for all, False for none of it, which must be finite alone.
+            mask: coordinates of the norms; True for all, False for none, whose entries must only be finite.
         """
         return False
 
     def enter_sum(self, sums: SumTable, start: int) -> bool:
-        """Enters rows whose weighted sum is wanted in a table; False where there are none, or another way is faster.
+        """Enters rows for a weighted sum in a table; returns False if there are none, or another way is faster.
 
         Args:
             sums: the table.
-            start: where in the vector of sums theirs begins.
+            start: beginning of their part in the vector of sums.
         """
         return False
 
     def largest(self) -> Float[Tensor, " rows"]:
-        """At least the size of each row's largest entry, in float64; infinite or NaN where a factor is not finite."""
+        """Upper bound of each row's largest absolute entry, in float64; infinite or NaN if a factor is not finite."""
         return torch.cat([rows.abs().amax(dim=1).double() for _, rows in self.chunks()])
 
     def squares(self) -> Squares:
@@ -246,27 +246,27 @@ class FactoredGradient:
         return self._collect(lambda rows: rows.square().sum(dim=1))
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
-        """Squared norms of what a mask leaves."""
+        """Squared norms of the masked rows."""
         kept = mask.to(self.like)
         return self._collect(lambda rows: (rows * kept).square().sum(dim=1))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Float[Tensor, "rows _"]], Float[Tensor, " rows"]]:
-        """Inner products with the columns of each piece of a basis, and norms: rows are formed once for all pieces."""
+        """Inner products with the columns of each piece of a basis, and norms; rows are formed once for all pieces."""
         found = [(products_with(rows, pieces), row_norms(rows)) for _, rows in self.chunks(wide=True)]
         products, norms = zip(*found, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
-        """Inner products with one direction, in float64."""
+        """Inner products with a direction, in float64."""
         found = [rows @ direction for _, rows in self.chunks(wide=True)]
         return torch.cat(found).double()
 
     def norms(self) -> Float[Tensor, " rows"]:
-        """Norms in float64, up to a few last digits whatever cancels in `squares`."""
+        """Norms in float64, up to the last few digits even if `squares` cancels."""
         return torch.cat([row_norms(rows) for _, rows in self.chunks()])
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
-        """All rows, a few examples at a time.
+        """Yields all rows, a few examples at a time.
 
         Args:
             wide: chunks for matrix products, which are slow on few rows, rather than chunks that stay in the cache.
@@ -280,12 +280,12 @@ class FactoredGradient:
 
 
 def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iterator[slice]:
-    """Slices of examples whose rows fit a chunk.
+    """Yields slices of examples whose rows fit a chunk.
 
     Args:
-        examples: how many there are.
-        each: bytes that one needs.
-        like: says on which device.
+        examples: number of examples.
+        each: bytes per example.
+        like: tensor on the device.
         wide: chunks of sixteen times as many bytes.
     """
     limit = _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES["cuda"]) * (16 if wide else 1)
@@ -295,37 +295,37 @@ def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iter
 
 
 class GradientRows(FactoredGradient):
-    """Materialised gradients: those of biases and normalisation layers, and weights' where they are worth keeping."""
+    """Materialised gradients: of biases and normalisation layers, and of weights if they are worth keeping."""
 
     def __init__(self, values: Float[Tensor, "rows size"], measured: Float[Tensor, " rows"] | None = None) -> None:
-        """Takes the rows, and their `squared_lengths` if somebody has them."""
+        """Takes the rows, and their `squared_lengths` if already measured."""
         self.values = self.like = values
         self.examples, self.size = values.shape
         self.scratch, self._measured = 0, measured
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The rows of some examples."""
+        """Returns the rows of some examples."""
         return self.values[which]
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """One matrix-vector product, or some."""
+        """Sums by one or several matrix-vector products."""
         return added_in_parts(self.examples, self.like, lambda part: factors[part] @ self.values[part])
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
-        """The rows, and what the mask leaves of them."""
+        """Enters the rows, and the masked rows."""
         under = -1 if isinstance(mask, bool) else norms.rows(self.values, mask)
         return norms.add(self.side(norms), counts=mask is not False, under=under)
 
     def side(self, norms: NormTable) -> int | None:
-        """The rows as a side of a table, or their squared norms where somebody has measured them."""
+        """Returns the rows as a side of a table, or their squared norms if already measured."""
         return norms.rows(self.values) if self._measured is None else norms.squares(self._measured)
 
     def enter_sum(self, sums: SumTable, start: int) -> bool:
-        """The rows."""
+        """Enters the rows."""
         return sums.add(self.values, start)
 
     def without(self, bad: Tensor) -> GradientRows:
-        """The same with zero rows for some examples."""
+        """Returns a copy with zero rows for some examples."""
         return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
 
     def squares(self) -> Squares:
@@ -333,7 +333,7 @@ class GradientRows(FactoredGradient):
         return Squares.exact(self._squared)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns, in one pass where that is compiled, else a few rows at a time."""
+        """Squared norms of the kept columns, in one pass if a compiled kernel applies, else a few rows at a time."""
         if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
             found = self.like.new_empty(self.examples, dtype=torch.float64)
             places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), found.data_ptr())
@@ -343,8 +343,8 @@ class GradientRows(FactoredGradient):
         return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:
-        """Their norms, which bound their entries."""
-        # Infinite where a square overflows: such a row is then looked at entry by entry (`BatchGradients._finite`).
+        """Returns the norms, which bound the entries."""
+        # Infinite if a square overflows: such a row is then inspected entry by entry (`BatchGradients._finite`).
         return self._squared.sqrt()
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
@@ -352,28 +352,28 @@ class GradientRows(FactoredGradient):
         return products_with(self.values, pieces), self.norms()
 
     def inner(self, direction: Tensor) -> Tensor:
-        """One product."""
+        """Inner products by one matrix-vector product."""
         return (self.values @ direction).double()
 
     def norms(self) -> Tensor:
-        """In one pass over the rows."""
+        """Norms in one pass over the rows."""
         found = self._squared.sqrt()
         # In float64 no square of a float32 overflows or vanishes.
         return found if measurable(self.values) else row_norms(self.values, found)
 
     @cached_property
     def _squared(self) -> Tensor:
-        # Once: for the bound, for what a subspace leaves over and for what is not finite the same pass is asked for.
+        # Cached: the bound, the remainder outside of a subspace and the check for finite values share this pass.
         return squared_lengths(self.values) if self._measured is None else self._measured
 
 
 class Lookup(FactoredGradient):
-    """Gradients of an embedding: each example adds its signals to the entries that it looked up."""
+    """Gradients of an embedding: each example adds its signals to the vocabulary entries that it looked up."""
 
     def __init__(
         self, entries: Int[Tensor, "rows t"], signals: Float[Tensor, "rows t width"], *, vocabulary: int
     ) -> None:
-        """Takes entry numbers and the loss's derivatives by what was looked up there."""
+        """Takes entry numbers and the loss's derivatives by the looked-up vectors."""
         self.entries, self.signals, self.vocabulary = entries, signals, vocabulary
         self.like, self.examples, self.size = signals, len(signals), vocabulary * signals.shape[2]
         self.scratch = signals[0].numel()
@@ -382,32 +382,32 @@ class Lookup(FactoredGradient):
         """Each example's signals, summed by vocabulary entry."""
         entries, signals = self.entries[which], self.signals[which]
         some, width = len(entries), signals.shape[2]
-        # One table for all examples, entry v of example n at row n * vocabulary + v: a single scatter.
+        # A single scatter into a table for all examples: entry v of example n is at row n * vocabulary + v.
         offset = torch.arange(some, device=entries.device).unsqueeze(1) * self.vocabulary
         rows = signals.new_zeros(some * self.vocabulary, width)
         return rows.index_add_(0, (entries + offset).flatten(), signals.flatten(0, 1)).view(some, self.size)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """One scatter for all examples, in float64."""
+        """A single scatter for all examples, in float64."""
         scaled = (self.signals.double() * factors.view(-1, 1, 1)).flatten(0, 1)
         total = scaled.new_zeros(self.vocabulary, self.signals.shape[2])
         return total.index_add_(0, self.entries.flatten(), scaled).flatten().to(self.like.dtype)
 
     def without(self, bad: Tensor) -> Lookup:
-        """The same with zero signals for some examples."""
+        """Returns a copy with zero signals for some examples."""
         return Lookup(self.entries, torch.where(bad.view(-1, 1, 1), 0.0, self.signals), vocabulary=self.vocabulary)
 
     def inner(self, direction: Tensor) -> Tensor:
-        """Each position's signal with the entry of the direction that it looked up."""
+        """Inner products of each position's signal with the direction's entry that it looked up."""
         looked_up = direction.view(self.vocabulary, -1)[self.entries]
         return (looked_up * self.signals).sum(dim=(1, 2), dtype=torch.float64)
 
     def largest(self) -> Tensor:
-        """The sum of the signals' absolute values."""
+        """Returns the sum of the signals' absolute values."""
         return self.signals.abs().sum(dim=(1, 2)).double()
 
     def squares(self) -> Squares:
-        """By inner products between positions: no row of the vocabulary's length is formed."""
+        """Squared norms from inner products between positions: no row of the vocabulary's length is formed."""
         found = []
         each = 3 * self.entries.shape[1] ** 2 * 8
         for part in parts(self.examples, each, self.like):
@@ -419,27 +419,27 @@ class Lookup(FactoredGradient):
 
 
 class FromRows(FactoredGradient):
-    """Gradients that are small where larger ones cancel.
+    """Gradients that are small because larger ones cancel.
 
-    Of a weighted sum of those that cancel, rounding may be longer than what is left. So where norms have been taken, of
-    rows, it is rows that are added up.
+    In a weighted sum of cancelling terms, rounding may exceed the result. Once norms have been taken, which are norms
+    of rows, rows are therefore what is summed.
     """
 
     _bounded: bool = False
 
     def squares(self) -> Squares:
-        """Of rows."""
+        """Squared norms of rows."""
         self._bounded = True
         return Squares.exact(torch.cat([squared_lengths(rows) for _, rows in self.chunks()]))
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
-        """Of what a mask leaves of rows."""
+        """Squared norms of masked rows."""
         self._bounded = True
         kept = mask.to(self.like)
         return Squares.exact(torch.cat([squared_lengths(rows * kept) for _, rows in self.chunks()]))
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Of rows, or of what they are made from where nothing bounds them."""
+        """Weighted sum of rows; computed from their terms if no norm was taken."""
         if not self._bounded:
             return self._at_once(factors)
         total = self.like.new_zeros(self.size, dtype=torch.float64)
@@ -448,7 +448,7 @@ class FromRows(FactoredGradient):
         return total.to(self.like.dtype)
 
     def without(self, bad: Tensor) -> FromRows:
-        """The same with zeros for some examples."""
+        """Returns a copy with zeros for some examples."""
         rest = self._rest(bad)
         rest._bounded = self._bounded
         return rest
@@ -461,9 +461,9 @@ class FromRows(FactoredGradient):
 
 
 class Summed(FromRows):
-    """Gradients of a parameter that is used several times: their sum, whose norm is taken of rows.
+    """Gradients of a parameter that is used several times: their sum, whose norm is computed from rows.
 
-    Norms of the uses do not add up to it; the cross terms would need every pair of uses.
+    The norms of the uses do not determine it; the cross terms would need every pair of uses.
     """
 
     def __init__(self, terms: Sequence[FactoredGradient]) -> None:
@@ -501,21 +501,21 @@ class Mapped(FromRows):
 
         Args:
             base: gradients by the weight itself.
-            pull: one vector of its size -> one of this term's; linear, works under vmap.
+            pull: maps a vector of `base`'s size to a vector of this term's; linear, works under vmap.
             size: length of this term's rows.
         """
         self.base, self.pull, self.size = base, pull, size
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Every row through the transposed derivative."""
+        """Maps every row through the transposed derivative."""
         with warnings.catch_warnings():
-            # Weight norm has no batching rule of its own: torch takes a loop, and says that it does.
+            # Weight norm has no batching rule of its own: torch falls back to a loop, and warns of it.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
             return torch.vmap(self.pull)(self.base.rows(which))
 
     def _at_once(self, factors: Tensor) -> Tensor:
-        """One pull of the weighted sum, because the chain rule is linear."""
+        """Pulls the weighted sum back once, because the chain rule is linear."""
         return self.pull(self.base.weighted(factors).reshape(-1))
 
     def _rest(self, bad: Tensor) -> Mapped:
@@ -524,11 +524,11 @@ class Mapped(FromRows):
 
 
 def joined(found: Sequence[Squares]) -> Squares:
-    """Squares of consecutive chunks, concatenated."""
+    """Concatenates squares of consecutive chunks."""
     return Squares(torch.cat([s.value for s in found]), torch.cat([s.slack for s in found]))
 
 
 def product_size(inputs: Tensor, signals: Tensor) -> Float[Tensor, " rows"]:
-    """At least the largest entry of a product of factors: |x| |s| by Cauchy-Schwarz, in float64."""
+    """Upper bound of the largest entry of a product of factors: |x| |s| by Cauchy-Schwarz, in float64."""
     first, second = (lengths(values.flatten(1)) for values in (inputs, signals))
     return first * second

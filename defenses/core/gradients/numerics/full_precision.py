@@ -1,8 +1,7 @@
 """Switches TF32 and reduced-precision products off during gradient computations, and refuses autocast and half floats.
 
-A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each of them is off by a
-thousandth, so a row that was scaled to its bound is longer than it by as much. PyTorch takes TF32 for convolutions on a
-GPU unless told otherwise.
+A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each has an error of a
+thousandth, so a row scaled to its bound exceeds it by as much. PyTorch uses TF32 for convolutions on a GPU by default.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from torch import nn
 from ...kernels.machine_code import COMPILING
 
 _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
-# What a switch answers that has been told nothing, nor those above it, is no other precision either.
+# A switch that was never set, nor any above it, returns "none", which is full precision too.
 _FULL = (_EXACT, "none")
-_C: Any = torch._C  # whose switches the type checker does not know, and which `torch.backends` answers from more slowly
+_C: Any = torch._C  # its switches are unknown to the type checker, and slower to read by `torch.backends`
 ONE_PASS = RLock()
 """Held by the thread that computes gradients."""
 
 
 def _wait() -> None:
-    # In this order, in which a pass takes them.
+    # In the order in which a pass acquires them.
     ONE_PASS.acquire()
     COMPILING.acquire()
 
@@ -37,7 +36,7 @@ def _go_on() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A fork waits for both: in the new process nobody would let go of what another thread held.
+    # A fork waits for both locks: in the child process nothing would release a lock held by another thread.
     os.register_at_fork(before=_wait, after_in_parent=_go_on, after_in_child=_go_on)
 
 # PyTorch's names of its switches, (backend, operation).
@@ -52,16 +51,16 @@ _SWITCHES = (
 
 
 def full_precision() -> AbstractContextManager[None]:
-    """Products of float32 matrices and convolutions are computed in float32 meanwhile, whatever was set before.
+    """Computes products of float32 matrices and convolutions in float32 within the context, whatever was set before.
 
-    By one thread of Python at a time: the switches are the process's, and a pass puts other parameters and hooks into
-    its model, where a second thread's pass would meet them.
+    Limited to one Python thread at a time: the switches are process-wide, and a pass temporarily puts other parameters
+    and hooks into its model, which a second thread's pass would use.
     """
     return _FullPrecision()
 
 
 class _FullPrecision(AbstractContextManager[None]):
-    """A class, because a generator takes twice as long, which a small network's step shows."""
+    """A class, because a generator takes twice as long, which is noticeable in a small network's step."""
 
     __slots__ = ("_told",)
 
@@ -95,7 +94,7 @@ def refuse_autocast(inputs: torch.Tensor) -> None:
 
 
 def device_type(values: torch.Tensor) -> str:
-    """As `values.device.type`, whose first call in a step takes PyTorch 10 us."""
+    """Returns `values.device.type`, whose first call in a step takes PyTorch 10 us."""
     return "cpu" if values.is_cpu else values.device.type
 
 

@@ -1,9 +1,9 @@
 """Works around faults of PyTorch versions that leakbench admits; on versions without them it changes nothing.
 
-GroupNorm, on the CPU, PyTorch 2.10 to 2.13: the backward pass ends the process by a segmentation fault where images
-have their channels last, a derivative by weight or bias is wanted, and none by the images. Any training of a model that
-begins with GroupNorm may meet that, and engines arrange images so themselves. The kernel is therefore asked for the
-derivative by the images too, which holds in every version.
+GroupNorm, on the CPU, PyTorch 2.10 to 2.13: the backward pass ends the process by a segmentation fault if images have
+their channels last and a derivative by weight or bias, but none by the images, is requested. Any training of a model
+that begins with GroupNorm may hit this, and engines arrange images this way themselves. The kernel is therefore always
+asked for the derivative by the images too, which works in every version.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.library import Library, get_kernel
 
 _OPERATOR = "native_group_norm_backward"
-_MENDED = (2, 14)  # the first version whose own kernel holds
+_MENDED = (2, 14)  # first version whose own kernel works
 
 
 def _release() -> tuple[int, int]:
-    """Major and minor version of PyTorch, also of builds from source, as 2.15.0a0+git."""
+    """Returns major and minor version of PyTorch, also for builds from source, as 2.15.0a0+git."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def _ask_for_every_derivative() -> Library:
-    """Puts a kernel around PyTorch's own, for as long as the returned registration lives."""
+    """Wraps PyTorch's kernel, for as long as the returned registration lives."""
     own = get_kernel(f"aten::{_OPERATOR}", "CPU")
 
     def backward(keys: Any, signals: Tensor, inputs: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
@@ -41,6 +41,6 @@ def _ask_for_every_derivative() -> Library:
     return registration
 
 
-# Once: a module that is loaded again would put a kernel around its own, which then ends.
+# Once: a reloaded module would wrap its own kernel, whose registration then ends.
 if "_REGISTRATION" not in globals():
     _REGISTRATION = _ask_for_every_derivative() if _release() < _MENDED else None
