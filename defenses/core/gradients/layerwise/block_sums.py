@@ -1,9 +1,9 @@
-"""Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of doubtful norm.
+"""Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of uncertain norm.
 
 Guarantee:
-    An example's contribution is what `Block` makes of its row, least norms included. Norms come from the terms; where
-    rounding may have moved one by more than a trusted fraction, or it lies near the ends of the number format, that
-    example's row is formed and bounded by the reference. A non-finite row adds zero, by itself.
+    An example's contribution is the output of `Block` for its row, least norms included. Norms come from the terms; if
+    rounding may have moved a norm by more than a trusted fraction, or the norm lies near the ends of the number format,
+    that example's row is formed and bounded by the reference. A non-finite row adds zero, by itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .tables import BoundFactors, NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
-# The same of what a subspace leaves over, where it is itself the answer: a difference loses its own last digits.
+# The same for the remainder outside of a subspace when it is the result: a difference loses its last digits.
 _TRUSTED_REST = 1e-5
-# Where norms are asked for, and no factors: of a kind that no gradient is short of.
+# For norms without factors: a kind of bound that is short of no gradient.
 _ANY_BOUND = normalize(1.0, regulariser=1.0)
 
 
 def served(block: Block) -> bool:
-    """Whether a block's sum needs no rows; exact types, because a subclass may compute something else."""
+    """Returns whether a block's sum needs no rows; exact types, because a subclass may compute another function."""
     if type(block.bound) is not Bound:
         return False
     if type(block.query) is NormWithin:
@@ -55,14 +55,14 @@ def served(block: Block) -> bool:
 
 
 def _unmasked(codec: Codec) -> tuple[Coordinates | None, Codec]:
-    """The mask that rows go through first, None for none, and the codec behind it."""
+    """Returns the mask that is applied to rows first (None without a mask), and the codec behind it."""
     if type(codec) is Masked and type(codec.kept) is Coordinates:
         return codec.kept, codec.codec
     return None, codec
 
 
 def mask_of(block: Block) -> Coordinates | None:
-    """The mask under which a block's norms are taken; None where there is none, or no norm is."""
+    """Returns the mask under which a block's norms are taken; None without a mask, or if no norm is needed."""
     kept, codec = _unmasked(block.codec)
     found = codec if type(codec) is Coordinates else kept
     return found if type(block.query) is Gradient and block.bound.kind != "unbounded" else None
@@ -73,14 +73,14 @@ class BatchGradients:
     """Per-example gradients of a batch.
 
     Attributes:
-        terms: with the (start, stop) of their parameters in a flat vector, which term by term are filled in order;
-            parameters without a term have gradient zero.
+        terms: with the (start, stop) of their parameters in a flat vector, which a term fills in this order; parameters
+            without a term have gradient zero.
         dim: length of a row.
         examples: number of rows.
         like: device and dtype of the rows.
-        known: of the subspaces of the plan, which several blocks may share, coefficients and least norms of them.
-        known_squares: of the masks of the plan, which several blocks may share, squared norms of kept coordinates.
-        masks: of a mask of the plan, by identity, what it keeps of each parameter, where terms were told of it.
+        known: cached coefficients and least norms in the plan's subspaces, which several blocks may share.
+        known_squares: cached squared norms of the coordinates of the plan's masks, which several blocks may share.
+        masks: a mask of the plan, by identity, split by parameter, if the terms were given it.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
@@ -92,7 +92,7 @@ class BatchGradients:
     masks: Mapping[int, SpanMasks] = field(default_factory=dict, repr=False)
 
     def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
-        """Whole rows of some examples."""
+        """Returns whole rows of some examples."""
         some = len(range(self.examples)[which]) if isinstance(which, slice) else len(which)
         rows = self.like.new_zeros(some, self.dim)
         for spans, term in self.terms:
@@ -101,7 +101,7 @@ class BatchGradients:
         return rows
 
     def columns(self, start: int, stop: int) -> Float[Tensor, "rows span"]:
-        """The part of all rows over [start, stop), which begins and ends with a parameter."""
+        """Returns the columns [start, stop) of all rows, which begin and end with a parameter."""
         for spans, term in self.terms:
             if spans == ((start, stop),):
                 return term.rows(slice(None))
@@ -114,35 +114,35 @@ class BatchGradients:
         return found
 
     def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
-        """Rows over [start, stop) in the order that they are made in, where a convolution has one of its own."""
+        """Returns rows over [start, stop) in the order in which a convolution computes them; None for other layers."""
         for spans, term in self.terms:
             if spans == ((start, stop),) and isinstance(term, KeptRows | Convolution):
                 return term.made(), term.made_as
         return None
 
     def _made(self, start: int, stop: int, sizes: RowSizes) -> tuple[int, KeptRows | Convolution] | None:
-        """Number and term of the gradients over [start, stop) where their rows are made in an order of these sizes."""
+        """Returns index and term of the gradients over [start, stop) if their rows have an order of these sizes."""
         for number, (spans, term) in enumerate(self.terms):
             if spans == ((start, stop),) and isinstance(term, KeptRows | Convolution) and term.made_as == sizes:
                 return number, term
         return None
 
     def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """Factors (signals, inputs) of the gradients over [start, stop) where they are outer products."""
+        """Returns factors (signals, inputs) of the gradients over [start, stop) if they are outer products."""
         for spans, term in self.terms:
             if spans == ((start, stop),) and type(term) is Outer:
                 return term.signals, term.inputs
         return None
 
     def clipped_sum(self, block: Block) -> Float[Tensor, " size"]:
-        """The sum of the examples' bounded contributions to one block: private."""
+        """Returns the sum of the examples' bounded contributions to one block: private."""
         if isinstance(block.query, NormWithin):
             return self._by_norm(block, block.query)
         kept, codec = _unmasked(block.codec)
         if isinstance(codec, Subspace):
             return block.bound(*self._along(codec, kept)).sum(dim=0, dtype=torch.float64)
         if block.bound.kind == "unbounded":
-            # All factors are 1 and no norm is needed; a non-finite example goes by its row, which becomes zero.
+            # All factors are 1 and no norm is needed; a non-finite example is replaced by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
             found = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
@@ -155,10 +155,10 @@ class BatchGradients:
     def matched(
         self, block: Block, direction: Float[Tensor, " size"]
     ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-        """Inner products of the examples' bounded contributions with one direction, and their squared norms: private.
+        """Inner products of the examples' bounded contributions with a direction, and their squared norms: private.
 
         Args:
-            block: one that is `served`.
+            block: a block that is `served`.
             direction: in the block's released space, in the dtype of the rows.
         """
         if isinstance(block.query, NormWithin):
@@ -168,13 +168,13 @@ class BatchGradients:
             return _compared(block.bound(*self._along(codec, kept)), direction)
         squares = self._encoded(block)
         trusted = _TRUSTED_REST if isinstance(codec, Complement) else _TRUSTED
-        # Also below the clip norm, where the norm bounds nothing: here it is an answer.
+        # Also below the clip norm, where the norm does not affect the bound: here the norm is a result.
         doubtful = ~(squares.slack <= trusted * squares.value) | ~_in_range(squares.value) | ~self._finite
         if isinstance(codec, Complement) and isinstance(codec.subspace, Subspace):
-            # Lifted to the least norm that a row is bounded by, which is not its own.
+            # Raised to the least norm by which a row is bounded, which is not its own.
             doubtful |= squares.value <= LEAST_SHARE**2 * self._kept_squares(kept).value
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype).double()
-        # Codecs that are served are linear, and decoding, or projecting once more, is their transpose.
+        # Served codecs are linear, and decoding, or a second projection, is their transpose.
         wide = codec.decode(direction) if isinstance(codec, Coordinates) else codec.encode(direction.unsqueeze(0))[0]
         wide, inner = wide if kept is None else kept.decode(wide), torch.zeros_like(factors)
         for spans, term in self.terms:
@@ -185,10 +185,10 @@ class BatchGradients:
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
-        """Factors and squared norms of all examples, by one call; None where they are no sums of squares.
+        """Factors and squared norms of all examples, by one call; None if a norm is not a sum of squares.
 
         Args:
-            mask: of the coordinates that are measured; None for all.
+            mask: of the measured coordinates; None for all.
             bound: of a kind that bounds.
         """
         if not self.like.is_cpu:
@@ -201,7 +201,7 @@ class BatchGradients:
 
     @cached_property
     def _certain(self) -> Float[Tensor, " rows"] | None:
-        """Squared norms of whole rows, where all are sums of squares in range."""
+        """Squared norms of whole rows, if all are sums of squares in range; else None."""
         return None if self._whole is None or self._whole.certain is not None else self._whole.squares
 
     @cached_property
@@ -235,7 +235,7 @@ class BatchGradients:
         return sum(terms, start=found)
 
     def _kept_squares(self, kept: Coordinates | None) -> Squares:
-        """Squared norms of the coordinates of a mask, or of whole rows without one."""
+        """Squared norms of the coordinates of a mask, or of whole rows without a mask."""
         if kept is None:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
@@ -249,16 +249,16 @@ class BatchGradients:
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
-        """A mask of the plan by parameter: the one that terms were told of, or another."""
+        """Returns a mask of the plan by parameter: the one given to the terms, or a new one."""
         return self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
 
     def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
-        """A mask of the coordinates named, or of all others."""
+        """Returns a mask of the named coordinates, or of all others."""
         spans = [span for spans, _ in self.terms for span in spans]
         return SpanMasks(named.kept.to(self.like.device), self.dim, spans, inside=inside)
 
     def _masked(self, mask: SpanMasks) -> Squares:
-        """Squared norms of what a mask keeps."""
+        """Squared norms of the coordinates that a mask keeps."""
 
         def each() -> Iterator[Squares]:
             for spans, term in self.terms:
@@ -268,12 +268,12 @@ class BatchGradients:
                     yield term.masked_squares(mask.of(spans))
 
         masked = self._total(each())
-        # A row that is not finite somewhere outside of the mask counts as zero all the same.
+        # A row that is non-finite anywhere, also outside of the mask, counts as zero.
         return Squares(torch.where(self._finite, masked.value, torch.nan), masked.rounding)
 
     def _beside(self, subspace: Subspace, kept: Coordinates | None) -> Squares:
         """Squared norms in the complement of a subspace: |g - V c|² = |g|² - 2 |c|² + cᵀ (Vᵀ V) c with c = Vᵀ g."""
-        # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which shows where little is left over.
+        # Not |g|² - |c|²: a basis is orthonormal up to 1e-4 only (`codec.py`), which matters for a small remainder.
         coefficients = self._along(subspace, kept)[0].double()
         inside, parts_of = 2 * coefficients.square().sum(dim=1), []
         for moments, c in zip(subspace.moments(), coefficients.split(subspace.ranks, dim=1), strict=True):
@@ -289,7 +289,7 @@ class BatchGradients:
     def _along(
         self, subspace: Subspace, kept: Coordinates | None
     ) -> tuple[Float[Tensor, "rows size"], Float[Tensor, " rows"]]:
-        """Inner products with every direction, NaN for rows that are not finite; and least norms (`rounding.py`)."""
+        """Inner products with every direction, NaN for non-finite rows, and least norms (`rounding.py`)."""
         # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
         key = id(subspace), id(kept)
         if key in self.known:
@@ -319,7 +319,7 @@ class BatchGradients:
                     factored[number] = part
                 bases[number] = (span[0], (part if isinstance(part, Tensor) else part.basis).to(self.like))
         for number, (spans, term) in enumerate(self.terms):
-            # All directions at once: a layer's rows, where it needs some, are formed once.
+            # All directions at once: a layer's rows, if it needs any, are formed once.
             shared = {of: pieces for of, basis in bases.items() if (pieces := _within(basis, spans))}
             if factored and type(term) is Outer and len(spans) == 1:
                 for of, product in _by_factors(term, spans[0], shared, factored, bases):
@@ -342,17 +342,17 @@ class BatchGradients:
         return self.known[key]
 
     def _lengths(self, known: Mapping[int, Tensor]) -> Float[Tensor, " rows"]:
-        """Norms of whole rows from those of terms, of which some are known by number."""
+        """Norms of whole rows from those of terms, some of which are given by number."""
         if self._certain is not None:
             return self._certain.sqrt()
-        # Not `_squares`: inner products between positions may cancel, and then say nothing of the length.
+        # Not `_squares`: inner products between positions may cancel, and then do not determine the length.
         norms = [known[i] if i in known else term.norms() for i, (_, term) in enumerate(self.terms)]
         if not norms:
             return torch.zeros(self.examples, dtype=torch.float64, device=self.like.device)
         return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
     def _kept_lengths(self, kept: Coordinates) -> Float[Tensor, " rows"]:
-        """Norms of the coordinates of a mask; from the row where squares do not tell them."""
+        """Norms of the coordinates of a mask; from the row if the squared norm is uncertain."""
         squares = self._kept_squares(kept)
         found = squares.value.sqrt()
         doubtful = ~(squares.slack <= _TRUSTED * squares.value) | ~_in_range(squares.value)
@@ -362,13 +362,13 @@ class BatchGradients:
 
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
-        """Which rows have finite entries only, whatever their size."""
+        """Mask of the rows that have only finite entries, of any size."""
         if self._certain is not None:
             return torch.ones(self.examples, dtype=torch.bool, device=self.like.device)
         largest = self.like.new_zeros(self.examples, dtype=torch.float64)
         for _, term in self.terms:
             largest = largest + term.largest()
-        # False for NaN too. An upper bound that is too large proves nothing: rows of those examples are formed.
+        # False for NaN too. Too large an upper bound proves nothing: rows of those examples are formed.
         finite = largest <= torch.finfo(self.like.dtype).max
         if not bool(finite.all()):
             for part, rows in self._some_rows(torch.nonzero(~finite).flatten()):
@@ -376,7 +376,7 @@ class BatchGradients:
         return finite
 
     def _weighted(self, block: Block, factors: Tensor, doubtful: Tensor | None) -> Float[Tensor, " size"]:
-        """The sum of rows times factors; the doubtful examples' rows, if any, are bounded by themselves."""
+        """Sum of rows times factors; rows of uncertain examples, if any, are formed and bounded by themselves."""
         terms, total = self.terms, None
         if doubtful is not None and bool(doubtful.any()):
             factors = torch.where(doubtful, 0.0, factors)
@@ -391,13 +391,13 @@ class BatchGradients:
         return encoded if total is None else total + encoded
 
     def _sum(self, terms: tuple[tuple[Spans, FactoredGradient], ...], factors: Tensor) -> Float[Tensor, " dim"]:
-        """The sum of whole rows times factors."""
+        """Sum of whole rows times factors."""
         # A parameter that the loss does not depend on has no term, and its gradient is zero.
         covered = sum(term.size for _, term in terms) == self.dim
         flat = self.like.new_empty(self.dim) if covered else self.like.new_zeros(self.dim)
         table = SumTable(factors, flat)
         for spans, term in terms:
-            if len(spans) == 1:  # straight to its place
+            if len(spans) == 1:  # written directly to its place
                 start, stop = spans[0]
                 if not term.enter_sum(table, start):
                     term.weighted_into(flat[start:stop], factors)
@@ -408,15 +408,16 @@ class BatchGradients:
         return flat
 
     def _by_norm(self, block: Block, query: NormWithin) -> Float[Tensor, " size"]:
-        """The sum of answers to a question about the norm alone."""
+        """Sum of the answers to a query about the norm alone."""
         return self._answered(block, query).sum(dim=0, dtype=torch.float64)
 
     def _answered(self, block: Block, query: NormWithin) -> Float[Tensor, "rows size"]:
-        """A question about the norm alone; rows for those whose answer rounding might turn."""
+        """Answers to a query about the norm alone; from rows if rounding might change the answer."""
         squares = self._squares
         norms = squares.value.sqrt()
         answers = query.answers(norms, LEAST_SHARE * norms).to(self.like.dtype)
-        # The answer turns just beyond the threshold: there the row decides where a norm is not known to last digits.
+        # The answer changes just beyond the threshold: there the row decides, unless the norm is exact to the last
+        # digits.
         limit = query.threshold**2
         near = (squares.value - limit).abs() <= squares.slack + (_TRUSTED + 3 * LEAST_SHARE) * limit
         near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
@@ -425,7 +426,7 @@ class BatchGradients:
         return block.bound(block.codec.encode(answers))
 
     def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole rows of the examples with these numbers, a few at a time."""
+        """Yields whole rows of the examples with these indices, a few at a time."""
         for part in parts(len(which), self.dim * self.like.element_size(), self.like, wide=True):
             yield which[part], self.rows(which[part])
 
@@ -441,7 +442,7 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
 
 
 def _told(found: BoundFactors | None, others: Squares) -> Squares:
-    """Squared norms, those that are certain as the one call has them: the same whoever else is in the batch."""
+    """Squared norms; certain values come from the single call, and so do not depend on the rest of the batch."""
     if found is None or found.certain is None:
         return others
     value = torch.where(found.certain, found.squares, others.value)
@@ -453,12 +454,12 @@ def _in_range(squares: Tensor) -> Tensor:
 
 
 def _doubtful(bound: Bound, squares: Squares) -> Bool[Tensor, " rows"]:
-    """Examples whose factor is not certain to keep them within the bound, or to be the reference's."""
+    """Mask of examples whose factor might exceed the bound, or differ from the reference's."""
     value, slack = squares.value, squares.slack
-    # A slack that is not a number vouches for nothing.
+    # A NaN slack certifies nothing.
     uncertain = ~(slack <= _TRUSTED * value) | ~_in_range(value)
     if bound.kind == "clip":
-        # Below the clip norm the factor is 1 whatever the norm is.
+        # Below the clip norm the factor is 1 for any norm.
         short = (value + slack) * (1 + _TRUSTED) + SMALL < bound.norm**2
         return uncertain & ~short
     return uncertain
@@ -475,14 +476,14 @@ def _by_factors(
     factored: Mapping[int, FactoredBasis],
     bases: Mapping[int, BasisPiece],
 ) -> Iterator[tuple[int, Tensor]]:
-    """Shares of coefficients of outer products, by number of the part, from the factors of public ones.
+    """Yields shares of coefficients of outer products, by number of the part, from the factors of public gradients.
 
     Args:
         term: the outer products.
         span: (start, stop) of their parameter.
-        shared: by number of the part, what of its basis belongs to them; what is found is taken out.
+        shared: by number of the part, the pieces of its basis for this term; processed pieces are removed.
         factored: bases whose factors are known.
-        bases: where each begins, with itself.
+        bases: start of each basis, with the basis itself.
     """
     asked: list[tuple[int, OuterPiece]] = []
     for of, part in factored.items():
@@ -496,14 +497,14 @@ def _by_factors(
 
 
 def _within(part: BasisPiece, spans: Spans) -> list[BasisPiece]:
-    """What of a basis, given in flat coordinates, belongs to these spans, by its places in their term's rows."""
+    """Returns the pieces of a basis, given in flat coordinates, within these spans, by place in their term's rows."""
     first, basis = part
     overlaps = _overlaps(first, first + len(basis), spans)
     return [(place, basis[low - first : high - first]) for place, low, high in overlaps]
 
 
 def _overlaps(first: int, last: int, spans: Spans) -> Iterator[tuple[int, int, int]]:
-    """What of [first, last) lies in these spans: its place in their term's rows, and where it begins and ends."""
+    """Yields the intersections of [first, last) with these spans: place in their term's rows, start and end."""
     behind = 0
     for start, stop in spans:
         low, high = max(start, first), min(stop, last)

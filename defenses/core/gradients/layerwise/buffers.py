@@ -1,6 +1,6 @@
 """A memory pool for per-example rows that are kept between norm and sum, reused from batch to batch.
 
-glibc unmaps large blocks when they are freed, and the kernel clears every page of a new one when it is first touched.
+glibc unmaps large blocks when they are freed, and the kernel clears every page of a new block when it is first touched.
 Faulting in the rows of a layer costs as much as the product that computes them: so they are pooled.
 """
 
@@ -12,16 +12,16 @@ from contextlib import AbstractContextManager
 from torch import Tensor, nn
 
 Buffers = Callable[[nn.Module, int, Tensor], Tensor]
-"""(for which layer, how many numbers, of which dtype and where) -> uninitialised [numbers], until the sums are done."""
+"""(layer, number of entries, tensor for dtype and device) -> uninitialised [entries], valid until the sums are done."""
 # Poisson batches differ in size: a buffer has this fraction to spare, so that a somewhat larger batch fits it too.
 _SPARE = 1 / 8
 
 
 class BufferPool:
-    """Buffers by layer; one that is lent out has a single user, on any thread, until it is given back."""
+    """Buffers by layer; a lent buffer has a single user, on any thread, until it is returned."""
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts empty."""
         self._idle: dict[nn.Module, list[Tensor]] = {}
 
     def lend(self) -> AbstractContextManager[Buffers]:
@@ -34,7 +34,7 @@ class BufferPool:
 
 
 class _Loan(AbstractContextManager[Buffers]):
-    """A class, because a generator takes twice as long, which a small network's step shows."""
+    """A class, because a generator takes twice as long, which is noticeable in a small network's step."""
 
     __slots__ = ("_idle", "_lent")
 
@@ -47,7 +47,7 @@ class _Loan(AbstractContextManager[Buffers]):
 
     def __call__(self, layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
         try:
-            # Popped and caught, not looked up first: list.pop is atomic, and two threads may run one model.
+            # Popped and caught, without a check before: list.pop is atomic, and two threads may run one model.
             found = self._idle.setdefault(layer, []).pop()
         except IndexError:
             found = None
@@ -59,10 +59,10 @@ class _Loan(AbstractContextManager[Buffers]):
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
             for layer, tensor in self._lent:
-                if tensor.is_cpu:  # elsewhere PyTorch keeps what is freed by itself
+                if tensor.is_cpu:  # on other devices PyTorch's own allocator keeps freed memory
                     self._idle.setdefault(layer, []).append(tensor)
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    """Whether both are on one device; to make and compare devices takes several times as long as to ask for the CPU."""
+    """Returns whether both are on one device; comparing devices takes several times as long as checking for the CPU."""
     return (one.is_cpu and other.is_cpu) or one.device == other.device

@@ -1,10 +1,10 @@
-"""A static cost model of per-example gradient norms and clipped sums: which formula is the fastest for a layer.
+"""A static cost model of per-example gradient norms and clipped sums: selects the fastest formula for a layer.
 
 A layer's gradient of one example is a sum over positions (pixels of the output, places of a sequence) of outer
 products. Its norm comes from the product itself, or from inner products between positions ("ghost" norms, Goodfellow
-2015; Rochette et al. 2019); the clipped sum from rows that were kept, or from one product over the whole batch. All
-costs are per example, so the choice does not depend on the batch and is the same in the check as in training. Nothing
-is timed: a choice by timing would round differently from run to run.
+2015; Rochette et al. 2019); the clipped sum from kept rows, or from one product over the whole batch. All costs are per
+example, so the choice does not depend on the batch and is the same in the check as in training. Nothing is timed: a
+choice by timing would round differently from run to run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import inf
 
 
 class Strategy(Enum):
-    """Formulas of per-example norms, and what the weighted sum is then computed from."""
+    """Formulas of per-example norms, and the inputs of the subsequent weighted sum."""
 
     KEEP = "rows, kept for the sum"
     FREE = "rows, freed at once"
@@ -26,7 +26,7 @@ class Strategy(Enum):
 
 
 class Summation(Enum):
-    """What a weighted sum over the batch is made by, where rows are not kept."""
+    """Method of a weighted sum over the batch if rows are not kept."""
 
     VENDOR = "the vendor's kernel for a whole batch"
     TILES = "Winograd's products of tiles"
@@ -41,7 +41,7 @@ class Speeds:
         batched: many small matrix products, flop/s.
         whole: the vendor's weight gradient of a whole batch, flop/s.
         memory: bytes/s of copies and element-wise passes.
-        stream: bytes/s of reading or writing in long runs.
+        stream: bytes/s of sequential reads or writes.
         compiled: our kernels, flop/s.
     """
 
@@ -54,11 +54,11 @@ class Speeds:
 
 # Measured on two cores of a server CPU with AVX2; for CUDA the ratios of a data-centre GPU's data sheet, in TF32.
 _SPEEDS = {"cpu": Speeds(120e9, 130e9, 15e9, 30e9, 120e9), "cuda": Speeds(60e12, 200e12, 3e12, 3e12, 0)}
-# One core of a server CPU with AVX-512 (AMD Zen 5), of which MKL uses half.
+# One core of a server CPU with AVX-512 (AMD Zen 5), half of which MKL uses.
 _WIDE = Speeds(105e9, 240e9, 15e9, 40e9, 235e9)
 _WIDE_LANES = 16
 _BYTES = 4
-# Rows are kept where they take at most this many times the memory of what they are made from.
+# Rows are kept if they take at most this many times the memory of the tensors they are computed from.
 _ROOM = 5.0
 # Bytes of the Winograd factors of one image, beyond which they fit neither the cache nor a memory budget.
 _MOST_FACTORS = 16 * 2**20
@@ -66,23 +66,23 @@ _MOST_FACTORS = 16 * 2**20
 
 @dataclass(frozen=True)
 class Shape:
-    """One layer's sizes, per example.
+    """Sizes of one layer, per example.
 
     Attributes:
         positions: pixels of the output, or places of a sequence; of all views together.
         inputs: numbers that one output is computed from (channels times kernel), per group.
         outputs: channels of the output, per group.
         groups: groups of channels.
-        pixels: pixels of the padded input; None where the pixel way does not apply.
+        pixels: pixels of the padded input; None if the pixel formula does not apply.
         channels: channels of the input per group.
         kernel: (height, width).
-        patched: whether patches have to be copied out of the input.
-        stored: numbers of input and output, which are there anyway.
-        tiles: of 2x2 positions, where Winograd's products can form a sum over the batch (`winograd.py`); else None.
-        lanes: numbers that our kernel for rows works on at a time (`compiled_rows.py`); 0 where it cannot be used.
-        multiplied: multiplications of that kernel at each position, those of idle lanes among them.
-        products: flops of our kernel for inner products (`compiled_products.py`); None where it cannot be used.
-        in_one_piece: whether the kernel for rows forms a row in one go, so that it can add the same rows up.
+        patched: True if patches have to be copied out of the input.
+        stored: numbers of input and output, which are in memory anyway.
+        tiles: of 2x2 positions, if Winograd's products can form a sum over the batch (`winograd.py`); else None.
+        lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
+        multiplied: multiplications of that kernel at each position, including idle lanes.
+        products: flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
+        in_one_piece: True if the row kernel forms a row in one go, so that it can add up the same rows.
     """
 
     positions: int
@@ -106,28 +106,28 @@ class Shape:
         return self.groups * self.inputs * self.outputs
 
 
-@lru_cache(maxsize=1024)  # asked anew of every layer in every step
+@lru_cache(maxsize=1024)  # looked up for every layer in every step
 def cheapest(shape: Shape, device: str) -> Strategy:
-    """The way with the least estimated time that fits the memory rule."""
+    """Returns the formula with the least estimated time that fits the memory rule."""
     costs = estimates(shape, device)
     return min(costs, key=lambda way: costs[way])
 
 
-@lru_cache(maxsize=1024)  # asked anew of every layer in every step
+@lru_cache(maxsize=1024)  # looked up for every layer in every step
 def made_by_kernel(shape: Shape, device: str) -> bool:
-    """Whether rows are made by a compiled kernel rather than from patches."""
+    """Returns whether rows are computed by a compiled kernel rather than from patches."""
     return _by_kernel(shape, device) < _by_patches(shape, device)
 
 
-@lru_cache(maxsize=1024)  # asked anew of every layer in every step
+@lru_cache(maxsize=1024)  # looked up for every layer in every step
 def summation(shape: Shape, device: str) -> Summation:
-    """What makes the weighted sum over a batch whose rows were not kept."""
+    """Returns the method of the weighted sum over a batch whose rows were not kept."""
     costs = _summations(shape, device)
     return min(costs, key=lambda way: costs[way])
 
 
 def _summations(s: Shape, device: str) -> dict[Summation, float]:
-    # A sum that is made anew rounds anew, and how much is found by a pass over what it is made from.
+    # A recomputed sum rounds differently; a pass over its factors bounds the difference.
     vouched = 2 * _BYTES * s.stored / _speeds(s, device).stream
     costs = {Summation.VENDOR: vouched + _by_vendor(s, device)}
     factors = 16 * (s.tiles or 0) * (s.channels + s.outputs) * _BYTES
@@ -173,19 +173,19 @@ def _by_vendor(s: Shape, device: str) -> float:
 
 
 def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
-    """Seconds per example of each way that applies, up to a common factor."""
+    """Estimates seconds per example of each applicable formula, up to a common factor."""
     speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
     made, redone = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
-    # Written and read again; that our kernel writes is in its own cost.
+    # Written and read again; our kernel's own cost includes its writes.
     read = (1 if made_by_kernel(s, device) else 2) * _BYTES * s.row / speed.stream
     costs = {Strategy.FREE: made + redone}
     if s.row <= _ROOM * s.stored:
         costs[Strategy.KEEP] = made + read
     # Two Gram matrices are read, their product is written.
     elementwise = 3 * 8 * s.groups * squared / speed.memory
-    # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64.
-    # Inner products are in float64, at half the rate, of factors that are read, written and read again for it.
+    # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64. Inner
+    # products are in float64, at half the rate, of factors that are read, written and read again for it.
     products = 2 * 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
     widened = (_BYTES + 2 * 8) / speed.memory
     patches = s.groups * s.positions * (s.inputs + s.outputs)

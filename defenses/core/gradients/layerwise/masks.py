@@ -14,22 +14,22 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class SpanMasks:
-    """What a mask keeps of each parameter. A parameter's part is one tensor, so that who has seen it knows it again."""
+    """Parts of a mask by parameter. Each part is a single tensor, so that it can be recognised by identity."""
 
     def __init__(
         self, coordinates: Int[Tensor, " some"], dim: int, spans: Sequence[tuple[int, int]], *, inside: bool = True
     ) -> None:
-        """Counts what is kept of all spans at once: to ask each of them for it costs as much as a small layer's norms.
+        """Counts the kept coordinates of all spans at once: a query per span costs as much as a small layer's norms.
 
         Args:
             coordinates: in ascending order.
             dim: length of the vector.
             spans: (start, stop) of the parameters.
-            inside: whether the coordinates are kept, or all others.
+            inside: True if the coordinates are kept, False if all others are.
         """
         marks = torch.full((dim,), not inside, dtype=torch.bool, device=coordinates.device)
         marks.index_fill_(0, coordinates, inside)
-        # How many coordinates come before each edge.
+        # Number of coordinates before each edge.
         before = torch.searchsorted(coordinates, _edges(tuple(spans), coordinates.device)).tolist()
         self._parts = {span: marks[slice(*span)] for span in spans}
         self._kept = {
@@ -38,24 +38,24 @@ class SpanMasks:
         }
 
     def kept(self, spans: Spans) -> int:
-        """How many coordinates of some parameters are kept."""
+        """Returns the number of kept coordinates of some parameters."""
         return sum(self._kept[span] for span in spans)
 
     def of(self, spans: Spans) -> Bool[Tensor, " size"]:
-        """The mask of some parameters, one after another."""
+        """Returns the mask of some parameters, concatenated."""
         parts = [self._parts[span] for span in spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def share(self, spans: Spans) -> Bool[Tensor, " size"] | bool:
-        """The mask of some parameters; True where all of them is kept, False where nothing is."""
+        """Returns the mask of some parameters; True if all coordinates are kept, False if none is."""
         kept = self.kept(spans)
         return kept > 0 if kept in (0, sum(stop - start for start, stop in spans)) else self.of(spans)
 
     def partly(self, span: tuple[int, int]) -> Bool[Tensor, " size"] | None:
-        """The mask of one parameter; None where all or nothing of it is kept."""
+        """Returns the mask of one parameter; None if all or none of it is kept."""
         return self._parts[span] if 0 < self._kept[span] < span[1] - span[0] else None
 
 
-@lru_cache(maxsize=64)  # to make one takes as long as to search all of it
+@lru_cache(maxsize=64)  # its construction takes as long as the whole search
 def _edges(spans: Spans, device: torch.device) -> Int64[Tensor, "spans 2"]:
     return torch.tensor(spans, dtype=torch.int64, device=device).view(-1, 2)

@@ -1,8 +1,8 @@
 """Records each layer's input and the loss's derivative by its output, in one forward and one backward pass.
 
 Parameters do not require gradients here, so autograd computes activation gradients only, about half of a backward
-pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once
-it is known whether norms, sums or rows of them are wanted.
+pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once it
+is known whether norms, sums or rows of them are needed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..reference import Loss
 from .buffers import Buffers
 
 _NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
-# Numbers that layers put out for a batch, up to which their derivatives are kept until all are there.
+# Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
-# Numbers that are copied in less time than a function of our own takes in PyTorch's graph.
+# Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
 _COPIED = 2**14
 
 
@@ -34,14 +34,14 @@ class Use(NamedTuple):
 
     Attributes:
         layer: the layer.
-        name: where it is in the model.
-        inputs: what went in.
-        signals: derivatives of the summed loss by what came out, of the output's shape.
-        statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm's backward pass has kept; None
-            where there are none.
-        buffers: gives buffers for rows that are kept until the sums are done; None where no caller says when that is,
-            or where nobody wants norms.
-        masks: of "weight" or "bias", the part of it whose norms will be asked for, where that is not all of it.
+        name: its place in the model.
+        inputs: the layer's input.
+        signals: derivatives of the summed loss by the output, of the output's shape.
+        statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm saved for its backward pass; None
+            if there are none.
+        buffers: source of memory for rows that are kept until the sums are done; None if no caller signals their end,
+            or no norms are needed.
+        masks: for "weight" or "bias", its mask, if norms are needed of a part of it only.
     """
 
     layer: nn.Module
@@ -63,10 +63,10 @@ def record(
     buffers: Buffers | None = None,
     begins: Callable[[nn.Module, Tensor], None] = lambda _layer, _output: None,
 ) -> None:
-    """Runs a batch forward and backward, and hands over each call of a layer as soon as the backward pass has met it.
+    """Runs a batch forward and backward, and passes on each call of a layer as soon as the backward pass reaches it.
 
-    What is not kept then is freed while the pass goes on. Of a small batch all calls are handed over at its end, which
-    takes the pass less time.
+    Tensors not kept by then are freed during the pass. For a small batch all calls are passed on at its end, which is
+    faster.
 
     Args:
         forward: the model as a function of its inputs, at parameters that need no gradient.
@@ -74,12 +74,12 @@ def record(
         inputs: the batch.
         targets: of the batch.
         loss: per-example loss.
-        take: gets each call that the loss depends on, in the order of the backward pass.
-        buffers: handed on in each `Use`.
-        begins: told of each layer, with its output, in front of which nothing is differentiated.
+        take: receives each call that the loss depends on, in the order of the backward pass.
+        buffers: passed on in each `Use`.
+        begins: receives each layer without a differentiated input, with its output.
 
     Raises:
-        Unsupported: when a layer's input was changed in place after the call.
+        Unsupported: if a layer's input was changed in place after the call.
     """
     under_way = [True]
     calls: list[tuple[GradientEdge, Callable[[Tensor | None], None]]] = []
@@ -94,8 +94,8 @@ def record(
         if len(given) != 1 or not isinstance(output, Tensor):
             raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
         if output._is_view():
-            # A change in place of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, goes to
-            # what it is a view of, and the pass backward then goes by the view's own node no more.
+            # An in-place change of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, applies
+            # to its base, and the backward pass then no longer uses the view's own node.
             output = output.clone()
         if not output.requires_grad:
             begins(layer, output)
@@ -104,21 +104,21 @@ def record(
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
 
         def meet(signals: Tensor | None) -> None:
-            # A plain backward pass would find this out by itself; here nothing was saved for the weight's gradient.
+            # A plain backward pass would detect this itself; here nothing was saved for the weight's gradient.
             if seen._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
-            if signals is not None:  # without a graph of its own, as all that a backward pass computes
+            if signals is not None:  # without a graph of its own, as all results of a backward pass
                 take(Use(layer, layers[layer], seen, signals, statistics, buffers))
 
-        # The node stays what it is when the output is changed in place after this. The edge keeps it alive where the
-        # model forgets the output: a `_Begin` of Python's would end with that up to PyTorch 2.13.
+        # The node stays valid if the output is changed in place later. The edge keeps it alive if the model drops the
+        # output: a Python `_Begin` node would be freed then up to PyTorch 2.13.
         if not traced.requires_grad:
             raise Unsupported(f"layer '{layers[layer]}' must not be called without gradients, as under torch.no_grad()")
         calls.append((get_gradient_edge(traced), meet))
         numbers += traced.numel()
         return traced
 
-    # In the place of its `forward`, not by a hook: PyTorch calls a layer that has hooks in a slower way.
+    # Replaces `forward` instead of adding a hook: PyTorch calls layers with hooks more slowly.
     own = [(layer, vars(layer), vars(layer).get("forward")) for layer in layers]
     try:
         for layer, attributes, _ in own:
@@ -140,17 +140,17 @@ def record(
         for (_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
             meet(signals)
         return
-    while calls:  # of which none is left here: what the pass has met is freed
+    while calls:  # popped, so that tensors are freed once the pass has met them
         _hooked(*calls.pop())
     # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
     losses.backward(ones)
 
 
 def _derivatives(losses: Tensor, ones: Tensor, edges: list[GradientEdge]) -> tuple[Tensor | None, ...]:
-    """Derivatives at edges of the graph: None where the losses do not depend on one."""
+    """Derivatives at edges of the graph: None for an edge that the losses do not depend on."""
     if type(losses) is not Tensor:
         return torch.autograd.grad(losses, edges, ones, allow_unused=True)
-    # Private to PyTorch: what `grad` calls when it has looked at its arguments, which takes 25 us.
+    # Private to PyTorch: the function that `grad` calls after checking its arguments, which takes 25 us.
     found: tuple[Tensor | None, ...] = _engine_run_backward(
         (losses,), (ones,), False, False, tuple(edges), True, accumulate_grad=False
     )
@@ -164,9 +164,9 @@ def _hooked(edge: GradientEdge, meet: Callable[[Tensor | None], None]) -> None:
 
 
 def _traced(output: Tensor) -> Tensor:
-    """A layer's output in the graph of the backward pass, which the first layers' outputs begin."""
-    # These depend on nothing that is differentiated. They must not be leaves, which nothing may change in place, as
-    # nn.ReLU(inplace=True) does.
+    """Returns a layer's output as part of the autograd graph, which begins at the first layers' outputs."""
+    # Those do not depend on any differentiated tensor. They must not be leaves, which cannot be changed in place, as by
+    # nn.ReLU(inplace=True).
     if output.requires_grad:
         return output
     if output.numel() <= _COPIED and output.is_floating_point():
@@ -177,7 +177,7 @@ def _traced(output: Tensor) -> Tensor:
 
 
 class _Begin(torch.autograd.Function):
-    """Makes a tensor part of the graph without a copy: where the differentiated part of a model begins."""
+    """Makes a tensor part of the graph without a copy: the start of the differentiated part of a model."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, switch: Tensor) -> Tensor:
@@ -187,12 +187,12 @@ class _Begin(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *signals: Tensor) -> tuple[None, None]:
-        # The graph ends here: the hook on this node has met the derivative, and nothing behind wants one.
+        # The graph ends here: the hook on this node has met the derivative, and nothing behind needs it.
         return None, None
 
 
 def _statistics(output: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Mean and 1 / standard deviation that a GroupNorm's graph node has kept, if the output comes straight from one."""
+    """Returns mean and 1 / standard deviation that a GroupNorm's graph node saved, if the output is its result."""
     node: Any = output.grad_fn
     if node is None or node.name() != "NativeGroupNormBackward0":
         return None
@@ -207,7 +207,7 @@ def _switch(like: Tensor) -> Tensor:
 
 
 def _losses(loss: Loss, outputs: Any, targets: Tensor) -> Tensor:
-    """One loss per example; a function that averages over its batch is called on batches of one."""
+    """Returns the loss of each example; a function that averages over its batch is called on batches of one."""
     losses = loss(outputs, targets)
     if losses.shape == (targets.shape[0],):
         return losses

@@ -1,7 +1,7 @@
 """Tables of a batch's rows, from which kernels compute all factors, or all sums, in one call.
 
-Operations of PyTorch on a few hundred numbers take longer to begin than to do, and a batch on a small network needs
-dozens of them, as long together as the pass forward.
+PyTorch operations on a few hundred numbers take longer to launch than to run, and a batch on a small network needs
+dozens of them, together as long as the forward pass.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from ...kernels.bound_factors import KINDS, PART, bound_factors
 from ...kernels.weighted_rows import MATRIX, weighted_rows
 from ...plan.bound import Bound
 
-# Numbers that are added up, from which on PyTorch's sums on several threads are the faster.
+# Size of a sum, from which on PyTorch's sums on several threads are faster.
 _WORTH_A_THREAD = 2**22
-# Products of numbers, up to which outer products are added up in float64: MKL's sums in float32 are twice as fast, but
-# to scale and to call it takes 50 us in the course of a step, when its code has left the cache.
+# Number of products, up to which outer products are added up in float64: MKL's sums in float32 are twice as fast, but
+# scaling and calling it takes 50 us within a step, when its code has left the cache.
 _MOST_PRODUCTS = 2**20
-# The same where the second factor has few numbers, which fill no vectors of the kernel.
+# The same if the second factor is narrow and does not fill the vectors of the kernel.
 _MOST_NARROW, _NARROW = 2**18, 16
-# Numbers of a convolution's weight, up to which its order is restored in the cache.
+# Size of a convolution's weight, up to which its order is restored in the cache.
 _MOST_IN_ORDER = 2**16
 
 
 def measurable(values: Tensor) -> bool:
-    """Whether compiled code can read numbers where they lie: in rows that are each in one piece, on the CPU."""
+    """Returns whether compiled code can read the numbers in place: contiguous rows, on the CPU."""
     plain = type(values) is Tensor and values.is_cpu and values.dtype in (torch.float32, torch.float64)
     return plain and values.stride(-1) == 1
 
 
 class BoundFactors(NamedTuple):
-    """What bounds a batch's gradients.
+    """Factors that bound a batch's gradients.
 
     Attributes:
         factors: in the gradients' dtype.
         squares: squared norms, float64.
-        certain: of which examples that is known; nothing is said of the others. None where it is of all.
+        certain: mask of the examples for which both are valid; None if they are for all.
     """
 
     factors: Float[Tensor, " rows"]
@@ -49,13 +49,13 @@ class BoundFactors(NamedTuple):
 
 
 class NormTable:
-    """What the norms of a batch's gradients are made of."""
+    """Table of the parts that the norms of a batch's gradients consist of."""
 
     def __init__(self, examples: int, like: Tensor) -> None:
-        """Starts without any.
+        """Starts empty.
 
         Args:
-            examples: how many there are.
+            examples: number of examples.
             like: of the gradients' dtype, on their device.
         """
         self._examples, self._like = examples, like
@@ -65,15 +65,15 @@ class NormTable:
         self._alive: list[Tensor] = []
 
     def add(self, *sides: int | None, counts: bool = True, under: int | None = -1) -> bool:
-        """Adds rows, or outer products of two, as a part of the gradients.
+        """Adds rows, or outer products of two rows, as a part of the gradients.
 
         Args:
-            sides: numbers of one side, or of two; None for one that does not lie as it must.
-            counts: whether its norm is asked for, not whether it is finite alone.
-            under: number of the side that has what a mask leaves of it; -1 for no mask.
+            sides: number of one side, or of two; None for a side that compiled code cannot read.
+            counts: True if its norm is needed, False if it must only be finite.
+            under: number of the side with its masked values; -1 for no mask.
 
         Returns:
-            Whether all sides are there.
+            True if all sides are available.
         """
         first, other = sides if len(sides) == 2 else (*sides, -1)
         if first is None or other is None or under is None:
@@ -82,7 +82,7 @@ class NormTable:
         return True
 
     def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:
-        """A side: rows, or what a mask leaves of them; None where compiled code cannot read them.
+        """Adds a side: rows, or masked rows; returns None if compiled code cannot read them.
 
         Args:
             values: rows of the examples.
@@ -99,7 +99,7 @@ class NormTable:
         return self._side(values.data_ptr(), values.stride(0), values.shape[1], marks, 0)
 
     def weighted(self, values: Float[Tensor, "rows size"], weights: Float[Tensor, "rows size"]) -> int | None:
-        """A side: rows, of whose squares a weighted sum is wanted; None where compiled code cannot read them.
+        """Adds a side: rows whose squares enter a weighted sum; returns None if compiled code cannot read them.
 
         Args:
             values: rows of the examples.
@@ -113,14 +113,14 @@ class NormTable:
         return self._side(*place, weights.data_ptr(), weights.stride(0))
 
     def squares(self, measured: Float[Tensor, " rows"]) -> int | None:
-        """A side: squared norms in float64 that somebody has measured; None where compiled code cannot read them."""
+        """Adds a side: measured squared norms in float64; returns None if compiled code cannot read them."""
         if measured.dtype != torch.float64 or not (measurable(measured) and measured.is_contiguous()):
             return None
         self._alive.append(measured)
         return self._side(measured.data_ptr(), 0, -1, 0, 0)
 
     def factors(self, bound: Bound) -> BoundFactors | None:
-        """The factors that bound the gradients; None where there are none.
+        """Returns the factors that bound the gradients; None without parts or examples.
 
         Args:
             bound: of a kind that bounds.
@@ -157,14 +157,14 @@ class NormTable:
 
 
 class SumTable:
-    """Matrices whose rows are added up, each into its place."""
+    """Table of matrices whose rows are added up, each sum into its place."""
 
     def __init__(self, factors: Float[Tensor, " rows"], flat: Float[Tensor, " dim"]) -> None:
-        """Starts without any.
+        """Starts empty.
 
         Args:
             factors: of the rows.
-            flat: where sums are written.
+            flat: vector to which the sums are written.
         """
         self._factors, self._to, self._bytes = factors, flat.data_ptr(), flat.element_size()
         plain = measurable(factors) and measurable(flat) and factors.is_contiguous() and flat.is_contiguous()
@@ -173,12 +173,12 @@ class SumTable:
         self._longest, self._widest = 0, 0
 
     def add(self, values: Float[Tensor, "rows size"], start: int, order: tuple[int, int, int] = (0, 0, 0)) -> bool:
-        """Adds a matrix, if compiled code is the way to add it up.
+        """Adds a matrix; returns False if compiled code cannot add it up, or PyTorch is faster.
 
         Args:
             values: rows of the examples.
-            start: where in the vector of sums theirs begins.
-            order: (height * width, entering, leaving) of a convolution whose rows have an order of their own.
+            start: beginning of their part in the vector of sums.
+            order: (height * width, entering, leaving) of a convolution whose rows have their own order.
         """
         size = values.shape[1]
         if values.dtype != self._dtype or not (size and measurable(values)):
@@ -191,12 +191,12 @@ class SumTable:
         return True
 
     def outer(self, leading: Float[Tensor, "rows a"], values: Float[Tensor, "rows b"], start: int) -> bool:
-        """Adds outer products [a, b] of the rows of two matrices, if compiled code is the way to add them up.
+        """Adds outer products [a, b] of the rows of two matrices; returns False if compiled code is not the way.
 
         Args:
             leading: rows of the examples.
             values: likewise.
-            start: where in the vector of sums theirs begins.
+            start: beginning of their part in the vector of sums.
         """
         products, both = leading.numel() * values.shape[1], (leading, values)
         most = _MOST_NARROW if values.shape[1] < _NARROW else _MOST_PRODUCTS

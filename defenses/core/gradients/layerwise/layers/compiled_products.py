@@ -1,8 +1,8 @@
 """Squared norms of a convolution's rows from inner products between positions, by kernels compiled for its sizes.
 
 Guarantee:
-    An example's norm is made of its own numbers, whatever its neighbours hold. Nothing is believed of a kernel: each is
-    tried first, in the dtype that it is for, on made-up images next to one that is NaN, against products of patches.
+    An example's norm is computed from its own numbers, whatever its neighbours hold. No kernel is trusted: each is
+    first tried, in its dtype, on synthetic images next to an image of NaN, against products of patches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .compiled_rows import over_images, refuse_unlike, row_kernel
 from .convolution_settings import Geometry
 from .patch_rows import PatchProducts
 
-_TOLERANCE = 1e-5  # of the sum of the terms' sizes: what is off by less is rounding
+_TOLERANCE = 1e-5  # of the sum of the terms' sizes: smaller differences are rounding
 
 
 def product_squares(
@@ -27,7 +27,7 @@ def product_squares(
     signals: Float[Tensor, "images out rows columns"],
     geometry: Geometry,
 ) -> Squares | None:
-    """Squared norms of the gradients of images that are an example each; None where the kernel is not right.
+    """Squared norms of the gradients of images, an example each; None if the kernel is not right.
 
     Raises:
         ValueError: for tensors that a kernel of this geometry would read past the end of.
@@ -43,7 +43,7 @@ def product_squares(
 
 @lru_cache(maxsize=512)
 def product_flops(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int]) -> float | None:
-    """What an example takes; None where matrices of inner products do not stay in the cache."""
+    """Returns the flops of an example; None if matrices of inner products do not stay in the cache."""
     kernel = product_kernel(g, inputs, signals, False)
     return kernel.flops if kernel.fits else None
 
@@ -61,13 +61,13 @@ def _measured(inputs: Tensor, signals: Tensor, kernel: ProductKernel) -> tuple[T
 
 @lru_cache(maxsize=512)
 def product_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], wide: bool) -> ProductKernel:
-    """The one kernel of a layer's settings, heights and widths, which is compiled once."""
+    """Returns the kernel for a layer's settings, heights and widths, which is compiled once."""
     return ProductKernel(row_kernel(g, inputs, signals, 1, wide))
 
 
 @lru_cache(maxsize=512)
 def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether norms are those of rows made of patches, next to an example that is NaN.
+    """Returns whether norms equal those of rows from patches, next to an example of NaN.
 
     Args:
         geometry: of the layer.

@@ -1,8 +1,8 @@
 """Rows of a convolution, their norms and their weighted sum by kernels that are compiled for its sizes.
 
 Guarantee:
-    An example's row is made of its own numbers, whatever its neighbours hold. Nothing is believed of a kernel: each is
-    tried first, in the dtype that it is for, on made-up images next to one that is NaN, against products of patches.
+    An example's row is computed from its own numbers, whatever its neighbours hold. No kernel is trusted: each is first
+    tried, in its dtype, on synthetic images next to an image of NaN, against products of patches.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .convolution_settings import Geometry
 from .kept_rows import product_order
 from .patch_rows import PatchProducts, images_of
 
-_TOLERANCE = 1e-5  # of a row's length: what is off by less is rounding
-_WORTH_A_THREAD = 2e7  # flops, below which it takes longer to hand the work over
-_CHUNK_BYTES = 2**20  # of rows that are looked at as they are made: half a core's second cache
+_TOLERANCE = 1e-5  # of a row's length: smaller differences are rounding
+_WORTH_A_THREAD = 2e7  # flops, below which handing the work to a thread takes longer
+_CHUNK_BYTES = 2**20  # of rows that are measured as they are computed: half a core's second cache
 
 
 class CompiledRows:
-    """Makes rows.
+    """Computes rows by compiled kernels.
 
     Attributes:
-        order: of the numbers in them.
-        scratch: numbers that exist for a while for each row that is made.
+        order: of the numbers in a row.
+        scratch: temporary numbers per row that is formed.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class CompiledRows:
         geometry: Geometry,
         views: int,
     ) -> None:
-        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example.
+        """Takes the layer's input and the derivatives by its output, of `views` images for each example.
 
         Raises:
             ValueError: for tensors that a kernel of this geometry would read past the end of.
@@ -54,14 +54,14 @@ class CompiledRows:
         self.size = self.kernel.size
 
     def parts(self, *, wide: bool = False) -> Iterator[slice]:
-        """Slices of examples whose rows are looked at while they are in the cache, or some more for products."""
+        """Yields slices of examples whose rows are read while they are in the cache, or larger ones for products."""
         examples, each = len(self.signals) // self._views, self.size * self.signals.element_size()
         step = max(1, (16 if wide else 1) * _CHUNK_BYTES // each)
         for start in range(0, examples, step):
             yield slice(start, min(start + step, examples))
 
     def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
-        """The gradients of some examples; into `out` if given."""
+        """Returns the gradients of some examples; written into `out` if given."""
         inputs, signals = images_of((self.inputs, self.signals), which, self._views)
         some = len(signals) // self._views
         rows = signals.new_empty(some, self.size) if out is None else out
@@ -71,16 +71,16 @@ class CompiledRows:
     def squares(
         self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Squared norms of all rows, and of what a mask leaves of them, in float64.
+        """Squared norms of all rows, and of the masked rows, in float64.
 
         Args:
-            out: where the rows are written; nowhere where None.
+            out: memory for the rows; None to discard them.
             mask: in the order of the rows.
         """
         return self._measured(self.inputs, self.signals, out, mask)
 
     def weighted(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, " size"]:
-        """The sum of rows times factors, where the kernel is `exact`: of the very rows that `made` gives."""
+        """Sum of rows times factors, if the kernel is `exact`: of the same rows that `made` returns."""
         sums: dict[int, Tensor] = {}
         if not self.kernel.exact or factors.shape != (len(self.signals) // self._views,):
             raise ValueError(f"factors must be one for each row, which is formed in one piece, got {factors.shape}")
@@ -92,7 +92,7 @@ class CompiledRows:
             sums[batch[3]] = out
 
         self._run(self.inputs, self.signals, run)
-        # In the order of the examples, whichever thread was the first.
+        # In the order of the examples, whichever thread finished first.
         return sum((sums[first] for first in sorted(sums)), start=factors.new_zeros(self.size))
 
     def _measured(
@@ -142,13 +142,13 @@ def over_images(
     Args:
         run: takes three addresses and two numbers.
         images: inputs and signals.
-        examples: how many there are.
+        examples: number of examples.
         numbers: zeros in the memory.
         flops: of an example.
-        memory: of what numbers it is; of the images' where None.
+        memory: dtype of the memory; that of the images if None.
     """
     inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
-    if not examples:  # a compiled loop takes its first round before it asks
+    if not examples:  # a compiled loop runs its first round before the test
         return
     count = max(1, min(torch.get_num_threads(), int(examples * flops / _WORTH_A_THREAD), examples))
     edges = [round(examples * i / count) for i in range(count + 1)]
@@ -176,7 +176,7 @@ def refuse_unlike(inputs: Tensor, signals: Tensor, geometry: Geometry, views: in
 
 @lru_cache(maxsize=512)
 def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, wide: bool) -> RowKernel:
-    """The one kernel of a layer's settings, heights and widths, which is compiled once."""
+    """Returns the kernel for a layer's settings, heights and widths, which is compiled once."""
     return RowKernel(
         height=inputs[0],
         width=inputs[1],
@@ -194,23 +194,23 @@ def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], v
 
 
 def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
-    """Whether rows can be made this way; with groups of its own a layer's channels are too few for vectors."""
+    """Returns whether our kernel can compute rows; a grouped layer has too few channels per group for vectors."""
     if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
         return False
     plain = all(type(values) is Tensor and values.is_cpu for values in (inputs, signals))
-    # Without channels there is nothing to sum; of a kernel's sizes each must be one at least.
+    # Without channels there is nothing to sum; all sizes of a kernel must be at least one.
     return plain and min(geometry.channels) > 0 and lanes() > 0
 
 
 @cache
 def lanes() -> int:
-    """Numbers of float32 in a vector of the processor; 0 where nothing is compiled for it."""
+    """Numbers of float32 in a vector of the processor; 0 if nothing is compiled for it."""
     host = processor()
     return 0 if host is None else host.vector // 4
 
 
 KernelUse = Literal["rows", "masked", "sums"]
-"""What a kernel is for: rows and their norms, norms of what a mask leaves too, or sums."""
+"""Use of a kernel: rows and their norms, norms of masked rows too, or sums."""
 
 
 @lru_cache(maxsize=1024)
@@ -222,7 +222,7 @@ def right(
     dtype: torch.dtype,
     use: KernelUse,
 ) -> bool:
-    """Whether rows, norms and sums are those of patches, next to an example that is NaN.
+    """Returns whether rows, norms and sums equal those from patches, next to an example of NaN.
 
     Args:
         geometry: of the layer.
@@ -230,7 +230,7 @@ def right(
         signals: rows and columns.
         views: images of an example.
         dtype: of the numbers.
-        use: what is asked about; a kernel that nobody uses is not compiled.
+        use: the use to check; an unused kernel is not compiled.
     """
     coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
     x = torch.randn(3 * views, entering, *inputs, generator=coins, dtype=dtype)

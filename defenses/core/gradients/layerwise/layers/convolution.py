@@ -1,7 +1,7 @@
-"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, in several ways.
+"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, by several formulas.
 
-Rows are made by products of patches (`patch_rows.py`) or by compiled kernels (`compiled_rows.py`); norms without rows
-come from inner products between positions, of which there is a compiled kernel too (`compiled_products.py`).
+Rows are computed by products of patches (`patch_rows.py`) or by compiled kernels (`compiled_rows.py`); norms without
+rows come from inner products between positions, for which there is a compiled kernel too (`compiled_products.py`).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Convolution(FactoredGradient):
         views: int = 1,
         buffers: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
-        """Takes what went into the layer and the loss's derivatives by what came out.
+        """Takes the layer's input and the loss's derivatives by its output.
 
         Args:
             inputs: before padding.
             signals: by the output.
             geometry: settings of the layer.
-            views: neighbouring images that belong to one example.
-            buffers: gives the memory for rows that are kept; fresh memory where None.
+            views: adjacent images that belong to one example.
+            buffers: source of memory for kept rows; fresh memory if None.
         """
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
         self._buffers = buffers or (lambda numbers, like: like.new_empty(numbers))
@@ -77,14 +77,14 @@ class Convolution(FactoredGradient):
 
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
-        """What makes rows."""
+        """Method that computes rows."""
         if self._plan.compiled and self._right("rows"):
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
     @cached_property
     def _summing(self) -> CompiledRows | None:
-        """What adds rows up that are made anew, where our kernel does."""
+        """Our kernel, if it adds up recomputed rows; else None."""
         maker = self._maker
         if self._summation is Summation.KERNEL and isinstance(maker, CompiledRows) and self._right("sums"):
             return maker
@@ -96,26 +96,26 @@ class Convolution(FactoredGradient):
 
     @property
     def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
-        """Numbers that exist for a while for each row that is made."""
+        """Temporary numbers per row that is formed."""
         return self._maker.scratch
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """In the weight's own order."""
+        """Rows in the weight's own order."""
         return self._maker.order.in_order(self._maker.made(which))
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
-        """All rows, as many at a time as suits what makes them."""
+        """Yields all rows, in chunks that suit the method that computes them."""
         for part in self._maker.parts(wide=wide):
             yield part, self.rows(part)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """From the rows if they were kept, otherwise made anew, by tiles, or the vendor's kernel for many examples."""
+        """Weighted sum from kept rows, or recomputed by our kernel, Winograd's tiles or the vendor's kernel."""
         if self._kept is not None:
             return self._kept.weighted(factors)
         return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
 
     def _some(self, which: slice) -> Convolution:
-        """The same of some examples."""
+        """Returns the gradients of some examples."""
         if which == slice(0, self.examples):
             return self
         images = slice(which.start * self.views, which.stop * self.views)
@@ -136,12 +136,12 @@ class Convolution(FactoredGradient):
         # conv2d pads both sides of a dimension alike; "same" with an even kernel does not.
         inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
         padding = (top, left) if symmetric else (0, 0)
-        # Typed for one number for both dimensions, and takes a pair as every convolution does.
+        # Typed as one number for both dimensions, but accepts a pair as every convolution does.
         settings: Any = (g.stride, padding, g.dilation, g.groups)
         return conv2d_weight(inputs, g.weight_shape, scaled, *settings)
 
     def without(self, bad: Tensor) -> Convolution:
-        """Zeros in both factors."""
+        """Returns a copy with zeros in both factors."""
         gone = bad.repeat_interleave(self.views).view(-1, 1, 1, 1)
         inputs, signals = (torch.where(gone, 0.0, values) for values in (self.inputs, self.signals))
         rest = Convolution(inputs, signals, self.geometry, views=self.views)
@@ -149,12 +149,12 @@ class Convolution(FactoredGradient):
         return rest
 
     def largest(self) -> Tensor:
-        """By the factors' norms: an entry is a sum of products, each pixel in one at most."""
+        """Upper bound from the factors' norms: an entry is a sum of products, each pixel in one at most."""
         first, second = (v.permute(0, 2, 3, 1).reshape(self.examples, -1) for v in (self.inputs, self.signals))
         return product_size(first, second)
 
     def squares(self) -> Squares:
-        """By the formula that `cost.py` finds the cheapest; rows that are kept already are not computed again."""
+        """Squared norms by the cheapest formula of `cost.py`; rows that are kept already are not computed again."""
         if self._kept is not None:
             return self._kept.squares()
         way = self._plan.way
@@ -168,13 +168,13 @@ class Convolution(FactoredGradient):
         return self._of_rows(keep=way is Strategy.KEEP)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """From rows, because inner products between positions know no mask; they are kept where that is cheaper."""
+        """Squared norms from rows, because inner products between positions admit no mask; rows are kept if cheaper."""
         if self._kept is not None:
             return self._kept.masked_squares(mask)
         return self._of_rows(keep=self._worth_keeping, mask=mask)
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
-        """From rows as they are made, kept where that is cheaper."""
+        """Inner products and norms from rows as they are computed, kept if cheaper."""
         if self._kept is None and self._worth_keeping:
             self._of_rows(keep=True)
         if self._kept is not None:
@@ -186,15 +186,15 @@ class Convolution(FactoredGradient):
 
     @property
     def made_as(self) -> RowSizes:
-        """Sizes of the order that rows are made in."""
+        """Sizes of the order in which rows are computed."""
         return self._maker.order.sizes
 
     def made(self) -> Tensor:
-        """All rows, in that order."""
+        """Returns all rows, in that order."""
         return self._kept.made() if self._kept is not None else self._maker.made(slice(None))
 
     def along_made(self, directions: Float[Tensor, "size k"]) -> tuple[Tensor, Tensor]:
-        """Inner products with directions in that order, from rows as they are made, and norms."""
+        """Inner products with directions in that order, from rows as they are computed, and norms."""
         if self._kept is None and self._worth_keeping:
             self._of_rows(keep=True)
         if self._kept is not None:
@@ -206,7 +206,7 @@ class Convolution(FactoredGradient):
 
     @property
     def _worth_keeping(self) -> bool:
-        """Whether rows that have to be formed are kept for the sum."""
+        """Returns whether rows that have to be formed are kept for the sum."""
         costs = estimates(self.shape, self.like.device.type)
         return costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
 
@@ -222,12 +222,13 @@ class Convolution(FactoredGradient):
         return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
 
     def formed(self, mask: Bool[Tensor, " size"] | None = None) -> FactoredGradient:
-        """Its rows, where these are what norms and sums come from; else itself.
+        """Returns the rows, if norms and sums are computed from them; else itself.
 
-        Made at once they take what the pass back has just left in the cache, which then need not be kept.
+        Forming them at once reads tensors that the backward pass has just left in the cache, which then need not be
+        kept.
 
         Args:
-            mask: of which norms will be asked for: they are taken of each row while it is in the cache.
+            mask: of the later norms: they are measured on each row while it is in the cache.
         """
         if self._plan.way is not Strategy.KEEP:
             return self
@@ -249,7 +250,7 @@ class Convolution(FactoredGradient):
 
     def _recomputed(self, value: Tensor, maker: PatchProducts | CompiledRows) -> Squares:
         if maker is self._summing:
-            return Squares.exact(value)  # of the very rows that are added up
+            return Squares.exact(value)  # of the same rows that are added up
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
         signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
@@ -260,14 +261,14 @@ class Convolution(FactoredGradient):
 
     @property
     def shape(self) -> Shape:
-        """What the cost model looks at."""
+        """Returns the sizes that the cost model uses."""
         return self._plan.shape
 
     @cached_property
     def _plan(self) -> _Plan:
         (_, _, *inputs), (_, _, *signals), like = self.inputs.shape, self.signals.shape, self.like
         compiled = compiled_rows.usable(self.inputs, self.signals, self.geometry)
-        # Asked of every layer in every step, hence by one look into one cache.
+        # Needed for every layer in every step, hence a single cache look-up.
         sizes = (self.geometry, tuple(inputs), tuple(signals), self.views)
         return _planned((cheapest, made_by_kernel), *sizes, like.dtype, device_type(like), compiled=compiled)
 
@@ -280,7 +281,7 @@ class Convolution(FactoredGradient):
         return self.signals.shape[2] * self.signals.shape[3]
 
     def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Some images' inputs and weighted signals, channels last, padded to an even number of rows and columns."""
+        """Returns some images' inputs and weighted signals, channels last, padded to even height and width."""
         inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
         signals = signals * factors[some].view(-1, 1, 1, 1)
         below, beside = (size % 2 for size in signals.shape[1:3])
@@ -291,7 +292,7 @@ class Convolution(FactoredGradient):
         return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
 
     def _by_products(self, way: Strategy) -> Squares:
-        """Norms from inner products between positions."""
+        """Squared norms from inner products between positions."""
         positions = self.views * self._positions
         numbers = 2 * self.geometry.groups * positions**2
         if way is Strategy.PIXELS:
@@ -317,7 +318,7 @@ class Convolution(FactoredGradient):
         return joined(found)
 
     def _by_example(self, values: Float[Tensor, "parts positions width"]) -> Tensor:
-        """The positions of all views of an example in one: [examples * groups, views * positions, width]."""
+        """Merges the positions of all views of an example: [examples * groups, views * positions, width]."""
         if self.views == 1:
             return values
         split = values.unflatten(0, (-1, self.views, self.geometry.groups))
@@ -349,12 +350,12 @@ class Convolution(FactoredGradient):
 
 
 class _Plan(NamedTuple):
-    """How a layer's norms are found.
+    """Method of a layer's norms.
 
     Attributes:
-        shape: what the cost model has looked at.
-        way: what it has chosen.
-        compiled: whether rows, where some are made, are made by our kernel if that is right.
+        shape: the sizes given to the cost model.
+        way: the formula that it selected.
+        compiled: True if rows, when needed, are computed by our kernel, provided that it is right.
     """
 
     shape: Shape
@@ -374,7 +375,7 @@ def _planned(
     *,
     compiled: bool,
 ) -> _Plan:
-    """The plan of a layer's settings, heights and widths.
+    """Returns the plan for a layer's settings, heights and widths.
 
     Args:
         choices: `cheapest` and `made_by_kernel`.
@@ -383,8 +384,8 @@ def _planned(
         signals: rows and columns.
         views: images of an example.
         dtype: of the numbers.
-        device: where they are.
-        compiled: whether our kernel can make rows.
+        device: of the numbers.
+        compiled: True if our kernel can compute rows.
     """
     shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)
     cheapest_of, by_kernel = choices
@@ -392,14 +393,14 @@ def _planned(
 
 
 def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views: int, double: bool | None) -> Shape:
-    """What the cost model looks at, of a layer's settings, heights and widths.
+    """Returns the cost model's sizes for a layer's settings, heights and widths.
 
     Args:
         g: the settings.
         inputs: height and width.
         signals: rows and columns.
         views: images of an example.
-        double: whether our kernel makes rows of float64, or of float32; None where it cannot.
+        double: True if our kernel computes rows of float64, False for float32; None if it cannot be used.
     """
     lanes = 0 if double is None else compiled_rows.lanes()
     multiplied = 0 if double is None else compiled_rows.row_kernel(g, inputs, signals, views, double).products

@@ -29,7 +29,7 @@ class Geometry:
     groups: int
 
     def __hash__(self) -> int:
-        """Computed once: caches ask for it at every layer of every step."""
+        """Computed once: caches need it at every layer of every step."""
         return self._hash
 
     @cached_property

@@ -34,43 +34,43 @@ from .compiled_products import product_flops, product_squares
 from .compiled_rows import usable
 from .convolution_settings import Geometry
 
-_MANY = 16  # directions, from which on outer products are made in the cache, and not inputs multiplied with directions
-# How many times what may have vanished a sum of squares is at least, where it is believed.
+_MANY = 16  # directions, from which on outer products are formed in the cache, not inputs times directions
+# A sum of squares is trusted if it is at least this many times the most that may have underflowed.
 _CERTAIN = 1e6
-# Outputs that are multiplied with a mask at a time: MKL adds one after another, and of numbers that are alike float32
-# loses 1e-5 of a sum of a thousand, 1e-3 of one of a hundred thousand.
+# Outputs multiplied with a mask at a time: MKL adds sequentially, and for similar numbers float32 loses 1e-5 of a sum
+# of a thousand, 1e-3 of a sum of a hundred thousand.
 _STRIP = 256
 
 
 class Outer(FactoredGradient):
-    """Gradients of a weight that each example meets once: s xᵀ."""
+    """Gradients of a weight that each example uses once: s xᵀ."""
 
     def __init__(
         self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"], bias: GradientRows | None = None
     ) -> None:
-        """Takes what went into the layer and the loss's derivatives by what came out, which are the bias's rows too."""
+        """Takes the layer's input and the loss's derivatives by its output, which are the bias's rows too."""
         self.inputs, self.signals = inputs, signals
         self._sides = GradientRows(inputs), bias or GradientRows(signals)
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The outer products, [out, in] flattened."""
+        """Outer products, [out, in] flattened."""
         return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """One product over the batch."""
+        """Weighted sum by one product over the batch."""
         return added_products(self.signals, factors, self.inputs, 1).flatten()
 
     def weighted_into(self, place: Float[Tensor, " size"], factors: Tensor) -> None:
-        """One product, written where it belongs."""
+        """Writes the weighted sum in place, by one product."""
         if self.examples > TOGETHER:
             return super().weighted_into(place, factors)
         scaled = self.signals * factors.unsqueeze(1)
         torch.mm(scaled.T, self.inputs, out=place.view(self.signals.shape[1], self.inputs.shape[1]))
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
-        """Both factors; and, where a mask leaves some of the product, how it weighs the inputs' squares."""
+        """Enters both factors and, if a mask keeps a part of the product, its weights of the inputs' squares."""
         first, second = (side.side(norms) for side in self._sides)
         if isinstance(mask, bool):
             return norms.add(first, second, counts=mask)
@@ -81,25 +81,25 @@ class Outer(FactoredGradient):
         return norms.add(first, second, under=norms.weighted(self.inputs, weights))
 
     def enter_sum(self, sums: SumTable, start: int) -> bool:
-        """Both factors."""
+        """Enters both factors."""
         return sums.outer(self.signals, self.inputs, start)
 
     def without(self, bad: Tensor) -> Outer:
-        """Zeros in both factors."""
+        """Returns a copy with zeros in both factors."""
         gone = bad.unsqueeze(1)
         return Outer(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
 
     def largest(self) -> Tensor:
-        """By the factors' norms."""
+        """Upper bound from the factors' norms."""
         return product_size(self.inputs, self.signals)
 
     def norms(self) -> Tensor:
-        """|s| |x|, each in float64, where no square of a float32 overflows."""
+        """Norms |s| |x|, each in float64, where no square of a float32 overflows."""
         first, second = self._sides
         return first.norms() * second.norms()
 
     def squares(self) -> Squares:
-        """Those of the norms, in which nothing cancels."""
+        """Squares of the norms, in which nothing cancels."""
         value = self.norms().square()
         return Squares(value, self._vanished() if self.like.dtype == torch.float64 else None)
 
@@ -107,7 +107,7 @@ class Outer(FactoredGradient):
         """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
         out, entering = self.signals.shape[1], self.inputs.shape[1]
         kept = mask.view(out, entering)
-        if self.like.device.type != "cpu":  # where an answer that is waited for takes longer than float64
+        if self.like.device.type != "cpu":  # waiting for a result on a GPU takes longer than float64
             return Squares.exact(_masked(self.signals, self.inputs, kept, torch.float64))
         found, lost = _masked(self.signals, self.inputs, kept, self.like.dtype), self._vanished()
         if self.like.dtype == torch.float64:
@@ -118,13 +118,13 @@ class Outer(FactoredGradient):
         return Squares.exact(found)
 
     def _vanished(self) -> Float[Tensor, " rows"]:
-        """What is lost at most by squares that the format does not hold, whatever they are multiplied by."""
+        """Upper bound of the loss from squares that underflow, whatever they are multiplied by."""
         x, s = (side.norms().square() for side in self._sides)
         out, entering = self.signals.shape[1], self.inputs.shape[1]
         return torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + -(-out // _STRIP)))
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
-        """sᵀ U x: what goes in through the direction in the weight's place, with the signals."""
+        """sᵀ U x: inputs through the direction in the weight's place, times the signals."""
         through = self.inputs @ direction.view(self.signals.shape[1], self.inputs.shape[1]).T
         return (through * self.signals).sum(dim=1, dtype=torch.float64)
 
@@ -133,7 +133,7 @@ class Outer(FactoredGradient):
         return [self._products(start, basis) for start, basis in pieces], self.norms()
 
     def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:
-        """Inner products with a piece of a basis, of the outputs that it touches alone."""
+        """Inner products with a piece of a basis, for the outputs that it covers."""
         if basis.shape[1] >= _MANY and compiled_for(self.signals, self.inputs, basis.T):
             return outer_products(self.signals, self.inputs, start, basis)
         width, stop, directions = self.inputs.shape[1], start + len(basis), basis.shape[1]
@@ -145,7 +145,8 @@ class Outer(FactoredGradient):
         signals, found = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
         # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
         for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
-            # As leading directions lie in memory (`basis.py`), a view: a product by outputs would copy inputs for each.
+            # A view of directions that lie first in memory (`basis.py`): a product by outputs would copy inputs for
+            # each.
             wide = turned[part].reshape(-1, width).T
             inner = product(self.inputs, wide).unflatten(1, (-1, outputs))
             found.append(torch.bmm(inner, signals).squeeze(2))
@@ -167,17 +168,17 @@ def _masked(
 
 
 class OuterSum(FactoredGradient):
-    """Gradients of a weight that each example meets at several positions: the sum of s_t x_tᵀ."""
+    """Gradients of a weight that each example uses at several positions: the sum of s_t x_tᵀ."""
 
     def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
-        """Takes what went in and the derivatives by what came out, position by position."""
+        """Takes the input and the derivatives by the output, position by position."""
         self.inputs, self.signals = inputs, signals
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
         self._kept: GradientRows | None = None
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """The sums of products, [out, in] flattened."""
+        """Sums of products, [out, in] flattened."""
         return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
@@ -190,18 +191,18 @@ class OuterSum(FactoredGradient):
         return added_products(signals, weights, inputs, positions).flatten()
 
     def without(self, bad: Tensor) -> OuterSum:
-        """Zeros in both factors."""
+        """Returns a copy with zeros in both factors."""
         gone = bad.view(-1, 1, 1)
         rest = OuterSum(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
         rest._kept = None if self._kept is None else self._kept.without(bad)
         return rest
 
     def largest(self) -> Tensor:
-        """By the factors' norms."""
+        """Upper bound from the factors' norms."""
         return product_size(self.inputs, self.signals)
 
     def squares(self) -> Squares:
-        """By the formula that `cost.py` finds the cheapest."""
+        """Squared norms by the cheapest formula of `cost.py`."""
         way = cheapest(self._shape, self.like.device.type)
         if way is Strategy.PAIRS:
             found = product_squares(*self._images, self._geometry)
@@ -218,7 +219,7 @@ class OuterSum(FactoredGradient):
         return recomputed(super().squares().value, self.inputs, self.signals)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """By rows that are masked: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
+        """Squared norms of masked rows: |M ∘ sum_t s_t x_tᵀ|² has cross terms, so `Outer`'s formula does not hold."""
         return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
@@ -241,7 +242,7 @@ class OuterSum(FactoredGradient):
 
     @property
     def _images(self) -> tuple[Tensor, Tensor]:
-        """What went in and the derivatives, as a convolution with a kernel of one pixel would have met them."""
+        """Returns input and derivatives as those of a convolution with a kernel of one pixel."""
         return self.inputs.mT.unsqueeze(2), self.signals.mT.unsqueeze(2)
 
     @property

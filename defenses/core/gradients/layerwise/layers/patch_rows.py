@@ -1,8 +1,8 @@
 """Rows of a convolution as products of patches and derivatives: any dtype, any device.
 
-Channels-last inputs are used as they lie: patches are then copied in long runs, a few examples at a time, so that they
+Channels-last inputs are used in place: patches are then copied in long runs, a few examples at a time, so that they
 stay in the cache. At many positions only the kernel's columns are unfolded, and its rows are offsets into them, which
-copies a third of what a 3x3 kernel's patches take.
+copies a third of the patches of a 3x3 kernel.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..factors import parts, squared_lengths
 from .convolution_settings import Geometry
 from .kept_rows import ProductOrder
 
-# From this many positions on, unfolding columns alone is the faster; below, the products get too small.
+# Number of positions from which on unfolding columns alone is faster; below, the products get too small.
 _MANY_POSITIONS = 512
-_NARROW = 16  # columns: MKL's products of fewer run at a sixth of its speed (AMD EPYC), of as many rows at a half
+_NARROW = 16  # columns: MKL's products of fewer run at a sixth of its speed (AMD EPYC), of as few rows at a half
 
 
 class PatchProducts:
-    """Makes rows by products.
+    """Computes rows by matrix products.
 
     Attributes:
-        order: of the numbers in them.
-        scratch: numbers that exist for a while for each row that is made.
+        order: of the numbers in a row.
+        scratch: temporary numbers per row that is formed.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PatchProducts:
         geometry: Geometry,
         views: int,
     ) -> None:
-        """Takes what went into the layer and the derivatives by what came out, of `views` images for each example."""
+        """Takes the layer's input and the derivatives by its output, of `views` images for each example."""
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
         self.size, self.order = torch.Size(geometry.weight_shape).numel(), ProductOrder(geometry)
         top, bottom, _, _ = geometry.padding
@@ -48,12 +48,12 @@ class PatchProducts:
         self.scratch = self._unfolded + views * self.size
 
     def parts(self, *, wide: bool = False) -> Iterator[slice]:
-        """Slices of examples that are worked on at a time."""
+        """Yields slices of examples that are processed at a time."""
         examples = len(self.signals) // self.views
         return parts(examples, self.scratch * self.signals.element_size(), self.signals, wide=wide)
 
     def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
-        """The gradients of some examples, in the order in which the products come; into `out` if given."""
+        """Returns the gradients of some examples, in the order of the products; written into `out` if given."""
         inputs, signals = self.images(which)
         g, images = self.geometry, len(inputs)
         shape = (images, g.groups, *g.kernel, g.weight_shape[1], g.channels[1] // g.groups)
@@ -77,10 +77,10 @@ class PatchProducts:
     def squares(
         self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Squared norms of all rows, and of what a mask leaves of them, in float64.
+        """Squared norms of all rows, and of the masked rows, in float64.
 
         Args:
-            out: where the rows are written; nowhere where None.
+            out: memory for the rows; None to discard them.
             mask: in the order of the rows.
         """
         whole, masked = [], []
@@ -146,7 +146,7 @@ class PatchProducts:
 
 
 def images_of(values: Sequence[Tensor], which: slice | Tensor, views: int) -> list[Tensor]:
-    """The images of some examples, all views of one side by side."""
+    """Returns the images of some examples, all views of an example adjacent."""
     if views == 1:
         return [each[which] for each in values]
     return [each.unflatten(0, (-1, views))[which].flatten(0, 1) for each in values]
@@ -157,11 +157,11 @@ def _products_into(
     patches: Float[Tensor, "some positions patch"],
     signals: Float[Tensor, "some positions leaving"],
 ) -> None:
-    """Sums over positions of patch times signal, written where they belong: `bmm(patches', signals)`."""
+    """Writes sums over positions of patch times signal in place: `bmm(patches', signals)`."""
     if signals.shape[2] < min(_NARROW, patches.shape[2]):
         out.copy_(torch.bmm(signals.mT, patches).mT)
     elif out.is_contiguous():
         torch.bmm(patches.mT, signals, out=out)
     else:
-        # PyTorch writes into what has gaps one product at a time.
+        # PyTorch writes into non-contiguous outputs one product at a time.
         out.copy_(torch.bmm(patches.mT, signals))

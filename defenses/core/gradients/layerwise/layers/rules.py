@@ -1,7 +1,7 @@
 """Per-layer rules of the layerwise engine: from one recorded call to per-example gradients of weight and bias.
 
-To add a layer, write a function from a call to its terms and name it in `KNOWN`; the equality tests cover it as soon
-as one of their architectures has it. Types are matched exactly: a subclass may compute something else.
+To add a layer, write a function from a call to its terms and add it to `KNOWN`; the equality tests cover it as soon as
+one of their architectures contains it. Types are matched exactly: a subclass may compute another function.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .convolution import Convolution
 from .convolution_settings import Geometry
 from .linear import Outer, OuterSum
 
-_WORTH_A_THREAD = 2**22  # numbers of a tensor, from which on PyTorch's sums on several threads are the faster
+_WORTH_A_THREAD = 2**22  # size of a tensor, from which on PyTorch's sums on several threads are faster
 
 FactoredGradients = dict[str, FactoredGradient]
-"""The gradients of "weight" and "bias", if the layer has one."""
+"""The gradients of "weight" and "bias", if the layer has a bias."""
 
 
 def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
     """Linear, with or without sequence dimensions."""
     inputs, signals = use.inputs, use.signals
     if inputs.numel() == examples * layer.in_features:
-        # The derivatives are the bias's rows already; where the layer has none, nobody asks for them.
+        # The derivatives already are the bias's rows; without a bias, the entry is unused.
         if inputs.dim() != 2:
             inputs = inputs.reshape(examples, layer.in_features)
             signals = signals.reshape(examples, layer.out_features)
@@ -51,7 +51,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     padding = padding_of(layer)
     if layer.padding_mode != "zeros":
-        # The weight's gradient takes patches of the padded input, whatever it was padded with. F.pad: last axis first.
+        # The weight's gradient takes patches of the padded input, whatever the padding. F.pad: last axis first.
         inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
         padding = [(0, 0)] * len(padding)
     if isinstance(layer, nn.Conv1d):
@@ -68,7 +68,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
 
 
-@lru_cache(maxsize=512)  # of which caches behind it know the very same object again
+@lru_cache(maxsize=512)  # caches behind it recognise the identical object
 def _geometry(
     channels: tuple[int, int],
     kernel: tuple[int, ...],
@@ -88,7 +88,7 @@ def _geometry(
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
-    """GroupNorm: two sums over positions, and no normalised tensor."""
+    """GroupNorm: two sums over positions, without a normalised tensor."""
     inputs, signals = use.inputs, use.signals
     mean, scale = use.statistics or _statistics(inputs, layer)
     weight, bias = _normal_sums(signals, inputs, mean, scale)
@@ -119,7 +119,7 @@ def instance_norm(use: Use, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, exampl
 
 
 def embedding(use: Use, layer: nn.Embedding, examples: int) -> FactoredGradients:
-    """Embedding; what is looked up at the padding index is never trained."""
+    """Embedding; the vector at the padding index is never trained."""
     entries = use.inputs.reshape(examples, -1)
     signals = use.signals.reshape(examples, -1, layer.embedding_dim)
     if layer.padding_idx is not None:
@@ -143,7 +143,7 @@ def refuse_settings(layer: nn.Module, name: str) -> None:
     """Refuses settings under which a known layer changes its weights in a forward pass, or mixes examples.
 
     Raises:
-        Unsupported: naming the setting.
+        Unsupported: names the setting.
     """
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None:
@@ -153,12 +153,12 @@ def refuse_settings(layer: nn.Module, name: str) -> None:
 
 
 def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
-    """(before, after) of each dimension."""
+    """Returns the (before, after) padding of each dimension."""
     if layer.padding == "valid":
         return [(0, 0)] * len(layer.kernel_size)
     if layer.padding == "same":
         totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]  # the odd one behind, as PyTorch has it
+        return [(total // 2, total - total // 2) for total in totals]  # the odd pixel behind, as in PyTorch
     return [(int(size), int(size)) for size in layer.padding]
 
 
@@ -166,8 +166,8 @@ def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -
     """Gradients of a norm's weight and bias, [images, channels] each.
 
     Args:
-        signals: derivatives by what came out [images, channels, ...].
-        inputs: what went in.
+        signals: derivatives by the output [images, channels, ...].
+        inputs: the layer's input.
         mean: of each group of channels [images, groups].
         scale: 1 / standard deviation, likewise.
     """
@@ -192,7 +192,7 @@ def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -
 
 
 def _by_example(examples: int, **values: Tensor) -> FactoredGradients:
-    """Rows of images to rows of examples, whose gradients are sums over their images."""
+    """Converts rows of images to rows of examples, whose gradients are sums over their images."""
     return {
         slot: GradientRows(rows if rows.shape[0] == examples else rows.unflatten(0, (examples, -1)).sum(dim=1))
         for slot, rows in values.items()

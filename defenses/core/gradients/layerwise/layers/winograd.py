@@ -1,12 +1,12 @@
 """Winograd's algorithm for a 3x3 convolution's weight gradient, summed over a batch: 16 products in place of 36.
 
 Winograd's minimal filtering (Arithmetic Complexity of Computations, 1980; Lavin & Gray, CVPR 2016, for networks) with
-the derivatives as the filter: two neighbours s and four inputs d give the three sums s0 d_k + s1 d_(k+1) by
+the derivatives as the filter: two adjacent derivatives s and four inputs d give the three sums s0 d_k + s1 d_(k+1) by
 
     s0 (d0 - d2),  (s0 + s1) (d1 + d2),  (s0 - s1) (d2 - d1),  s1 (d3 - d1),
 
 the middle two halved. Along both dimensions that is 16 products for a tile of 2x2 derivatives, each of which is a
-matrix product over all tiles of a batch. The factors are at most four times as large as what they are made from.
+matrix product over all tiles of a batch. The factors are at most four times as large as the numbers they are sums of.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 GROWTH = 4
-"""How much further than a plain sum's the rounding error may go: factors are sums, and sums of products cancel."""
+"""Growth of the rounding error over that of a plain sum: factors are sums, and sums of products cancel."""
 # From the four products to the three sums.
 _SUMS = ((1.0, 0.5, 0.5, 0.0), (0.0, 0.5, -0.5, 0.0), (0.0, 0.5, 0.5, 1.0))
-# Factors of some images, which should stay in the cache; more images make the products more worth their while.
+# Factors of some images, which should stay in the cache; more images make the products more efficient.
 _CACHED_BYTES = 8 * 2**20
 
 
 def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: int) -> Float[Tensor, "out entering 3 3"]:
-    """The sum over images of the gradients of a 3x3 kernel of stride 1.
+    """Sum over images of the gradients of a 3x3 kernel of stride 1.
 
     Args:
-        images: how many.
-        some: inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and derivatives by the output
-            [images, 2 * rows, 2 * columns, out] of some images, padded with zeros.
+        images: number of images.
+        some: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and derivatives by the output [images, 2
+            * rows, 2 * columns, out] of some images, padded with zeros.
         each: bytes of the factors of one image.
     """
     step, total = max(1, min(images, _CACHED_BYTES // each)), None
@@ -46,7 +46,7 @@ def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: in
 
 
 def factor_numbers(rows: int, columns: int, channels: int) -> int:
-    """How many numbers the factors of one image hold, for derivatives of this height and width."""
+    """Returns the size of the factors of one image, for derivatives of this height and width."""
     return 16 * -(-rows // 2) * -(-columns // 2) * channels
 
 
@@ -76,8 +76,8 @@ def _of_signals(signals: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 ti
 
 
 def _differences(values: Tensor, dim: int, count: int) -> list[tuple[Tensor, Tensor]]:
-    """The operands along a dimension, for `count` tiles: d0 - d2, d1 + d2, d2 - d1 and d3 - d1."""
-    # Tiles are four inputs wide and start two apart: neighbours share two inputs.
+    """Operands along a dimension, for `count` tiles: d0 - d2, d1 + d2, d2 - d1 and d3 - d1."""
+    # Tiles are four inputs wide and start two apart: adjacent tiles share two inputs.
     starts = [values.narrow(dim, k, 2 * count - 1) for k in range(4)]
     d0, d1, d2, d3 = (start[(slice(None),) * dim + (slice(None, None, 2),)] for start in starts)
     return [(d0, d2), (d1, d2), (d2, d1), (d3, d1)]
