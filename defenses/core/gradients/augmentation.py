@@ -77,7 +77,7 @@ def global_draws(coins: int, step: int | None) -> int:
 
 
 Views = Callable[[Tensor, Tensor], Tensor]
-"""(inputs [n, ...], targets [n]) -> their views [views, n, ...] in one step."""
+"""(inputs [n, ...], targets [n]) -> their views [views, n, ...] in a step."""
 
 
 def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coins: int) -> Tensor:

@@ -33,7 +33,7 @@ _AGREE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFactors:
-    """The two factors of one layer's gradients.
+    """The two factors of a layer's gradients.
 
     Attributes:
         layer: the layer.
@@ -138,7 +138,7 @@ class GuessGradients:
         }
 
     def factors(self, inputs: Tensor, labels: Tensor) -> list[LayerFactors]:
-        """Returns the factors of all examples, with an autograd graph if an argument has one."""
+        """Returns the factors of all examples, with an autograd graph if an argument has a graph."""
         seen: list[tuple[str, Tensor, Tensor]] = []
 
         def note(prefix: str, _: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
@@ -223,7 +223,7 @@ def factored(
         loss: per-example loss.
         layout: order of the flat vectors.
         parameters: the point.
-        input_shape: of one example.
+        input_shape: of an example.
     """
     try:
         found = GuessGradients(model, loss, layout, parameters)

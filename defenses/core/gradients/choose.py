@@ -6,7 +6,7 @@ checks is an error.
 
 Two comparisons run in float64 on a copy of the model in its own mode, with slightly perturbed weights. First, the
 clipped sum of a small batch is compared with plain autograd, example by example. Second, in batches as large as the
-run's, which hold copies of one example, repeated labels and inputs of several magnitudes, removing one example must
+run's, which hold copies of an example, repeated labels and inputs of several magnitudes, removing one example must
 subtract exactly its own contribution from the sum.
 """
 
@@ -76,7 +76,7 @@ def choose(
     batches: Batches | None = None,
     domains: Domains = NOT_DECLARED,
 ) -> ChosenEngine:
-    """Returns the engine called `name`, or the one of the static rule, checked for data of this shape.
+    """Returns the engine called `name`, or that of the static rule, checked for data of this shape.
 
     Args:
         name: one of `names()`.
@@ -293,7 +293,7 @@ class _Trial:
         """Passes several examples, each as a batch of one, for a model that fails on larger batches.
 
         The failure may depend on the values, and a single example may be accepted by chance. The passes follow each
-        other, so that state kept from one example shows in the next.
+        other, so that state kept from an example shows in the next.
         """
         batch = self._made_up(_EXAMPLES)
         for place in range(_EXAMPLES):
@@ -307,7 +307,7 @@ class _Trial:
         return _Verdict(kind, note, self._activations, draws, unverified)
 
     def check(self, kind: type[PerExample], batches: Batches) -> None:
-        """Compares an engine's sums with plain autograd's, and sums over batches with and without one example.
+        """Compares an engine's sums with plain autograd's, and sums over batches with and without an example.
 
         Raises:
             Unsupported: if they differ, or the engine fails.
@@ -318,7 +318,7 @@ class _Trial:
         error = _distance(self._sum(kind, examples), self._sum(OneByOne, examples))
         if not error <= agrees:  # True for NaN as well
             raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
-        if kind is TorchFunc:  # vmap calls the model with one example, so no other can affect its gradient
+        if kind is TorchFunc:  # vmap calls the model with a single example, so no other can affect its gradient
             return
         if self._own != self._dtype:
             self._run_in_own_precision(kind)
@@ -428,7 +428,7 @@ class _Trial:
         raise failure or ArithmeticError("its loss is not finite")
 
     def _count(self, x: Tensor) -> int:
-        """Returns the number of outputs of all layers in one forward pass, per example."""
+        """Returns the number of outputs of all layers in a forward pass, per example."""
         total = 0
 
         def add(_layer: nn.Module, _args: object, output: object) -> None:

@@ -7,7 +7,7 @@ gradient to its rounded contribution, and integers are added.
 Guarantee:
     For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is rounded
     towards zero, after it was shortened by more than the float64 error of its norm. Removing one example subtracts
-    exactly its own contribution from the sum. Assumes that a gradient computed for one example alone is a function of
+    exactly its own contribution from the sum. Assumes that a gradient computed for an example alone is a function of
     that example: its last bits may depend on the machine and be random there, but not on other examples.
 """
 
@@ -26,7 +26,7 @@ from ..plan.query import ExampleLosses, Gradients
 from .reference_sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in one sum
-_MOST_UNITS = 2.0**40  # of one example: a sum is then below 2^62, and float64 represents an example's units exactly
+_MOST_UNITS = 2.0**40  # of an example: a sum is then below 2^62, and float64 represents an example's units exactly
 
 
 def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> Int64[Tensor, "rows size"]:

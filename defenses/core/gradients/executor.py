@@ -50,7 +50,7 @@ MEMORY_BUDGET = 2 * 2**30
 
 @dataclass(frozen=True)
 class Release:
-    """The noisy result of one step, which is all that leaves the engine.
+    """The noisy result of a step, which is all that leaves the engine.
 
     Attributes:
         noisy: the undivided noisy sum of each block, in the block's released space.
@@ -164,7 +164,7 @@ def _only(gradients: Gradients, number: int) -> Gradients:
 
 
 class Engine:
-    """Executes plans on batches of one model: views, micro-batches, clipped sums, noise.
+    """Executes plans on batches of a model: views, micro-batches, clipped sums, noise.
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
@@ -288,7 +288,7 @@ class Engine:
             return choice.engine.batch(inputs, targets)
 
     def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
-        """Executes a plan on one batch, which may be empty.
+        """Executes a plan on a batch, which may be empty.
 
         Args:
             plan: fixed before the batch was drawn, with its noise.
@@ -443,7 +443,7 @@ class Engine:
         views: int,
         point: Tensor | None,
     ) -> Float[Tensor, "1 _"]:
-        """Returns the gradient, or the loss, of one example, computed without any other."""
+        """Returns the gradient, or the loss, of an example, computed without any other."""
         x, y, keys = part(slice(number, number + 1))
         with entries(keys), full_precision():
             return answers(x, y, point=point, views=views)

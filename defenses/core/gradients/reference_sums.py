@@ -22,7 +22,7 @@ from ..plan.query import ExampleLosses, Gradients, Query
 def contributions(
     plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None
 ) -> tuple[Float[Tensor, "rows _"], ...]:
-    """Returns each example's contribution to each block: query, encode, bound. One tensor [rows, size] per block.
+    """Returns each example's contribution to each block: query, encode, bound. A tensor [rows, size] per block.
 
     Args:
         plan: the step's plan.
@@ -53,7 +53,7 @@ def contributions(
 
 
 def added_up(plan: StepPlan, gradients: Gradients, losses: ExampleLosses | None = None) -> tuple[Tensor, ...]:
-    """Returns the float64 sum of one micro-batch's contributions to each block: private."""
+    """Returns the float64 sum of a micro-batch's contributions to each block: private."""
     return tuple(rows.sum(dim=0, dtype=torch.float64) for rows in contributions(plan, gradients, losses))
 
 
@@ -86,7 +86,7 @@ def clipped_sums(plan: StepPlan, batches: Sequence[Gradients], like: Tensor) -> 
         like: device and dtype of the result.
 
     Returns:
-        One vector [size] per block.
+        A vector [size] per block.
     """
     sums = totals(plan, [added_up(plan, gradients) for gradients in batches], like.device)
     return tuple(total.to(like.dtype) for total in sums)

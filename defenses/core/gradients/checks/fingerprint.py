@@ -166,7 +166,7 @@ class _Walker:
         return self._object(value, place)
 
     def _alone(self, value: object) -> str:
-        """Returns the digest of one element of an unordered collection."""
+        """Returns the digest of an element of an unordered collection."""
         other = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
             # Objects under way end the recursion here too: a class may be a key in a table that its own methods read.

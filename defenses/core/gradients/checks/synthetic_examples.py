@@ -25,7 +25,7 @@ class Domain:
     """Range of the values of inputs or targets, known publicly without the data.
 
     Attributes:
-        low: the minimum; a number, or a tensor of one example's shape if places differ, as the columns of a table.
+        low: the minimum; a number, or a tensor of an example's shape if places differ, as the columns of a table.
         high: the maximum, likewise.
         whole: True for whole numbers, likewise.
     """
@@ -53,7 +53,7 @@ class Domain:
             coins: generator of the values.
 
         Raises:
-            ValueError: if tensors of the domain do not have the shape of one example.
+            ValueError: if tensors of the domain do not have the shape of an example.
         """
         low, high, whole = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (self.low, self.high, self.whole))
         for bound in (low, high, whole):
@@ -176,7 +176,7 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
 
 
 def mapped(outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = False) -> Any:
-    """Returns outputs of the same form with `change` applied to every tensor, such as the selection of one example.
+    """Returns outputs of the same form with `change` applied to every tensor, such as the selection of an example.
 
     Args:
         outputs: of a model.

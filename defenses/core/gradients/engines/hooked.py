@@ -68,7 +68,7 @@ class Hooked(PerExample, ABC):
 
     @abstractmethod
     def _forget(self, layer: nn.Module) -> None:
-        """Removes the library's state of one call at a layer and at its parameters."""
+        """Removes the library's state of a call at a layer and at its parameters."""
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

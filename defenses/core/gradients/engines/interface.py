@@ -29,7 +29,7 @@ class Unsupported(ValueError):
 
 
 class PerExample:
-    """An engine for the per-example gradients of one model.
+    """An engine for the per-example gradients of a model.
 
     Attributes:
         name: identifier in settings and records.
@@ -87,7 +87,7 @@ class PerExample:
         return found.view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
-        """Sums of the bounded contributions of one micro-batch to each block: private.
+        """Sums of the bounded contributions of a micro-batch to each block: private.
 
         Args:
             plan: the step's plan.

@@ -27,7 +27,7 @@ class OneByOne(PerExample):
     name: ClassVar[str] = "one_by_one"
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """Rows from one backward pass per example."""
+        """Rows from a backward pass per example."""
         keys, rows = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
@@ -38,7 +38,7 @@ class OneByOne(PerExample):
     def losses(
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
-        """Losses from one forward pass per example."""
+        """Losses from a forward pass per example."""
         keys, found = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
@@ -68,7 +68,7 @@ class OneByOne(PerExample):
         span: slice,
         point: Tensor | None,
     ) -> Float[Tensor, "1 _"]:
-        """Returns the gradient, or the loss, of one example, whose views are at `span` in the batch."""
+        """Returns the gradient, or the loss, of an example, whose views are at `span` in the batch."""
         keys = current_keys()
         with entries(None if keys is None else keys[span]):
             return answers(inputs, targets, point=point, views=views)

@@ -17,5 +17,5 @@ class TorchFunc(PerExample):
     name: ClassVar[str] = "torch.func"
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """Rows by vmap over the gradient of one example."""
+        """Rows by vmap over the gradient of an example."""
         return per_example_gradients(self.model, self.loss, self.layout, inputs, targets, parameters=point).detach()

@@ -1,1 +1,1 @@
-"""Clipped sums layer by layer, from one forward and one backward pass, mostly without rows."""
+"""Clipped sums layer by layer, from a single forward and backward pass, mostly without rows."""

@@ -135,7 +135,7 @@ class BatchGradients:
         return None
 
     def clipped_sum(self, block: Block) -> Float[Tensor, " size"]:
-        """Returns the sum of the examples' bounded contributions to one block: private."""
+        """Returns the sum of the examples' bounded contributions to a block: private."""
         if isinstance(block.query, NormWithin):
             return self._by_norm(block, block.query)
         kept, codec = _unmasked(block.codec)
@@ -185,7 +185,7 @@ class BatchGradients:
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
-        """Factors and squared norms of all examples, by one call; None if a norm is not a sum of squares.
+        """Factors and squared norms of all examples, by a single call; None if a norm is not a sum of squares.
 
         Args:
             mask: of the measured coordinates; None for all.
@@ -249,7 +249,7 @@ class BatchGradients:
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
-        """Returns a mask of the plan by parameter: the one given to the terms, or a new one."""
+        """Returns a mask of the plan by parameter: the mask given to the terms, or a new mask."""
         return self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
 
     def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
@@ -386,7 +386,7 @@ class BatchGradients:
                 total += block.contributions(_given(rows)).sum(dim=0, dtype=torch.float64)
         encoded = self._sum(terms, factors)
         if type(block.codec) is not Everything:
-            # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of one row.
+            # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of a row.
             encoded = block.codec.encode(encoded.unsqueeze(0))[0]
         return encoded if total is None else total + encoded
 

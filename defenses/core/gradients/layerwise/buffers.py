@@ -47,7 +47,7 @@ class _Loan(AbstractContextManager[Buffers]):
 
     def __call__(self, layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
         try:
-            # Popped and caught, without a check before: list.pop is atomic, and two threads may run one model.
+            # Popped and caught, without a check before: list.pop is atomic, and two threads may run the same model.
             found = self._idle.setdefault(layer, []).pop()
         except IndexError:
             found = None
@@ -64,5 +64,5 @@ class _Loan(AbstractContextManager[Buffers]):
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    """Returns whether both are on one device; comparing devices takes several times as long as checking for the CPU."""
+    """Returns whether both are on the same device; comparing devices takes several times as long as checking for the CPU."""
     return (one.is_cpu and other.is_cpu) or one.device == other.device

@@ -1,6 +1,6 @@
 """A static cost model of per-example gradient norms and clipped sums: selects the fastest formula for a layer.
 
-A layer's gradient of one example is a sum over positions (pixels of the output, places of a sequence) of outer
+A layer's gradient of an example is a sum over positions (pixels of the output, places of a sequence) of outer
 products. Its norm comes from the product itself, or from inner products between positions ("ghost" norms, Goodfellow
 2015; Rochette et al. 2019); the clipped sum from kept rows, or from one product over the whole batch. All costs are per
 example, so the choice does not depend on the batch and is the same in the check as in training. Nothing is timed: a
@@ -60,13 +60,13 @@ _WIDE_LANES = 16
 _BYTES = 4
 # Rows are kept if they take at most this many times the memory of the tensors they are computed from.
 _ROOM = 5.0
-# Bytes of the Winograd factors of one image, beyond which they fit neither the cache nor a memory budget.
+# Bytes of the Winograd factors of an image, beyond which they fit neither the cache nor a memory budget.
 _MOST_FACTORS = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one layer, per example.
+    """Sizes of a layer, per example.
 
     Attributes:
         positions: pixels of the output, or places of a sequence; of all views together.
@@ -102,7 +102,7 @@ class Shape:
 
     @property
     def row(self) -> int:
-        """Entries of one example's gradient."""
+        """Entries of an example's gradient."""
         return self.groups * self.inputs * self.outputs
 
 

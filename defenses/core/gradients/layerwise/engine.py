@@ -1,4 +1,4 @@
-"""Layerwise engine: clipped sums layer by layer, from one forward and one backward pass.
+"""Layerwise engine: clipped sums layer by layer, from a single forward and backward pass.
 
 The backward pass computes derivatives of activations only. These and the layer's inputs determine the squared norms
 (masked or not) or the coefficients along a basis that the plan requires; the bound turns norms into factors; the
@@ -109,7 +109,7 @@ class Layerwise(PerExample):
         self._least = (2 if nn.InstanceNorm2d in kinds else 1) if nn.Conv2d in kinds else sys.maxsize
 
     def each(self, inputs: Tensor, targets: Tensor, point: Float[Tensor, " dim"] | None) -> Float[Tensor, "rows dim"]:
-        """Rows from the factors of one pass over the batch."""
+        """Rows from the factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, point, views=1).rows()
 
@@ -121,7 +121,7 @@ class Layerwise(PerExample):
             return self._gradients(inputs, targets, point, views).rows()
 
     def batch(self, inputs: Tensor, targets: Tensor) -> BatchGradients:
-        """Factors of one pass over the batch."""
+        """Factors of a pass over the batch."""
         with torch.no_grad():
             return self._gradients(inputs, targets, None, views=1)
 

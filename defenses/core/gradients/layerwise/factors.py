@@ -1,4 +1,4 @@
-"""Per-example gradients of one parameter in factored form: activations and derivatives whose products they are.
+"""Per-example gradients of a parameter in factored form: activations and derivatives whose products they are.
 
 A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
 [rows, size] are the fallback. Each kind of layer has a `FactoredGradient`, which computes each in the cheapest way that
@@ -188,7 +188,7 @@ def products_with(rows: Float[Tensor, "rows size"], pieces: Sequence[BasisPiece]
 
 
 class FactoredGradient:
-    """Gradients of one parameter, or of several that are computed together, for a batch of examples.
+    """Gradients of a parameter, or of several that are computed together, for a batch of examples.
 
     Attributes:
         examples: number of rows.
@@ -329,11 +329,11 @@ class GradientRows(FactoredGradient):
         return GradientRows(torch.where(bad.unsqueeze(1), 0.0, self.values))
 
     def squares(self) -> Squares:
-        """Squared norms, in one pass over the rows."""
+        """Squared norms, in a single pass over the rows."""
         return Squares.exact(self._squared)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns, in one pass if a compiled kernel applies, else a few rows at a time."""
+        """Squared norms of the kept columns, in a single pass if a compiled kernel applies, else a few rows at a time."""
         if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
             found = self.like.new_empty(self.examples, dtype=torch.float64)
             places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), found.data_ptr())
@@ -348,15 +348,15 @@ class GradientRows(FactoredGradient):
         return self._squared.sqrt()
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
-        """A product for each piece, and one pass for the norms."""
+        """A product for each piece, and a single pass for the norms."""
         return products_with(self.values, pieces), self.norms()
 
     def inner(self, direction: Tensor) -> Tensor:
-        """Inner products by one matrix-vector product."""
+        """Inner products by a matrix-vector product."""
         return (self.values @ direction).double()
 
     def norms(self) -> Tensor:
-        """Norms in one pass over the rows."""
+        """Norms in a single pass over the rows."""
         found = self._squared.sqrt()
         # In float64 no square of a float32 overflows or vanishes.
         return found if measurable(self.values) else row_norms(self.values, found)

@@ -52,7 +52,7 @@ class SpanMasks:
         return kept > 0 if kept in (0, sum(stop - start for start, stop in spans)) else self.of(spans)
 
     def partly(self, span: tuple[int, int]) -> Bool[Tensor, " size"] | None:
-        """Returns the mask of one parameter; None if all or none of it is kept."""
+        """Returns the mask of a parameter; None if all or none of it is kept."""
         return self._parts[span] if 0 < self._kept[span] < span[1] - span[0] else None
 
 

@@ -1,4 +1,4 @@
-"""Records each layer's input and the loss's derivative by its output, in one forward and one backward pass.
+"""Records each layer's input and the loss's derivative by its output, in a single forward and backward pass.
 
 Parameters do not require gradients here, so autograd computes activation gradients only, about half of a backward
 pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once it
@@ -30,7 +30,7 @@ _COPIED = 2**14
 
 
 class Use(NamedTuple):
-    """One call of one layer.
+    """A call of a layer.
 
     Attributes:
         layer: the layer.

@@ -1,4 +1,4 @@
-"""Tables of a batch's rows, from which kernels compute all factors, or all sums, in one call.
+"""Tables of a batch's rows, from which kernels compute all factors, or all sums, in a single call.
 
 PyTorch operations on a few hundred numbers take longer to launch than to run, and a batch on a small network needs
 dozens of them, together as long as the forward pass.

@@ -1,1 +1,1 @@
-"""Per-layer rules: from one recorded call of a layer to per-example gradients of its parameters."""
+"""Per-layer rules: from a recorded call of a layer to per-example gradients of its parameters."""

@@ -62,7 +62,7 @@ class Convolution(FactoredGradient):
             inputs: before padding.
             signals: by the output.
             geometry: settings of the layer.
-            views: adjacent images that belong to one example.
+            views: adjacent images that belong to an example.
             buffers: source of memory for kept rows; fresh memory if None.
         """
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
@@ -211,7 +211,7 @@ class Convolution(FactoredGradient):
         return costs.get(Strategy.KEEP, math.inf) <= costs[Strategy.FREE]
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
-        """From the rows if they were kept, otherwise one convolution with the direction in the weight's place."""
+        """From the rows if they were kept, otherwise a convolution with the direction in the weight's place."""
         if self._kept is not None:
             return self._kept.inner(direction)
         g = self.geometry
@@ -338,7 +338,7 @@ class Convolution(FactoredGradient):
             for offset in range(0, size * dilation, dilation):
                 span = slice(offset, offset + stride * (count - 1) + 1, stride)
                 index = [slice(None)] * 5
-                index[first] = index[first + 2] = span  # both pixels of a pair move by one offset
+                index[first] = index[first + 2] = span  # both pixels of a pair move by the same offset
                 shifted = values[tuple(index)]
                 total = shifted.clone() if total is None else total.add_(shifted)
             assert total is not None  # noqa: S101  a kernel has at least one row and one column
@@ -405,7 +405,7 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
     lanes = 0 if double is None else compiled_rows.lanes()
     multiplied = 0 if double is None else compiled_rows.row_kernel(g, inputs, signals, views, double).products
     (high, wide), (rows, columns), (top, bottom, left, right) = inputs, signals, g.padding
-    # Inner products of pixels run over all channels of one image, so neither groups nor views can use them.
+    # Inner products of pixels run over all channels of an image, so neither groups nor views can use them.
     plain = g.groups == 1 and views == 1
     once = g.stride == (1, 1) and g.dilation == (1, 1)
     tiles = views * ((rows + 1) // 2) * ((columns + 1) // 2)

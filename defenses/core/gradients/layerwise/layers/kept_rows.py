@@ -135,7 +135,7 @@ class KeptRows(FactoredGradient):
         return self._order.in_order(self._rows.values[which])
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """Weighted sum by one matrix-vector product, whose result is reordered."""
+        """Weighted sum by a matrix-vector product, whose result is reordered."""
         return self._order.restored(self._rows.weighted(factors))
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
@@ -159,7 +159,7 @@ class KeptRows(FactoredGradient):
         return self._rows.largest()
 
     def squares(self) -> Squares:
-        """Squared norms in one pass over the rows."""
+        """Squared norms in a single pass over the rows."""
         return self._rows.squares()
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
@@ -182,7 +182,7 @@ class KeptRows(FactoredGradient):
         return product(self._rows.values, directions), self._rows.norms()
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
-        """A product for each piece, and one pass for the norms."""
+        """A product for each piece, and a single pass for the norms."""
         return along(self._order, self._rows.values, pieces), self._rows.norms()
 
     def inner(self, direction: Float[Tensor, " size"]) -> Tensor:
@@ -190,5 +190,5 @@ class KeptRows(FactoredGradient):
         return self._rows.inner(self._order.ordered(direction))
 
     def norms(self) -> Tensor:
-        """Norms in one pass over the rows."""
+        """Norms in a single pass over the rows."""
         return self._rows.norms()

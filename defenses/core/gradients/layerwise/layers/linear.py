@@ -59,11 +59,11 @@ class Outer(FactoredGradient):
         return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Weighted sum by one product over the batch."""
+        """Weighted sum by a single product over the batch."""
         return added_products(self.signals, factors, self.inputs, 1).flatten()
 
     def weighted_into(self, place: Float[Tensor, " size"], factors: Tensor) -> None:
-        """Writes the weighted sum in place, by one product."""
+        """Writes the weighted sum in place, by a single product."""
         if self.examples > TOGETHER:
             return super().weighted_into(place, factors)
         scaled = self.signals * factors.unsqueeze(1)
@@ -182,7 +182,7 @@ class OuterSum(FactoredGradient):
         return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """From the rows if they were kept, otherwise one product over all positions of the batch."""
+        """From the rows if they were kept, otherwise a single product over all positions of the batch."""
         if self._kept is not None:
             return self._kept.weighted(factors)
         positions = self.inputs.shape[1]
@@ -223,7 +223,7 @@ class OuterSum(FactoredGradient):
         return recomputed(super().masked_squares(mask).value, self.inputs, self.signals)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
-        """From the rows if they were kept, otherwise as for one position, position by position."""
+        """From the rows if they were kept, otherwise as for a single position, position by position."""
         if self._kept is not None:
             return self._kept.inner(direction)
         through = self.inputs @ direction.view(self.signals.shape[2], self.inputs.shape[2]).T

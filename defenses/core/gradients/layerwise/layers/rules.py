@@ -1,4 +1,4 @@
-"""Per-layer rules of the layerwise engine: from one recorded call to per-example gradients of weight and bias.
+"""Per-layer rules of the layerwise engine: from a recorded call to per-example gradients of weight and bias.
 
 To add a layer, write a function from a call to its terms and add it to `KNOWN`; the equality tests cover it as soon as
 one of their architectures contains it. Types are matched exactly: a subclass may compute another function.

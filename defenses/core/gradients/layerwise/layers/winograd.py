@@ -32,7 +32,7 @@ def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: in
         images: number of images.
         some: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and derivatives by the output [images, 2
             * rows, 2 * columns, out] of some images, padded with zeros.
-        each: bytes of the factors of one image.
+        each: bytes of the factors of an image.
     """
     step, total = max(1, min(images, _CACHED_BYTES // each)), None
     for start in range(0, images, step):
@@ -46,7 +46,7 @@ def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: in
 
 
 def factor_numbers(rows: int, columns: int, channels: int) -> int:
-    """Returns the size of the factors of one image, for derivatives of this height and width."""
+    """Returns the size of the factors of an image, for derivatives of this height and width."""
     return 16 * -(-rows // 2) * -(-columns // 2) * channels
 
 
