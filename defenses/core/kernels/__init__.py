@@ -1,1 +1,1 @@
-"""Kernels compiled for the processor at hand, where those of PyTorch's libraries are far from what it can do."""
+"""Kernels compiled for the host processor, for operations in which PyTorch's libraries are far below its speed."""

@@ -1,12 +1,12 @@
-"""Factors that bound a batch's gradients, from the norms of their parts, in one call.
+"""Factors that bound a batch's gradients, from the norms of their parts, in a single call.
 
-PyTorch takes fifteen operations on as many numbers as there are examples, each of which takes longer to begin than to
-do: on a small network they take as long as the pass forward.
+PyTorch needs fifteen operations on as many numbers as there are examples, each of which takes longer to launch than to
+run: on a small network they take as long as the forward pass.
 
 Guarantee:
     A factor depends on its example alone. Norms are computed in float64 and factors by the formulas of `plan/bound.py`.
-    An example whose norm is not certain, or whose factor is no normal number, is named, and nothing is said of it. One
-    that is clipped is certain, too, where it is short of the bound whatever its norm is: its factor is 1.
+    An example whose norm is uncertain, or whose factor is not a normal number, is marked, and its results carry no
+    guarantee. Under clipping an example is certain, too, if it is within the bound whatever its norm: its factor is 1.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from .machine_code import INT, compiled, counted
 from .row_squares import squared_row
 
 SIDE, PART = 5, 3
-"""Numbers of the tables' rows."""
+"""Columns of the tables."""
 _LEAST_SCALED = 1e-60
-"""The squared norm of a scaled row, from which on float32 holds it: below 1e-38 its numbers have fewer digits."""
+"""Least squared norm of a scaled row that float32 represents: below 1e-38 its numbers have fewer digits."""
 _CERTAIN = 1e6
-"""How many times what may have vanished a squared norm is at least, where it is believed."""
+"""A squared norm is trusted if it is at least this many times the most that may have underflowed."""
 KINDS = ("clip", "normalize", "adaptive_weight")
-"""What bounds, by number."""
+"""Kinds of bounds, by number."""
 SMALL = 1e-20
 """Squared norms between this and its inverse are certain."""
 
 
 @cache
 def bound_factors(*, wide: bool) -> Callable[..., None]:
-    """A function that computes factors.
+    """Compiles a function that computes factors.
 
     A gradient's parts are rows, or outer products of two rows, whose squared norms are products of theirs. Under a mask
-    M that of s xᵀ is the sum over i of x_i² times w_i, with weights w = Mᵀ (s∘s), which a product with the mask gives.
-    It is called with
+    M the squared norm of s xᵀ is the sum over i of x_i² times w_i, with weights w = Mᵀ (s∘s), computed by a product
+    with the mask. Its arguments are
 
-    - a table of sides, (address, numbers from one row to the next, size, address of a mask of bytes, or of weights, or
-      0, numbers from one row of weights to the next or 0) each; of size -1 the address is that of squared norms in
-      float64 that somebody has measured;
-    - how many sides there are;
-    - a table of parts, (side, other side or -1, what counts) each. What counts is -1 where it is the part itself, -2
-      where the part must only be finite, and else the number of the side that has what a mask leaves of it;
-    - how many parts there are;
-    - how many examples there are;
+    - a table of sides, (address, numbers from a row to the next, size, address of a mask of bytes, or of weights, or
+      0, numbers from a row of weights to the next or 0) each; for size -1 the address is that of measured squared norms
+      in float64;
+    - number of sides;
+    - a table of parts, (side, other side or -1, counted) each. `counted` is -1 for the part itself, -2 if the part must
+      only be finite, and otherwise the number of the side with its masked values;
+    - number of parts;
+    - number of examples;
     - number in `KINDS`, norm and regulariser of the bound;
     - memory for as many float64 as there are sides;
-    - factors [examples] in the rows' dtype, which are written;
-    - squared norms [examples] in float64, which are written;
-    - whether each example is certain, a byte of 0 or 1 [examples], which is written;
-    - how many are not, an int64, which is written.
+    - factors [examples] in the rows' dtype, an output;
+    - squared norms [examples] in float64, an output;
+    - certainty of each example, a byte of 0 or 1 [examples], an output;
+    - number of uncertain examples, an int64, an output.
 
     Nothing may be empty.
 
     Args:
-        wide: whether rows are float64, not float32.
+        wide: True for rows of float64, False for float32.
     """
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     takes = (pointer, size, pointer, size, size, size, real, real, pointer, pointer, pointer, pointer, pointer)
@@ -117,14 +117,14 @@ def _module(wide: bool) -> ir.Module:
             entering, leaving = measured_of(first, zero), measured_of(other, one)
             value = build.fmul(entering, leaving)
             itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
-            # A square that a format does not hold vanishes, whatever it is multiplied by. All that vanish of a product
-            # are at most the format's least number times this:
+            # A square that underflows vanishes, whatever it is multiplied by. All that vanish in a product sum to at
+            # most the format's least number times this:
             width, out = (
                 build.sitofp(entry(sides, build.select(product, side, first), SIDE, 2), double)
                 for side in (first, other)
             )
             lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
-            # In float64 no square of a float32 vanishes; those of signals under a mask are in the rows' own format.
+            # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
             some = product if wide else build.and_(product, masked)
             part.sums = [
                 build.fadd(sum_, measured_of(counts, itself)),
@@ -142,7 +142,7 @@ def _module(wide: bool) -> ir.Module:
         square, everything, vanished, least_side = part.sums
         build.store(square, build.gep(norms, [example.number]))
         length = build.call(root, [square])
-        # As `Bound.factors` has them, which says why.
+        # As in `Bound.factors`, which gives the reason.
         longer = build.select(build.fcmp_ordered(">", length, norm), length, norm)
         beside = build.fadd(length, regulariser)
         divisors = (longer, beside, build.fadd(length, build.fdiv(regulariser, beside)))
@@ -163,7 +163,7 @@ def _module(wide: bool) -> ir.Module:
             (everything, 0.0, 1 / SMALL),
             (scale, least, most),
         )
-        # Of an outer product the second row is scaled: in what is left of it rounding must not show.
+        # The second row of an outer product is scaled: rounding must not affect the scaled numbers.
         shrunk = build.fmul(build.fmul(scale, scale), least_side)
         scaled = build.or_(
             build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED))

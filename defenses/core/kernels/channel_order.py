@@ -1,6 +1,6 @@
-"""Images with their channels last in memory from images with their channels first, for up to four channels.
+"""Converts images from channels first to channels last in memory, for up to four channels.
 
-PyTorch's copy takes 0.6 ns a number, number by number. Here a vector of each channel is read, and vectors that have the
+PyTorch's copy takes 0.6 ns a number, number by number. Here a vector of each channel is read, and vectors with the
 channels of a pixel side by side are written.
 """
 
@@ -22,14 +22,14 @@ _SHORT = ir.IntType(32)
 
 @cache
 def channels_to_the_end(channels: int, *, wide: bool) -> Callable[..., None]:
-    """A function that copies images.
+    """Compiles a function that copies images.
 
-    Arguments: images [n, channels, pixels], where the copies [n, pixels, channels] go, n and how many pixels an image
-    has, neither of them 0.
+    Arguments: images [n, channels, pixels], memory for the copies [n, pixels, channels], n and the number of pixels of
+    an image, neither of them 0.
 
     Args:
         channels: at least 2, at most `MOST_CHANNELS`.
-        wide: whether numbers are float64, not float32.
+        wide: True for numbers of float64, False for float32.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     return compiled(_module(channels, wide), "channels_to_the_end", pointer, pointer, size, size)
@@ -43,7 +43,7 @@ def _module(channels: int, wide: bool) -> ir.Module:
     images, copies, count, pixels = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
     each, whole = build.mul(pixels, INT(channels)), build.udiv(pixels, INT(_LANES))
-    first = build.mul(whole, INT(_LANES))  # of the pixels that fill no vector
+    first = build.mul(whole, INT(_LANES))  # first of the pixels that fill no vector
 
     def chosen(one: Any, other: Any, lanes: list[int]) -> Any:
         kind = ir.VectorType(_SHORT, len(lanes))
@@ -58,7 +58,7 @@ def _module(channels: int, wide: bool) -> ir.Module:
             for plane in planes:
                 read.append(build.load(build.bitcast(build.gep(plane, [start]), vector.as_pointer())))
                 read[-1].align = align
-            # Two and two channels side by side, and then pixel by pixel.
+            # Pairs of channels side by side, and then pixel by pixel.
             read += [ir.Constant(vector, ir.Undefined)] * (MOST_CHANNELS - channels)
             left, right = (chosen(read[at], read[at + 1], list(range(2 * _LANES))) for at in (0, 2))
             mixed = chosen(left, right, [c * _LANES + pixel for pixel in range(_LANES) for c in range(channels)])

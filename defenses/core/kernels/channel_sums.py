@@ -1,7 +1,7 @@
-"""Sums over positions of one channels-last tensor, and of its products with another, image by image in one pass.
+"""Sums over positions of a channels-last tensor, and of its products with another, image by image in a single pass.
 
-PyTorch takes a pass for the products, which it writes down, and one for each sum. The tensors are derivatives by a
-group norm's output and its inputs: from the two sums follow the gradients of its weight and bias.
+PyTorch takes a pass for the products, which it materialises, and a pass for each sum. The tensors are derivatives by a
+group norm's output and its inputs: the two sums determine the gradients of its weight and bias.
 
 Guarantee:
     Sums are in float64, of an image's own numbers, in an order that depends on the number of positions alone.
@@ -20,21 +20,21 @@ from .machine_code import INT, LlvmValue, compiled, counted
 
 _LANES = 8
 _SIDE = 2 * _LANES  # channels that are added side by side: a line of the cache in float32
-_TURNS = 2  # sums of each, so that none waits for the last
+_TURNS = 2  # independent sums of each, so that none waits for the previous
 _SHORT = ir.IntType(32)
 
 
 @cache
 def channel_sums(*, wide: bool) -> Callable[..., None]:
-    """A function that adds up.
+    """Compiles a function that computes sums over positions.
 
-    Arguments: derivatives s and inputs x [images, positions, channels]; memory for two float64 a channel; mean and
-    1 / standard deviation [images, groups]; the weight's gradients [images, channels], which are (sum s x - mean sum s)
-    / standard deviation, and the bias's, sum s, which are written; and how many images, positions, channels and groups
-    there are, none of them 0.
+    Arguments: derivatives s and inputs x [images, positions, channels]; memory for two float64 a channel; mean and 1 /
+    standard deviation [images, groups]; outputs for the weight's gradients [images, channels], which are (sum s x -
+    mean sum s) / standard deviation, and the bias's, sum s; and the numbers of images, positions, channels and groups,
+    none of them 0.
 
     Args:
-        wide: whether the tensors are float64, not float32.
+        wide: True for tensors of float64, False for float32.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     return compiled(_module(wide), "channel_sums", *[pointer] * 7, *[size] * 4)
@@ -67,7 +67,7 @@ def _module(wide: bool) -> ir.Module:
         return build.shuffle_vector(one, one, ir.Constant(ir.VectorType(_SHORT, _LANES), None))
 
     def added(place: LlvmValue, mask: LlvmValue, totals: Sequence[LlvmValue]) -> list[LlvmValue]:
-        """Sums of one tensor, and of the products, with the numbers of one position."""
+        """Adds the numbers of a position to the sums of the first tensor and of the products."""
         values = []
         for tensor in (first, second):
             at = build.bitcast(build.gep(tensor, [place]), vector.as_pointer())
@@ -75,7 +75,7 @@ def _module(wide: bool) -> ir.Module:
             values.append(value if wide else build.fpext(value, sums))
         return [build.fadd(totals[0], values[0]), build.call(fma, [*values, totals[1]])]
 
-    slots = [build.alloca(sums) for _ in range(4)]  # of both vectors, both sums
+    slots = [build.alloca(sums) for _ in range(4)]  # for both vectors, both sums
     groups = build.sdiv(build.add(channels, INT(_SIDE - 1)), INT(_SIDE))
     with counted(build, INT(0), images) as image:
         with counted(build, INT(0), groups) as group:

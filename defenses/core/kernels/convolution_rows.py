@@ -1,18 +1,18 @@
 """Per-example gradients of a convolution's weight, compiled for the layer's sizes.
 
-A gradient is a sum over positions of patch times derivative: a matrix product, whose one factor is made of overlapping
-patches. Libraries copy these, or take examples for groups of channels, which copies them in and out of such a layout.
-Here a tile of the gradient stays in registers while positions go by; a patch's numbers are read where they lie, at
-distances from the position that are known when the kernel is compiled, and multiply vectors of the derivative's
-channels, or the other way round (`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over
-the batch, or less (Zen 5: 240 of 256 Gflop/s).
+A gradient is a sum over positions of patch times derivative: a matrix product, a factor of which consists of
+overlapping patches. Libraries copy these, or treat examples as groups of channels, which copies them in and out of such
+a layout. Here a tile of the gradient stays in registers while positions go by; a patch's numbers are read in place, at
+offsets from the position that are known when the kernel is compiled, and multiply vectors of the derivative's channels,
+or the other way round (`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over the batch,
+or less (Zen 5: 240 of 256 Gflop/s).
 
 Source: register tiling after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.
 
 Guarantee:
-    An example's row, its norm, and what it adds to a weighted sum are made of its own numbers alone, by the same
-    operations wherever in a batch it lies. Its share of the sum is its row times the factor, once rounded, whenever
-    `exact` says so.
+    An example's row, its norm, and its share of a weighted sum are computed from its own numbers alone, by the same
+    operations at any place in a batch. Its share of the sum is its row times the factor, once rounded, whenever `exact`
+    is true.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, cou
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
-# Positions whose products are added one after another: in float32 such a sum is right to 1e-6 of its terms' lengths.
+# Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
 MOST_IN_A_ROW = 512
 _BYTE = ir.IntType(8)  # of a mask
 
@@ -48,7 +48,7 @@ class RowKernel:
         padding: (top, bottom, left, right), zeros.
         rows, columns: of the output.
         views: images of an example, whose gradients are added up.
-        wide: whether numbers are float64, not float32.
+        wide: True for numbers of float64, False for float32.
     """
 
     height: int
@@ -70,7 +70,7 @@ class RowKernel:
         for there, count, kernel, stride, dilation in zip(
             sizes, (self.rows, self.columns), self.kernel, self.stride, self.dilation, strict=True
         ):
-            # Compiled code has no bounds of its own.
+            # Compiled code has no bounds checks of its own.
             if count < 1 or (count - 1) * stride + (kernel - 1) * dilation + 1 > there:
                 raise ValueError(f"rows and columns must be those of the layer's output, got {self}")
 
@@ -92,29 +92,29 @@ class RowKernel:
 
     @cached_property
     def parts(self) -> list[ChannelPart]:
-        """In which vectors the sums lie."""
+        """Assignment of the sums to vectors."""
         patch = Patch(self.kernel, self.dilation, self.entering, self.line)
         return parts(patch, self.leaving, self.lanes, _host().sums)
 
     @cached_property
     def products(self) -> int:
-        """Multiplications at each position, those of idle lanes among them."""
+        """Multiplications at each position, including idle lanes."""
         return self.lanes * sum(part.vectors for part in self.parts)
 
     @property
     def padded(self) -> int:
-        """Numbers of a padded input; 0 where none is padded."""
+        """Numbers of a padded input; 0 without padding."""
         top, bottom, _, _ = self.padding
         return (self.height + top + bottom) * self.line if any(self.padding) else 0
 
     @property
     def exact(self) -> bool:
-        """Whether a row is formed in one piece, so that `weighted` adds the very numbers that `rows` measures."""
+        """True if a row is formed in one piece, so that `weighted` adds the same numbers that `make` measures."""
         return self.views == 1 and self._block == (self.rows, self.columns)
 
     @property
     def _block(self) -> tuple[int, int]:
-        """Rows and columns of the output whose products are added one after another."""
+        """Rows and columns of the output whose products are added sequentially."""
         columns = even(self.columns, MOST_IN_A_ROW)
         return (even(self.rows, MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
 
@@ -123,20 +123,20 @@ class RowKernel:
         """Writes rows and their squared norms.
 
         Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], zeros [padded] that are
-        overwritten, first and last example, out [n, size], numbers from one row of `out` to the next (0 where rows are
-        not kept), squares [n] in float64.
+        overwritten, first and last example, out [n, size], numbers from a row of `out` to the next (0 if rows are not
+        kept), squares [n] in float64.
         """
         return compiled(_RowWriter(self, "make").module, "rows", *_BATCH, _POINTER, _SIZE, _POINTER)
 
     @cached_property
     def make_masked(self) -> Callable[..., None]:
-        """As `make`, with squared norms of what a mask leaves; further arguments: mask [size] in bytes, squares [n]."""
+        """Like `make`, with squared norms of masked rows; further arguments: mask [size] in bytes, squares [n]."""
         types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
         return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
 
     @cached_property
     def weighted(self) -> Callable[..., None]:
-        """Adds rows times factors to a sum, where `exact`; an example of factor zero is left out.
+        """Adds rows times factors to a sum, if `exact`; an example of factor zero is left out.
 
         Arguments: the first five of `make`, out [size], factors [n].
         """
@@ -150,7 +150,7 @@ def _host() -> Processor:
 
 
 class _RowWriter(VectorWriter):
-    """Writes one kernel in LLVM's representation."""
+    """Writes a kernel in LLVM's representation."""
 
     def __init__(self, sizes: RowKernel, what: str) -> None:
         super().__init__("rows", _host(), wide=sizes.wide)
@@ -202,7 +202,7 @@ class _RowWriter(VectorWriter):
         n: LlvmValue,
         factor: LlvmValue | None,
     ) -> None:
-        """One image's gradient, into a row or, times a factor, added to one."""
+        """Writes an image's gradient to a row or, with a factor, adds it."""
         s, build = self._sizes, self._build
         source = build.gep(inputs, [build.mul(n, INT(s.height * s.width * s.entering))])
         pixels = self._padded(source, zeros) if s.padded else source
@@ -225,7 +225,7 @@ class _RowWriter(VectorWriter):
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """All tiles over one block of positions; those of one shape share their code."""
+        """Writes all tiles over a block of positions; tiles of the same shape share their code."""
         build = self._build
         for part in self._sizes.parts:
             alike: dict[tuple[tuple[int, ...], ...], list[PatchTile]] = {}
@@ -250,7 +250,7 @@ class _RowWriter(VectorWriter):
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """Tiles of all channels of a part, in a loop: unrolled, 2048 of them would take LLVM seconds."""
+        """Writes tiles of all channels of a part, in a loop: unrolled, 2048 of them would take LLVM seconds."""
         build, channels = self._build, part.channels
         width = part.beside * channels.step
         whole, rest = divmod(channels.stop - channels.start, width)
@@ -271,9 +271,10 @@ class _RowWriter(VectorWriter):
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """Sums over positions, one vector register for each group of a patch's numbers and each start of channels.
+        """Sums over positions, in a vector register for each group of a patch's numbers and each start of channels.
 
-        Of a number and a vector of channels, or of a channel and a vector of numbers; the single one is spread.
+        The products are of a number and a vector of channels, or of a channel and a vector of numbers; the single
+        number is broadcast.
         """
         s, build, along_patch = self._sizes, self._build, starts.step == 1
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
@@ -305,7 +306,7 @@ class _RowWriter(VectorWriter):
             first += len(group)
 
     def _gathered(self, pixel: LlvmValue, places: Sequence[int]) -> LlvmValue:
-        """A vector of a patch's numbers, from where they lie beside one another; of one alone, spread."""
+        """Loads a vector of a patch's numbers, in runs of consecutive numbers; a single number is broadcast."""
         if len(places) == 1:
             return self._spread(self._one(pixel, places[0]), self._lanes)
         value: LlvmValue = ir.Constant(self._vector, [0.0] * self._lanes)
@@ -314,7 +315,7 @@ class _RowWriter(VectorWriter):
         return value
 
     def _lane(self, vectors: Sequence[LlvmValue], lane: int) -> LlvmValue:
-        """One number of each of some vectors."""
+        """Collects a lane of several vectors."""
         build, number = self._build, ir.IntType(32)
         value: LlvmValue = ir.Constant(ir.VectorType(self._number, len(vectors)), ir.Undefined)
         for i, each in enumerate(vectors):
@@ -322,7 +323,7 @@ class _RowWriter(VectorWriter):
         return value
 
     def _put(self, value: LlvmValue, channels: LlvmValue, there: int, factor: LlvmValue | None) -> None:
-        """Numbers of some channels into a row or, times a factor, added to one."""
+        """Stores numbers of some channels in a row or, with a factor, adds them."""
         build, vector = self._build, value.type
         if factor is not None:
             fma = self._intrinsic("fma", vector, [vector] * 3)
@@ -339,7 +340,7 @@ class _RowWriter(VectorWriter):
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
 
     def _padded(self, source: LlvmValue, zeros: LlvmValue) -> LlvmValue:
-        """The image among zeros."""
+        """Copies the image into zero padding."""
         s, build = self._sizes, self._build
         top, _, left, _ = s.padding
         line = s.width * s.entering
@@ -360,7 +361,7 @@ class _RowWriter(VectorWriter):
         self._build.call(clear, [self._build.bitcast(row, _BYTE.as_pointer()), _BYTE(0), size, ir.IntType(1)(0)])
 
     def _squares(self, row: LlvmValue, mask: LlvmValue | None) -> list[LlvmValue]:
-        """Squared norms in float64, where no square of a float32 is lost: of a row, and of what a mask leaves."""
+        """Squared norms in float64, in which no square of a float32 is lost: of a row, and of the masked row."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
         fma = self._intrinsic("fma", wide, [wide] * 3)
@@ -376,7 +377,7 @@ class _RowWriter(VectorWriter):
             return found
 
         norms = 1 if mask is None else 2
-        sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # of each norm four, so that none waits for the last
+        sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # four per norm, so that none waits for the previous
         whole = size // (4 * lanes)
         if whole:
             with counted(build, INT(0), INT(whole), sums) as loop:

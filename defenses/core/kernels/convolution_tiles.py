@@ -1,12 +1,12 @@
-"""Tiles of a convolution's gradient: which of its sums are formed side by side, and in which lanes of vectors.
+"""Tiles of a convolution's gradient: assigns its sums to tiles and to the lanes of vectors.
 
 The gradient is a product of patches, [kernel, entering channels], and derivatives, [leaving channels]. Each number of a
-patch multiplies vectors of neighbouring channels. The last channels may leave much of such a vector idle: then each of
+patch multiplies vectors of adjacent channels. The last channels may leave most of such a vector idle: then each of
 these multiplies vectors of the patch's numbers instead. With vectors of 16, 36 channels are 32 and 4: the 4 take a
-quarter of a vector for each number of the patch, not a whole one.
+quarter of a vector for each number of the patch, not a whole vector.
 
-Narrower vectors gain nothing: a processor multiplies as few of them in a cycle. Vectors of 4 numbers times 4 channels
-gain less (Zen 5): shuffles that bring these into place take the units that multiply.
+Narrower vectors gain nothing: a processor multiplies no more of them in a cycle. Vectors of 4 numbers times 4 channels
+gain less (Zen 5): the shuffles that arrange them occupy the units that multiply.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Patches of more numbers are walked line by line of the kernel, so that code does not grow with them.
+# Larger patches are processed line by line of the kernel, so that the code does not grow with them.
 _MOST_UNROLLED = 160
 
 
 @dataclass(frozen=True)
 class Patch:
-    """What one position of the output sees.
+    """Patch of the padded input that a position of the output depends on.
 
     Attributes:
         kernel: height and width.
@@ -36,7 +36,7 @@ class Patch:
     line: int
 
     def lines(self) -> list[list[int]]:
-        """Where its numbers lie, from its first one on, for each line of the kernel."""
+        """Returns the offsets of its numbers from the first, for each line of the kernel."""
         (high, wide), (down, across) = self.kernel, self.dilation
         starts = [[y * down * self.line + x * across * self.entering for x in range(wide)] for y in range(high)]
         return [[start + channel for start in line for channel in range(self.entering)] for line in starts]
@@ -44,12 +44,12 @@ class Patch:
 
 @dataclass(frozen=True)
 class PatchTile:
-    """Neighbouring numbers of a patch.
+    """Adjacent numbers of a patch.
 
     Attributes:
-        first: number of the first in a row.
+        first: index of the first within a row.
         place: of the first in the padded input, from the position's first pixel on.
-        groups: places of those that are loaded together, from that place on.
+        groups: offsets from that place of the numbers that are loaded together.
     """
 
     first: int
@@ -62,8 +62,8 @@ class ChannelPart:
     """Channels whose sums lie in vectors of one kind.
 
     Attributes:
-        channels: that leave; the first of every vector, or each one where vectors lie along the patch.
-        beside: how many of these a tile takes.
+        channels: output channels; the first of every vector, or each channel if vectors lie along the patch.
+        beside: number of these per tile.
         tiles: of the patch.
     """
 
@@ -73,22 +73,22 @@ class ChannelPart:
 
     @property
     def vectors(self) -> int:
-        """Of all sums."""
+        """Vectors of all sums."""
         return len(self.channels) * sum(len(tile.groups) for tile in self.tiles)
 
 
 def parts(patch: Patch, leaving: int, lanes: int, most: int) -> list[ChannelPart]:
-    """The parts of a layer's gradient.
+    """Returns the parts of a layer's gradient.
 
     Args:
         patch: of the layer.
         leaving: channels.
         lanes: numbers of a vector.
-        most: vectors of sums that a tile may have.
+        most: maximum number of vectors of sums in a tile.
     """
     few = leaving % lanes
     along = [_along_patch(patch, range(leaving - few, leaving), lanes, most)] if few else []
-    # Else a vector for each number. A load that each of the tiles repeats takes half as long as a product.
+    # Otherwise a vector for each number. A load that each of the tiles repeats takes half as long as a product.
     if few and along[0].vectors + _loads(along[0]) / 2 >= sum(len(line) for line in patch.lines()):
         few, along = 0, []
     if leaving == few:
@@ -99,18 +99,19 @@ def parts(patch: Patch, leaving: int, lanes: int, most: int) -> list[ChannelPart
 
 
 def runs(places: Sequence[int]) -> list[range]:
-    """Which of some places lie beside one another."""
+    """Returns the ranges of consecutive places."""
     starts = [i for i in range(len(places)) if not i or places[i] != places[i - 1] + 1]
     return [range(a, b) for a, b in pairwise([*starts, len(places)])]
 
 
 def even(total: int, most: int) -> int:
-    """The size of the fewest parts of at most so many, as even as they can be."""
+    """Returns the size of the fewest parts of at most `most`, as even as possible."""
     return -(-total // -(-total // max(1, most)))
 
 
 def _along_patch(patch: Patch, channels: range, lanes: int, most: int) -> ChannelPart:
-    # Of few channels all loads of the patch serve few products; with many, registers do not suffice for what is spread.
+    # With few channels all loads of the patch serve few products; with many, registers do not suffice for broadcast
+    # values.
     groups = max(len(tile.groups) for tile in _tiles(patch, lanes, most))
     beside = even(len(channels), max(most // 6, 3 * most // 4 // groups))
     return ChannelPart(channels, beside, _tiles(patch, lanes, most // beside))
@@ -122,7 +123,7 @@ def _loads(part: ChannelPart) -> int:
 
 
 def _tiles(patch: Patch, together: int, most: int) -> list[PatchTile]:
-    """A patch's numbers in tiles of at most so many groups of so many numbers; tiles are nearly of one size."""
+    """Splits a patch into tiles of at most `most` groups of `together` numbers; tiles are nearly of one size."""
     lines = patch.lines()
     joined = [place for line in lines for place in line]
     by_line = [_chunks(line, together) for line in lines]

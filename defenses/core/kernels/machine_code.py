@@ -1,8 +1,8 @@
-"""Machine code for the processor at hand: written in LLVM's intermediate representation, compiled by llvmlite.
+"""Machine code for the host processor: written in LLVM's intermediate representation, compiled by llvmlite.
 
-llvmlite is what Numba compiles with. Numba's vectoriser does not keep a tile of sums in registers, which is what makes
-a matrix product fast: so kernels name their vectors themselves. Compiling one takes 20 to 100 ms; nothing is written to
-disk, and no compiler has to be installed.
+llvmlite is the compiler behind Numba. Numba's vectoriser does not keep a tile of sums in registers, which makes a
+matrix product fast: so kernels name their vectors explicitly. Compiling a kernel takes 20 to 100 ms; nothing is written
+to disk, and no compiler has to be installed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from llvmlite import binding, ir
 INT = ir.IntType(64)
 LlvmValue = Any  # of LLVM: llvmlite's classes are typed too narrowly for a type checker
 COMPILING = Lock()
-"""Held by the thread that compiles: LLVM's global state is not for two."""
+"""Held by the thread that compiles: LLVM's global state is not thread-safe."""
 
 
 @dataclass(frozen=True)
 class Processor:
-    """What a kernel has to know.
+    """Vector registers of a processor.
 
     Attributes:
         vector: bytes of a vector register.
-        sums: vector registers that a tile of sums may take; the others hold what is multiplied.
+        sums: vector registers available to a tile of sums; the others hold the operands.
     """
 
     vector: int
@@ -39,7 +39,7 @@ class Processor:
 
 @cache
 def processor() -> Processor | None:
-    """The processor's vectors; None for one without fused multiply-add."""
+    """Returns the host processor's vectors; None for a processor without fused multiply-add."""
     has = binding.get_host_cpu_features()
     if has.get("avx512f"):
         return Processor(vector=64, sums=24)
@@ -51,7 +51,7 @@ def processor() -> Processor | None:
 
 
 def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., None]:
-    """A function of a module as a function of Python, which leaves other threads of Python running.
+    """Compiles a function of a module to a Python function, which releases the GIL during a call.
 
     Args:
         module: in LLVM's representation.
@@ -62,16 +62,16 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
         engine = _engine(str(module))
         address = engine.get_function_address(name)
     function = ctypes.CFUNCTYPE(None, *arguments)(address)
-    function.engine = engine  # type: ignore[attr-defined]  owns the code, which must live as long
+    function.engine = engine  # owns the code, which must live as long
     return function
 
 
 def _engine(text: str) -> binding.ExecutionEngine:
-    """Owns the code of a module; what it was made with is freed at its return, which LLVM counts as work too."""
+    """Returns the owner of a module's code; intermediate objects are freed at its return, which needs the lock too."""
     machine = _machine()
     parsed = binding.parse_assembly(text)
     parsed.verify()
-    # Tiles are unrolled as far as they should be.
+    # Tiles are already unrolled as far as they should be.
     tuning = binding.create_pipeline_tuning_options(speed_level=2)
     tuning.loop_unrolling = False
     passes = binding.create_pass_builder(machine, tuning)
@@ -82,18 +82,18 @@ def _engine(text: str) -> binding.ExecutionEngine:
 
 
 def in_threads(work: Callable[[int], None], count: int, *, at_once: int) -> None:
-    """Calls `work` with all numbers below `count`, which leaves other threads of Python running.
+    """Calls `work` with all numbers below `count`, in threads; other Python threads keep running.
 
     Args:
-        work: of one number; what it raises is raised here.
+        work: takes a number; its exceptions are raised here.
         count: at least 1.
-        at_once: threads, this one among them.
+        at_once: threads, including this thread.
     """
     if min(count, at_once) == 1:
         for number in range(count):
             work(number)
         return
-    # Made anew, 0.1 ms: one that is kept is dead in a process that was forked.
+    # A new pool per call, 0.1 ms: a kept pool would be dead in a forked process.
     with ThreadPoolExecutor(at_once - 1) as threads:
         waiting = [threads.submit(work, number) for number in range(1, count)]
         work(0)
@@ -110,7 +110,7 @@ def _machine() -> binding.TargetMachine:
 
 
 def fused(module: ir.Module, of: ir.Type) -> ir.Function:
-    """LLVM's fused multiply-add of a module, of numbers or vectors of them, declared once."""
+    """Returns LLVM's fused multiply-add for numbers or vectors, declared once per module."""
     element, lanes = (of.element, f"v{of.count}") if isinstance(of, ir.VectorType) else (of, "")
     name = f"llvm.fma.{lanes}{'f64' if element == ir.DoubleType() else 'f32'}"
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(of, [of] * 3), name)
@@ -120,14 +120,14 @@ def fused(module: ir.Module, of: ir.Type) -> ir.Function:
 def counted(
     build: ir.IRBuilder, start: LlvmValue, stop: LlvmValue, sums: Sequence[LlvmValue] = ()
 ) -> Iterator[Counted]:
-    """A loop over [start, stop), which is not empty, around what is built inside of the context.
+    """Loops over [start, stop), which must not be empty, around the code that is built inside of the context.
 
     Args:
-        build: where.
+        build: the builder.
         start: first number.
         stop: end of the numbers.
-        sums: what the loop goes on from; the body leaves in `Counted.sums` what the next round begins with, and the
-            loop what it ends with.
+        sums: initial values; the body stores in `Counted.sums` the values for the next round, which are the loop's
+            result after the last.
     """
     before, body = build.block, build.append_basic_block()
     build.branch(body)
@@ -149,22 +149,22 @@ def counted(
 
 @dataclass
 class Counted:
-    """A loop's number, and its sums."""
+    """Number of a loop's round, and its sums."""
 
     number: LlvmValue
     sums: list[LlvmValue]
 
 
 class VectorWriter:
-    """What writers of kernels share: vectors of a processor's registers, filled up with zeros where numbers end."""
+    """Base of kernel writers: vectors of a processor's registers, zero-filled beyond the last number."""
 
     def __init__(self, name: str, host: Processor, *, wide: bool) -> None:
         """Begins a module.
 
         Args:
             name: of the module.
-            host: what it is for.
-            wide: whether numbers are float64, not float32.
+            host: the target processor.
+            wide: True for numbers of float64, False for float32.
         """
         self._number = ir.DoubleType() if wide else ir.FloatType()
         self._bytes = 8 if wide else 4
@@ -184,15 +184,15 @@ class VectorWriter:
         number: ir.Type | None = None,
         others: LlvmValue | None = None,
     ) -> LlvmValue:
-        """A vector of numbers, of which only those of some lanes are read.
+        """Loads a vector of numbers; only some lanes are read.
 
         Args:
-            start: where its first number would be without the offset.
+            start: address of its first number without the offset.
             offset: in numbers.
-            there: which lanes, or how many; all where None.
-            count: lanes of the vector; as many as a register has where None.
-            number: of what type they are, where they are none of the module's numbers.
-            others: what the other lanes hold; zeros where None.
+            there: the lanes, or their number; all if None.
+            count: lanes of the vector; those of a register if None.
+            number: type of the numbers, if not the module's.
+            others: content of the other lanes; zeros if None.
         """
         build, vector = self._build, ir.VectorType(number or self._number, count or self._lanes)
         align = self._bytes if number is None else 1
@@ -208,7 +208,7 @@ class VectorWriter:
         return build.call(load, [place, ir.IntType(32)(align), mask, others])
 
     def _intrinsic(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        """A function of LLVM's on vectors, declared once."""
+        """Returns an LLVM intrinsic on vectors, declared once."""
         vector: Any = takes[0] if isinstance(gives, ir.VoidType) else gives
         element = {ir.DoubleType(): "f64", ir.FloatType(): "f32", ir.IntType(8): "i8"}[vector.element]
         full = f"llvm.{name}.v{vector.count}{element}{'.p0' if name.startswith('masked') else ''}"
@@ -219,21 +219,21 @@ class VectorWriter:
         return ir.Constant(ir.VectorType(ir.IntType(1), count), [int(lane in lanes) for lane in range(count)])
 
     def _spread(self, value: LlvmValue, count: int | None = None) -> LlvmValue:
-        """A vector of one number."""
+        """Broadcasts a number to a vector."""
         count = count or self._lanes
         build, none = self._build, ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
         one = build.insert_element(none, value, ir.IntType(32)(0))
         return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), count), None))
 
     def _total(self, vector: LlvmValue) -> LlvmValue:
-        """The sum of a vector's numbers, of neighbours first."""
+        """Sums a vector's numbers, adjacent numbers first."""
         parts = [self._build.extract_element(vector, ir.IntType(32)(i)) for i in range(self._lanes)]
         while len(parts) > 1:
             parts = [self._build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
     def _table(self, values: Sequence[int]) -> LlvmValue:
-        """A constant array."""
+        """Adds a constant array to the module."""
         kind = ir.ArrayType(INT, len(values))
         table: Any = ir.GlobalVariable(self.module, kind, self.module.get_unique_name("table"))
         table.global_constant, table.initializer = True, ir.Constant(kind, list(values))

@@ -1,18 +1,18 @@
-"""Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in one pass.
+"""Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in a single pass.
 
-Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; each two of them make two
-numbers by the transform of Box and Muller in float64. The radius is of a uniform number of 88 bits, so that tails end
-at 11 standard deviations; the angle is of one of 40, whose steps are 300,000 times or more finer, at one standard
-deviation, than the unit that sums are rounded to (`noise.py`). Every bit is used, because the cipher takes most of the
-time. Every operation is exact or rounded as IEEE 754 says, and none is fused that is not written so: a key gives the
-same numbers on every processor.
+Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; each two of them give two numbers
+by the Box-Muller transform in float64. The radius uses a uniform number of 88 bits, so that tails end at 11 standard
+deviations; the angle uses 40 bits, whose steps are 300,000 times or more finer, at one standard deviation, than the
+unit that sums are rounded to (`noise.py`). Every bit is used, because the cipher takes most of the time. Every
+operation is exact or rounded according to IEEE 754, and only explicit operations are fused: a key gives the same
+numbers on every processor.
 
 Sources: Bernstein, "ChaCha, a variant of Salsa20", 2008, with its counter and nonce of 64 bits each; Box & Muller, "A
 Note on the Generation of Random Normal Deviates", 1958. Polynomials of logarithm, sine and cosine as in Sun's fdlibm
 (1993), which are right to one in the last digit.
 
 Guarantee:
-    As many bits as are used are those of ChaCha20 under the key, at counters that no two numbers share.
+    The bits used are those of ChaCha20 under the key, at counters that no two numbers share.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from llvmlite import ir
 from .machine_code import INT, LlvmValue, compiled, counted
 
 GROUP = 128
-"""Numbers that are made at a time, of blocks that no others are made of."""
+"""Numbers per group, computed from blocks of their own."""
 
 _BLOCKS, _LANES = 16, 8
-_SHARED = 24  # bits of a pair's second word that are the radius's last; the others are the angle
+_SHARED = 24  # low bits of a pair's second word, which extend the radius; the others are the angle
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
 _QUARTERS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))  # columns, then diagonals
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
@@ -52,15 +52,16 @@ _COSINE = (
 
 @cache
 def normals(*, rounded: bool, wide: bool = True) -> Callable[..., None]:
-    """A function that adds noise in place.
+    """Compiles a function that adds noise in place.
 
-    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, how many numbers there are (at
-    least one; they may end within a group), the numbers, the noise's standard deviation and, where `rounded`, the power
-    of two that sums are then rounded to multiples of.
+    Arguments: key [32 bytes], number of the draw, number of the first group of `GROUP`, the number of values (at least
+    one; they may end within a group), the values, the noise's standard deviation and, if `rounded`, the power of two to
+    whose multiples sums are then rounded.
 
     Args:
-        rounded: whether sums are rounded.
-        wide: whether numbers are float64; float32 ones are added to in float64, and what comes of it is float32 again.
+        rounded: True to round sums.
+        wide: True for values of float64; noise is added to float32 values in float64, and the result rounded to
+            float32.
     """
     pointer, size, number = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_double
     return compiled(_NormalWriter(rounded, wide).module, "normals", pointer, size, size, size, pointer, number, number)
@@ -88,7 +89,7 @@ class _NormalWriter:
         inverse = build.fdiv(self._constant(1.0), units)
         keys = [self._spread(build.load(build.gep(key, [INT(i)])), self._block) for i in range(8)]
         nonce = [self._spread(build.trunc(part, word), self._block) for part in (draw, build.lshr(draw, INT(32)))]
-        last = build.alloca(entry, size=INT(GROUP))  # where a group is completed that has fewer numbers
+        last = build.alloca(entry, size=INT(GROUP))  # memory to complete the last group, if it has fewer numbers
         groups = build.udiv(build.add(count, INT(GROUP - 1)), INT(GROUP))
         with counted(build, INT(0), groups) as group:
             words = self._cipher(keys, build.add(first, group.number), nonce)
@@ -124,7 +125,7 @@ class _NormalWriter:
             build.store(build.load(build.gep(start, [each.number])), build.gep(to, [each.number]))
 
     def _cipher(self, keys: Sequence[LlvmValue], group: LlvmValue, nonce: Sequence[LlvmValue]) -> list[LlvmValue]:
-        """Sixteen blocks of ChaCha20: word by word of a block, one block a lane."""
+        """Sixteen blocks of ChaCha20: word by word of a block, a block per lane."""
         build, rounds = self._build, 20
         counters = build.add(
             self._spread(build.mul(group, INT(_BLOCKS)), ir.VectorType(INT, _BLOCKS)),
@@ -153,11 +154,11 @@ class _NormalWriter:
         return build.or_(build.shl(value, left), build.lshr(value, right))
 
     def _pair(self, high: LlvmValue, shared: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-        """Two vectors of normal numbers from two of uniform words."""
+        """Returns two vectors of normal numbers from two vectors of uniform words."""
         build, last = self._build, 2**_SHARED - 1
         upper = build.uitofp(high, self._number)
         lower = build.sitofp(build.and_(shared, self._whole(last)), self._number)
-        # In the middle of its 2^-88, so that there is none without a logarithm.
+        # In the middle of its interval of 2^-88, so that every value has a logarithm.
         end = self._fused(upper, 2.0**-64, self._constant(2.0 ** -(65 + _SHARED)))
         uniform = self._fused(lower, 2.0 ** -(64 + _SHARED), end)
         radius = self._call("sqrt", build.fmul(self._logarithm(uniform), self._constant(-2.0)))
@@ -165,9 +166,9 @@ class _NormalWriter:
         return build.fmul(radius, cosine), build.fmul(radius, sine)
 
     def _logarithm(self, value: LlvmValue) -> LlvmValue:
-        """Of a positive number that is not subnormal: e ln 2 + ln m with m between the roots of 1/2 and 2."""
+        """Logarithm of a positive number that is not subnormal: e ln 2 + ln m with m between the roots of 1/2 and 2."""
         build, bits = self._build, self._build.bitcast(value, self._long)
-        # 0x3fe6a09e667f3bcd are the bits of the root of 1/2: what lies above it counts as of the next exponent.
+        # 0x3fe6a09e667f3bcd are the bits of the root of 1/2: larger mantissas count towards the next exponent.
         shifted = build.sub(bits, self._whole(0x3FE6A09E667F3BCD))
         exponent = build.ashr(shifted, self._whole(52))
         mantissa = build.bitcast(build.sub(bits, build.shl(exponent, self._whole(52))), self._number)
@@ -176,12 +177,12 @@ class _NormalWriter:
         z, half = build.fmul(s, s), build.fmul(build.fmul(f, f), self._constant(0.5))
         r = build.fmul(z, self._polynomial(z, _LOG))
         e = build.sitofp(exponent, self._number)
-        # e ln 2 - ((half - (s (half + r) + e ln2_low)) - f), with ln 2 in two parts of which the first is short.
+        # e ln 2 - ((half - (s (half + r) + e ln2_low)) - f), with ln 2 in two parts, the first of which is short.
         inner = self._fused(e, _LN2_LOW, build.fmul(s, build.fadd(half, r)))
         return self._fused(e, _LN2_HIGH, build.fsub(f, build.fsub(half, inner)))
 
     def _circle(self, word: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-        """Cosine and sine of 2 pi word / 2^64: of what is left of it beside the nearest quarter turn."""
+        """Cosine and sine of 2 pi word / 2^64, from its remainder to the nearest quarter turn."""
         build = self._build
         turns = build.lshr(build.add(word, self._whole(1 << 61)), self._whole(62))
         rest = build.sub(word, build.shl(turns, self._whole(62)))
@@ -220,7 +221,7 @@ class _NormalWriter:
         return ir.Constant(self._long, [value] * _LANES)
 
     def _spread(self, value: LlvmValue, kind: ir.VectorType) -> LlvmValue:
-        """A vector of one value."""
+        """Broadcasts a value to a vector."""
         build, none = self._build, ir.Constant(kind, ir.Undefined)
         one = build.insert_element(none, value, self._word(0))
         return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(self._word, kind.count), None))

@@ -9,17 +9,17 @@ from llvmlite import ir
 from .machine_code import INT, LlvmValue, Processor, counted, fused, processor
 
 _BESIDE = 2  # vectors of a tile's line, which share the weights that are read
-_OTHERS = Processor(vector=16, sums=8)  # what is taken of a processor without fused multiply-add
+_OTHERS = Processor(vector=16, sums=8)  # assumed for a processor without fused multiply-add
 
 
 def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
-    """A function (values, step, size, weights, leading, rows, sums) of a module, which writes the sum over all rows.
+    """Adds a function (values, step, size, weights, leading, rows, sums) to a module, which writes the sum of all rows.
 
-    `values` has `size` numbers a row, and `step` from one row to the next; `weights` `leading` of float64 a row. Sums,
+    `values` has `size` numbers a row, and `step` from a row to the next; `weights` `leading` of float64 a row. Sums,
     [leading, size], are rounded to the numbers' type once. Nothing may be empty.
 
     Args:
-        module: to which it is added.
+        module: to which the function is added.
         number: type of values and sums.
     """
     host = processor() or _OTHERS
@@ -50,7 +50,7 @@ def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
                     with counted(build, INT(0), build.sdiv(size, width)) as column:
                         write(vectors, build.mul(column.number, width))
                     with build.if_then(build.icmp_signed("<", INT(0), build.srem(size, width))):
-                        # Some of these once more, and the same.
+                        # Overlaps the previous vectors and writes the same sums again.
                         write(vectors, build.sub(size, width))
         done = build.add(done, build.mul(count, INT(height)))
     build.ret_void()
@@ -58,7 +58,7 @@ def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
 
 
 def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: int) -> ir.Function:
-    """A function (values, step, weights, leading, rows, sums, size) that sums up lines of vectors: one tile."""
+    """Adds a function (values, step, weights, leading, rows, sums, size) that sums up lines of vectors: one tile."""
     double, numbers = ir.DoubleType(), number.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [numbers, INT, double.as_pointer(), INT, INT, numbers, INT])
     function = ir.Function(module, kind, f"tile_{height}_{beside * lanes}")

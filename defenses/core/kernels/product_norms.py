@@ -4,19 +4,19 @@ A gradient is a sum over positions t of derivative s_t times patch x_t, so its s
 
     sum_tu <x_t, x_u> <s_t, s_u>,   <x_t, x_u> = sum_k <pixel_(t+k), pixel_(u+k)> over the kernel's offsets k.
 
-Where positions are few and channels many, that is a tenth of the gradient's work, in products too small for libraries.
-Here inner products of pixels and of derivatives are formed in registers, tile by tile, from where the numbers lie, and
-the matrices of both stay in the cache. A pixel of the padding has no products: its places in a matrix stay zero.
+For few positions and many channels, that is a tenth of the gradient's work, in products too small for libraries. Here
+inner products of pixels and of derivatives are formed in registers, tile by tile, from their place in memory, and the
+matrices of both stay in the cache. A pixel of the padding has no products: its places in a matrix stay zero.
 
-Products are in float64 of numbers in float32 or float64: where positions cancel, float32 leaves the rounding of long
-sums, which numbers that are alike add up to many times what independent signs would.
+Products are in float64 of numbers in float32 or float64: if positions cancel, float32 leaves the rounding of long sums,
+which for similar numbers is many times that of independent signs.
 
-At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders are an
-image of their own, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known
-when the kernel is compiled.
+At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders form an
+image, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known when the kernel
+is compiled.
 
 Guarantee:
-    An example's answer is made of its own numbers alone, by the same operations wherever in a batch it lies.
+    An example's result is computed from its own numbers alone, by the same operations at any place in a batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, proce
 
 # Points on a side of a tile; with few registers half as many on the other.
 _TILE = 4
-# Numbers of the matrices, half of which are used; beyond it these leave a core's second cache.
+# Maximum size of the matrices, half of which is used; larger matrices leave a core's second cache.
 _MOST_NUMBERS = 2**18
-# Offsets of a kernel, over which sums are unrolled.
+# Maximum number of a kernel's offsets, over which sums are unrolled.
 _MOST_OFFSETS = 160
-# Flops in the time that the sum over a vector's lanes takes, and a number of a sum along the kernel (Zen 5).
+# Cost, in flops of equal time, of a sum over a vector's lanes, and of a number of a sum along the kernel (Zen 5).
 _PER_PAIR, _PER_OFFSET = 64, 4
 # Numbers of the widest vector: rows of the matrices are read in whole vectors.
 _WIDEST = 8
@@ -50,7 +50,7 @@ class _Points:
     """Pixels or derivatives whose inner products are formed.
 
     Attributes:
-        places: (where its channels begin, where its row of the matrix begins, its column) of each, in whole tiles.
+        places: (start of its channels, start of its row of the matrix, its column) of each, in whole tiles.
         first: for each tile the first tile that it is multiplied with; the last is itself.
     """
 
@@ -59,7 +59,7 @@ class _Points:
 
     @classmethod
     def of(cls, places: Sequence[tuple[int, int, int]], lines: Sequence[int], reach: int) -> _Points:
-        """Takes points and the lines on which they lie, of which those count that are less than `reach` apart."""
+        """Takes points and their lines; only points on lines less than `reach` apart are multiplied."""
         starts = range(0, len(places), _TILE)
         first = [next(i for i, line in enumerate(lines) if line > lines[start] - reach) // _TILE for start in starts]
         # A tile is filled up with its last point, whose products are then written twice.
@@ -67,30 +67,30 @@ class _Points:
 
     @property
     def pairs(self) -> int:
-        """How many inner products are formed."""
+        """Number of inner products that are formed."""
         return _TILE**2 * sum(tile + 1 - first for tile, first in enumerate(self.first))
 
 
 @dataclass(frozen=True)
 class ProductKernel:
-    """Of a layer of the sizes that its rows are made by, with one view."""
+    """Kernel for a layer with the sizes of its row kernel, with one view."""
 
     sizes: RowKernel
 
     @property
     def fits(self) -> bool:
-        """Whether the matrices stay in the cache, and code is short."""
+        """Returns whether the matrices stay in the cache, and the code is short."""
         high, wide = self.sizes.kernel
         return self.sizes.views == 1 and high * wide <= _MOST_OFFSETS and self.numbers <= _MOST_NUMBERS
 
     @property
     def numbers(self) -> int:
-        """Of memory for the matrices, which has to be zero at first."""
+        """Size of the memory for the matrices, which has to be zero at first."""
         return self.behind_pixels + self.sizes.rows * self.sizes.columns * self.step
 
     @cached_property
     def flops(self) -> float:
-        """Of an example, channels in whole vectors; what is no product counts as the flops that take as long."""
+        """Flops of an example, channels in whole vectors; other operations count as the flops that take as long."""
         host, s = processor(), self.sizes
         lanes = host.vector // 8 if host else 1
         pixels, signals = sum(points.pairs for points in self.pixels), self.derivatives.pairs
@@ -100,11 +100,11 @@ class ProductKernel:
 
     @cached_property
     def measure(self) -> Callable[..., None]:
-        """Measures rows without forming them.
+        """Computes squared norms of rows without forming them.
 
         Arguments: inputs [n, height, width, entering], derivatives [n, rows, columns, leaving], and in float64 zeros
-        [numbers] that are overwritten; first and last example; in float64 squared norms [n] and sums over t of
-        |x_t|² |s_t|² [n].
+        [numbers] that are overwritten; first and last example; in float64 squared norms [n] and sums over t of |x_t|²
+        |s_t|² [n].
         """
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         types = (pointer, pointer, pointer, size, size, pointer, pointer)
@@ -130,12 +130,12 @@ class ProductKernel:
 
     @property
     def area(self) -> int:
-        """Numbers of a row of a matrix of pixels, and how many such rows a phase has."""
+        """Numbers of a row of a phase's matrix of pixels, which is also its number of rows."""
         return self.grid[0] * self.grid[1]
 
     @property
     def behind_pixels(self) -> int:
-        """Where the matrix of derivatives begins, after a vector for what is read beyond the last row."""
+        """Start of the matrix of derivatives, after a vector for reads beyond the last row."""
         return len(self.phases) * self.area**2 + _WIDEST
 
     @property
@@ -146,7 +146,7 @@ class ProductKernel:
 
     @cached_property
     def derivatives(self) -> _Points:
-        """By the output."""
+        """Points of the derivatives by the output."""
         s = self.sizes
         at = list(product(range(s.rows), range(s.columns)))
         places = [
@@ -156,7 +156,7 @@ class ProductKernel:
 
     @cached_property
     def pixels(self) -> list[_Points]:
-        """Of each phase, those of the input that some position reads."""
+        """Points of each phase's input pixels that some position reads."""
         s, found = self.sizes, []
         top, _, left, _ = s.padding
         for number, ((down, lines), (right, columns)) in enumerate(self.phases):
@@ -206,7 +206,7 @@ class _ProductWriter(VectorWriter):
         build.ret_void()
 
     def _products(self, source: LlvmValue, matrices: LlvmValue, points: _Points, channels: int) -> None:
-        """The inner products of points with those before them and, within a tile, with all."""
+        """Forms the inner products of points with those before them and, within a tile, with all."""
         build = self._build
         places = self._table([value for place in points.places for value in place])
         first = self._table(points.first)
@@ -233,7 +233,7 @@ class _ProductWriter(VectorWriter):
                         build.store(build.extract_element(totals, ir.IntType(32)(lane)), into[i + lane])
 
     def _tile(self, left: Sequence[LlvmValue], right: Sequence[LlvmValue], channels: int) -> list[LlvmValue]:
-        """Products of channels, added up lane by lane."""
+        """Returns products of channels, added up lane by lane."""
         build, whole = self._build, channels // self._lanes
         sums: list[LlvmValue] = [ir.Constant(self._vector, [0.0] * self._lanes)] * (len(left) * len(right))
 
@@ -250,14 +250,14 @@ class _ProductWriter(VectorWriter):
         return sums
 
     def _read(self, start: LlvmValue, there: int | None) -> LlvmValue:
-        """A vector of channels, in float64."""
+        """Loads a vector of channels, in float64."""
         if self._sizes.wide:
             return self._at(start, 0, there)
         return self._build.fpext(self._at(start, 0, there, number=self._given), self._vector)
 
     def _totals(self, vectors: Sequence[LlvmValue]) -> LlvmValue:
-        """A vector of the sums of as many vectors as it has lanes."""
-        # Of m vectors each that are merged, lane p m + s holds part p of vector s; parts 2 p and 2 p + 1 are added.
+        """Returns a vector of the sums of as many vectors as it has lanes."""
+        # After merging m vectors each, lane p m + s holds part p of vector s; parts 2 p and 2 p + 1 are added.
         build, merged, beside, lanes = self._build, 1, self._lanes, range(self._lanes)
         while len(vectors) > 1:
             low = [beside + lane - merged if lane & merged else lane for lane in lanes]
@@ -271,11 +271,11 @@ class _ProductWriter(VectorWriter):
         return vectors[0]
 
     def _summed(self, matrices: LlvmValue) -> tuple[LlvmValue, LlvmValue]:
-        """Products of both matrices' entries, over all pairs and over each position with itself."""
+        """Sums products of both matrices' entries, over all pairs and over each position with itself."""
         build, k = self._build, self._kernel
         double, lanes = self._number, self._lanes
         zero = ir.Constant(self._vector, [0.0] * lanes)
-        # Both pixels of a pair move by one offset: that is along a diagonal.
+        # Both pixels of a pair move by the same offset: that is along a diagonal.
         moves = [
             number * k.area**2 + (line * k.grid[1] + column) * (k.area + 1)
             for number, ((_, lines), (_, columns)) in enumerate(k.phases)

@@ -1,16 +1,16 @@
-"""Inner products of rows with rows, both read where they lie: sums in registers, of numbers that stay in the cache.
+"""Inner products of rows with rows, both read in place: sums in registers, of numbers that stay in the cache.
 
-A matrix product of few rows that are long. Libraries lay the factors out anew for a loop over the numbers of a result;
-here rows are multiplied vector by vector, as they lie in memory, a tile of sums of whole vectors stays in registers,
+A matrix product of few rows that are long. Libraries rearrange the factors for a loop over the numbers of a result;
+here rows are multiplied vector by vector, in their memory order, a tile of sums of whole vectors stays in registers,
 and each is added up at the end. On AMD, where MKL uses half of AVX-512, that takes half of its time (Zen 5, a batch of
-256 with 100 directions). Left rows may also be outer products, which are made in the cache.
+256 with 100 directions). Left rows may also be outer products, which are formed in the cache.
 
 Source: register tiling and packing after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM
 TOMS 2008.
 
 Guarantee:
-    A product is made of its two rows alone, by the same operations wherever they lie among others. A few kilobytes of a
-    row at a time are summed in the format of the product, and those sums in float64.
+    A product is computed from its two rows alone, by the same operations at any place among others. A few kilobytes of
+    a row at a time are summed in the format of the product, and those sums in float64.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from llvmlite import ir
 from .machine_code import INT, LlvmValue, Processor, compiled, counted
 
 _STRIP_BYTES = 4096  # of a row at a time: tiles of both factors then fit a first cache
-_LINE = 64  # bytes that a cache takes at once
+_LINE = 64  # bytes of a cache line
 _RIGHT = 4  # rows of the right factor in a tile
 
 
 @dataclass(frozen=True)
 class RowProducts:
-    """A kernel.
+    """A kernel for inner products of rows.
 
     Attributes:
-        host: whose vectors are used.
+        host: the processor whose vectors are used.
         given: bytes of a number of the rows: 4 or 8.
-        number: bytes of a number that is multiplied and added: 8 for exact products of float32.
-        scaled: whether left rows are outer products.
+        number: bytes of a number in products and sums: 8 for exact products of float32.
+        scaled: True if left rows are outer products.
     """
 
     host: Processor
@@ -68,19 +68,19 @@ class RowProducts:
 
     @cached_property
     def add(self) -> Callable[..., None]:
-        """Adds products of all left rows with all right ones to a matrix.
+        """Adds products of all left rows with all right rows to a matrix.
 
-        Rows are cut into runs of neighbouring numbers, which have a place of their own in left and right rows; as many
-        runs as fill up to `strip` numbers, each filled up to whole vectors, make a strip.
+        Rows are split into runs of consecutive numbers, which have a place of their own in left and right rows; as many
+        runs as fill `strip` numbers, each padded to whole vectors, make a strip.
 
-        Arguments: left rows, numbers from one to the next, how many; the same three of right rows; of outer products
-        the factors that runs of a left row are multiplied by, and numbers from one row's to the next one's; runs
-        [n, 5]: place in left rows, in right ones, length, place of the factor, place in the strip; strips [n, 3]: first
-        run, end of runs, vectors; how many strips; sums in float64 [left, right], both filled up to multiples of a
-        tile, and numbers from one row of them to the next; room of `strip` numbers for each right row, filled up, and
-        for those of a left tile; how many rows of a square the left factor begins behind the right one, or before it,
-        by less than a tile, where nothing above the diagonal is asked for, else the number of right rows. No count may
-        be 0.
+        Arguments: left rows, numbers from a row to the next, their number; the same three of right rows; for outer
+        products the factors that runs of a left row are multiplied by, and numbers from a row's factors to the next
+        row's; runs [n, 5]: place in left rows, in right rows, length, place of the factor, place in the strip; strips
+        [n, 3]: first run, end of runs, vectors; number of strips; sums in float64 [left, right], both padded to
+        multiples of a tile, and numbers from a row of them to the next; memory of `strip` numbers for each right row,
+        padded, and for those of a left tile; offset in rows, within a square, of the left factor behind the right
+        factor, or before it, by less than a tile, if no result above the diagonal is needed, otherwise the number of
+        right rows. No count may be 0.
         """
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         rows = (pointer, size, size)
@@ -90,13 +90,13 @@ class RowProducts:
 
 @lru_cache
 def row_products(host: Processor, given: int, number: int, *, scaled: bool = False) -> RowProducts:
-    """The one kernel of a format, compiled once."""
+    """Returns the kernel of a format, compiled once."""
     return RowProducts(host, given, number, scaled)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A factor in memory: where it begins, numbers from one row to the next, number of its last row."""
+    """A factor in memory: its start, numbers from a row to the next, index of its last row."""
 
     start: LlvmValue
     step: LlvmValue
@@ -146,7 +146,7 @@ class _Writer:
                 place, _, width, *_ = self._entries(runs, start, 5)
                 tile, tile_step, here = tile_room, INT(s.strip), ir.IntType(1)(0)
                 if s.given == s.number and not s.scaled:
-                    # Whole vectors of a whole tile are multiplied where they lie.
+                    # Whole vectors of a whole tile are multiplied in place.
                     whole = build.icmp_signed("<=", build.add(first, INT(s.left)), left[2])
                     here = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
                     tile = build.select(here, self._row(high_rows, first, place), tile_room)
@@ -170,12 +170,12 @@ class _Writer:
         build.ret_void()
 
     def _row(self, rows: _Rows, number: LlvmValue, place: LlvmValue) -> LlvmValue:
-        """A place in a row; beyond the last row it is taken once more, for results that nobody looks at."""
+        """Returns a place in a row; beyond the last row, in the last row again, for results that are not used."""
         start = self._build.mul(self._least(number, rows.last), rows.step)
         return self._build.gep(rows.start, [self._build.add(start, place)])
 
     def _pack(self, row: LlvmValue, factor: LlvmValue | None, width: LlvmValue, to: LlvmValue) -> None:
-        """A run of a row times its factor, in the format of the products, filled up with zeros to whole vectors."""
+        """Packs a run of a row times its factor, in the format of the products, zero-padded to whole vectors."""
         build, none = self._build, ir.Constant(self._vector, ir.Undefined)
         whole = build.sdiv(width, INT(self._lanes))
         done = build.mul(whole, INT(self._lanes))
@@ -196,7 +196,7 @@ class _Writer:
                 build.store(build.fmul(value, one), build.gep(to, [short.number]))
 
     def _fetch(self, rows: list[LlvmValue], width: LlvmValue, part: LlvmValue, parts: LlvmValue) -> None:
-        """Asks for a part of the next rows' run, which the processor does not foresee: it begins on another page."""
+        """Prefetches a part of the next rows' run, which the processor does not predict: it begins on another page."""
         build = self._build
         lines = self._parts(build.mul(width, INT(self._sizes.given)), _LINE)
         each = build.sdiv(build.add(lines, build.sub(parts, INT(1))), parts)
@@ -204,7 +204,7 @@ class _Writer:
         stop = self._least(lines, build.add(start, each))
         with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as line:
             place = build.mul(line.number, INT(_LINE // self._sizes.given))
-            hints = [ir.IntType(32)(value) for value in (0, 2, 1)]  # to be read, in the second cache, data
+            hints = [ir.IntType(32)(value) for value in (0, 2, 1)]  # for reading, into the second cache, data
             for row in rows:
                 build.call(self._prefetch, [build.bitcast(build.gep(row, [place]), self._byte), *hints])
 
@@ -235,7 +235,8 @@ class _Writer:
             build.store(build.fadd(before, found), place).align = 8
 
     def _added_up(self, sums: list[LlvmValue]) -> LlvmValue:
-        """The totals of four vectors, in one: neighbours, and then halves, are added for all of them at once."""
+        """Returns a vector of the totals of four vectors: adjacent lanes, and then halves, are added for all at once.
+        """
         lanes = self._lanes
         even = [[i, lanes + i] for i in range(0, lanes, 2)]
         low, high = self._merged(sums[0], sums[1], even, 1), self._merged(sums[2], sums[3], even, 1)
@@ -249,7 +250,7 @@ class _Writer:
         return total
 
     def _merged(self, a: LlvmValue, b: LlvmValue, places: list[list[int]], apart: int) -> LlvmValue:
-        """Of two vectors the numbers at these places, and those so far behind, added."""
+        """Adds the numbers of two vectors at these places to those `apart` places behind."""
         flat = [place for each in places for place in each]
         return self._build.fadd(self._shuffled(a, b, flat), self._shuffled(a, b, [place + apart for place in flat]))
 
@@ -257,7 +258,7 @@ class _Writer:
         return self._build.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(places)), places))
 
     def _entries(self, table: LlvmValue, row: LlvmValue, columns: int) -> list[LlvmValue]:
-        """A row of a table of integers."""
+        """Loads a row of a table of integers."""
         start = self._build.mul(row, INT(columns))
         places = [self._build.add(start, INT(i)) for i in range(columns)]
         return [self._build.load(self._build.gep(table, [place])) for place in places]

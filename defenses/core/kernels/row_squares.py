@@ -1,4 +1,4 @@
-"""Squared norms of rows, or of what a mask leaves of them, in one pass: no masked copy is made of whole rows.
+"""Squared norms of rows, or of masked rows, in a single pass: no masked copy of whole rows is made.
 
 Guarantee:
     Sums are in float64, in an order that depends on the length of a row alone.
@@ -15,20 +15,20 @@ from llvmlite import ir
 
 from .machine_code import INT, LlvmValue, compiled, counted, fused
 
-_LANES, _BESIDE = 8, 4  # numbers of a vector of float64; sums, so that none waits for the last
+_LANES, _BESIDE = 8, 4  # numbers of a vector of float64; independent sums, so that none waits for the previous
 _BYTE = ir.IntType(8)
 
 
 @cache
 def row_squares(*, wide: bool, masked: bool = False) -> Callable[..., None]:
-    """A function that measures rows.
+    """Compiles a function that computes squared norms of rows.
 
-    Arguments: rows, numbers from one row to the next, where `masked` the mask [size] of bytes that are 0 or 1, squares
+    Arguments: rows, numbers from a row to the next, if `masked` the mask [size] of bytes that are 0 or 1, squares
     [rows] in float64, number of rows, at least one, and size.
 
     Args:
-        wide: whether rows are float64, not float32.
-        masked: whether there is a mask.
+        wide: True for rows of float64, False for float32.
+        masked: True for a mask.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     return compiled(_module(wide, masked), "row_squares", pointer, size, *[pointer] * (1 + masked), size, size)
@@ -53,10 +53,10 @@ def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted
     """Adds a function to a module: a row, a mask of bytes or weights if any, size -> the sum of (weighted) squares.
 
     Args:
-        module: where.
-        wide: whether the row and its weights are of float64, not float32.
-        masked: whether there is a mask.
-        weighted: whether there are weights, in its place.
+        module: to which the function is added.
+        wide: True for a row and weights of float64, False for float32.
+        masked: True for a mask.
+        weighted: True for weights, in its place.
     """
     double = ir.DoubleType()
     number = double if wide else ir.FloatType()
@@ -87,7 +87,7 @@ def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted
             return value, build.fmul(value, numbers(beside[0], place, vectors))
         if masked:
             marks = read(beside[0], place, bytes_ if vectors else _BYTE, 1)
-            # Times 0 or 1, not a choice: what is not finite must show wherever it is.
+            # A product with 0 or 1, not a selection: non-finite values must show wherever they are.
             value = build.fmul(value, build.uitofp(marks, value.type))
         return value, value
 

@@ -1,8 +1,8 @@
-"""Weighted sums of rows of several matrices, and of outer products, each written where it belongs, in one call.
+"""Weighted sums of rows of several matrices, and of outer products, each written in place, in a single call.
 
 Guarantee:
-    Sums are in float64, and rounded to the rows' dtype once: were they added in float32, without one row all later ones
-    would be rounded otherwise, which chosen rows add up to more than a bound.
+    Sums are in float64, and rounded to the rows' dtype once: if they were added in float32, removing a row would change
+    the rounding of all later rows, which for chosen rows adds up to more than a bound.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from .machine_code import INT, LlvmValue, compiled, counted, fused
 from .outer_tiles import outer_sum
 
 MATRIX = 10
-"""Numbers of the table's rows."""
+"""Columns of the table."""
 _LANES, _BESIDE = 8, 8  # numbers of a vector of float64; rows that are read at a time
 _COLUMNS = 8192  # that are added up at a time: their sums stay in the second cache
 
 
 @cache
 def weighted_rows(*, wide: bool) -> Callable[..., None]:
-    """A function that adds up.
+    """Compiles a function that computes weighted sums of rows.
 
-    It is called with
+    Its arguments are
 
-    - a table of matrices, (address, numbers from one row to the next, size, address of the sum, and six zeros) each. In
-      place of the first three zeros may stand (height * width, entering, leaving) of a convolution, whose rows have the
+    - a table of matrices, (address, numbers from a row to the next, size, address of the sum, and six zeros) each. The
+      first three zeros may be replaced by (height * width, entering, leaving) of a convolution, whose rows have the
       weight's numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height,
-      width]. Or, in place of the last three, another matrix, (address, numbers from one row to the next, size), and the
-      sum is that of the outer products [its size, size] of its rows with these;
-    - how many matrices there are;
+      width]. Or the last three by another matrix, (address, numbers from a row to the next, size), and the sum is that
+      of the outer products [its size, size] of its rows with these;
+    - number of matrices;
     - a factor for each row, in the rows' dtype;
-    - how many rows each matrix has;
+    - number of rows of each matrix;
     - memory for as many numbers as the longest row of a convolution has;
     - memory for a float64 a row, and for as many as the other matrix of outer products has.
 
     Nothing may be empty.
 
     Args:
-        wide: whether numbers are float64, not float32.
+        wide: True for numbers of float64, False for float32.
     """
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     return compiled(_module(wide), "weighted_rows", pointer, size, pointer, size, pointer, pointer)
@@ -79,7 +79,7 @@ def _module(wide: bool) -> ir.Module:
             other, products = build.inttoptr(others, numbers), build.gep(weights, [rows])
             with counted(build, INT(0), rows) as row, counted(build, INT(0), leading) as column:
                 value = exact(build.gep(other, [build.add(build.mul(row.number, stride), column.number)]))
-                value = build.fmul(value, build.load(build.gep(weights, [row.number])))  # of two float32 exact
+                value = build.fmul(value, build.load(build.gep(weights, [row.number])))  # exact for two float32
                 build.store(value, build.gep(products, [build.add(build.mul(row.number, leading), column.number)]))
             build.call(outer, [first, step, size, products, leading, rows, place])
         plain = build.icmp_signed("==", order[0], INT(0))
@@ -116,7 +116,7 @@ def _module(wide: bool) -> ir.Module:
 
 
 def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
-    """A function that adds some rows to a sum in float64: rows, step, weights, sum, size."""
+    """Adds a function to a module that adds some rows to a sum in float64: rows, step, weights, sum, size."""
     double, numbers = ir.DoubleType(), number.as_pointer()
     kind = [numbers, INT, double.as_pointer(), double.as_pointer(), INT]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), f"added_{count}")

@@ -64,5 +64,5 @@ class _Loan(AbstractContextManager[Buffers]):
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    """Returns whether both are on the same device; comparing devices takes several times as long as checking for the CPU."""
+    """Returns whether both are on the same device; comparing devices takes several times as long as `is_cpu`."""
     return (one.is_cpu and other.is_cpu) or one.device == other.device

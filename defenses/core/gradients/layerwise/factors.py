@@ -333,7 +333,7 @@ class GradientRows(FactoredGradient):
         return Squares.exact(self._squared)
 
     def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns, in a single pass if a compiled kernel applies, else a few rows at a time."""
+        """Squared norms of the kept columns, in a single pass if compiled, else a few rows at a time."""
         if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
             found = self.like.new_empty(self.examples, dtype=torch.float64)
             places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), found.data_ptr())
