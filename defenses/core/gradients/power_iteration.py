@@ -2,8 +2,8 @@
 
 Miyato et al., "Spectral Normalization for Generative Adversarial Networks", ICLR 2018, Algorithm 1. Its vectors are
 buffers that depend on the weights of all steps and on nothing private, so they may be released with the model. PyTorch
-iterates in every pass in training mode: the vectors would then reveal how many passes a batch takes, and no pass may
-change the results of the next.
+iterates in every pass in training mode: the vectors would then reveal how many passes a batch takes, and each pass
+would change the results of the next.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ run: on a small network they take as long as the forward pass.
 Guarantee:
     A factor depends on its example alone. Norms are computed in float64 and factors by the formulas of `plan/bound.py`.
     An example whose norm is uncertain, or whose factor is not a normal number, is marked, and its results carry no
-    guarantee. Under clipping an example is certain, too, if it is within the bound whatever its norm: its factor is 1.
+    guarantee. Under clipping, an example that is within the bound despite the largest error of its norm is certain too:
+    its factor is 1.
 """
 
 from __future__ import annotations

@@ -235,8 +235,7 @@ class _Writer:
             build.store(build.fadd(before, found), place).align = 8
 
     def _added_up(self, sums: list[LlvmValue]) -> LlvmValue:
-        """Returns a vector of the totals of four vectors: adjacent lanes, and then halves, are added for all at once.
-        """
+        """Returns a vector of four vectors' totals: adjacent lanes, and then halves, are added for all at once."""
         lanes = self._lanes
         even = [[i, lanes + i] for i in range(0, lanes, 2)]
         low, high = self._merged(sums[0], sums[1], even, 1), self._merged(sums[2], sums[3], even, 1)

@@ -57,7 +57,7 @@ def group_norm_instead(
         groups: wanted number of groups; the largest divisor of a layer's channels up to this is used. If None, at most
             32, and fewer if a group would normalise fewer than 8 values, as in the small maps of a small image. A
             BatchNorm1d gets one group: after a linear layer, a group of one channel is a constant. An InstanceNorm that
-            tracks statistics gets a group per channel, which it computes without tracking.
+            tracks statistics gets a group per channel, which equals its computation without tracking.
         input_shape: of an example, which determines the size of a layer's maps. If None, 32 x 32 of the first
             convolution's channels, or the first linear layer's inputs.
 

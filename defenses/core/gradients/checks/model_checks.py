@@ -148,7 +148,7 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
     Args:
         model: a copy of the user's that has seen no batch, in its own mode.
         loss: per-example loss, likewise.
-        begun: first batch of a copy; the other copy starts with other examples, and fewer.
+        begun: first batch of one copy; the other copy starts with other examples, and fewer.
         examples: batch on which both are then compared.
 
     Raises:

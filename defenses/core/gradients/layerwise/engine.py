@@ -176,7 +176,7 @@ class Layerwise(PerExample):
         self._pool.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Counts an activation, autograd's copy, its derivative, and as much again for results computed from them."""
+        """Counts an activation, its part saved by autograd, its derivative, and as much again for results."""
         return 4 * activations * itemsize
 
     def _masks(self, plan: StepPlan, like: Tensor) -> dict[int, SpanMasks]:

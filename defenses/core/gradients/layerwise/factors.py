@@ -220,7 +220,7 @@ class FactoredGradient:
         raise NotImplementedError
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
-        """Enters the parts of the norms in a table; returns False if the norm is no norm of rows, but needs `squares`.
+        """Enters the parts of the norms in a table; returns False if they are not rows, and the norm needs `squares`.
 
         Args:
             norms: the table.
@@ -421,8 +421,8 @@ class Lookup(FactoredGradient):
 class FromRows(FactoredGradient):
     """Gradients that are small because larger ones cancel.
 
-    In a weighted sum of cancelling terms, rounding may exceed the result. Once norms have been taken, which are norms
-    of rows, rows are therefore what is summed.
+    In a weighted sum of cancelling terms, rounding may exceed the result. Norms are therefore computed from rows, and
+    so is the weighted sum after a norm was needed.
     """
 
     _bounded: bool = False

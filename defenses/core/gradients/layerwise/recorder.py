@@ -65,8 +65,8 @@ def record(
 ) -> None:
     """Runs a batch forward and backward, and passes on each call of a layer as soon as the backward pass reaches it.
 
-    Tensors not kept by then are freed during the pass. For a small batch all calls are passed on at its end, which is
-    faster.
+    Tensors that are not kept are then freed during the pass. For a small batch all calls are passed on at its end,
+    which is faster.
 
     Args:
         forward: the model as a function of its inputs, at parameters that need no gradient.
