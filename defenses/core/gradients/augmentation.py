@@ -110,7 +110,7 @@ def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coi
 
 @dataclass(frozen=True, kw_only=True)
 class CropAndFlip:
-    """Random crops of the image padded by reflection, flipped left to right with probability one half.
+    """Random crops of the image padded by reflection, flipped left to right with probability 1/2.
 
     Attributes:
         views: of each example.
@@ -151,7 +151,7 @@ class CropAndFlip:
             raise ValueError(f"padding must be below the image's {height}x{width} pixels, got {self.padding}")
         padded = F.pad(inputs, (self.padding,) * 4, mode="reflect")
         drawn = drawn.to(inputs.device)
-        # Crop and flip in one gather: a crop shifts row and column indices, a flip reverses the column indices.
+        # Crop and flip in a single gather: a crop shifts row and column indices, a flip reverses the column indices.
         rows = drawn[:, :1] + torch.arange(height, device=inputs.device)
         across = torch.arange(width, device=inputs.device)
         columns = drawn[:, 1:2] + torch.where(drawn[:, 2:].bool(), across.flip(0), across)
@@ -169,7 +169,7 @@ class RecordSchedule:
     record is unchanged.
 
     Attributes:
-        known: words of the records, one per record and step, ascending.
+        known: words of the records, per record and step, ascending.
         added: added to all entries of a record's input in that step.
     """
 

@@ -81,7 +81,7 @@ class LayerFactors:
         total = g.new_zeros(groups)
         if isinstance(self.layer, nn.Conv2d | nn.Linear):
             if isinstance(self.layer, nn.Conv2d):
-                # The positions of all patches of a group form one axis, over which the gradients are summed.
+                # The positions of all patches of a group form an axis, over which the gradients are summed.
                 a, d = self._patches().transpose(1, 2), g.flatten(2).transpose(1, 2)
             else:
                 a, d = self.entering.unsqueeze(1), g.unsqueeze(1)
@@ -148,7 +148,7 @@ class GuessGradients:
         search = inputs.requires_grad or labels.requires_grad
         try:
             with torch.enable_grad():
-                # The input requires a gradient, so that the output of the first layer has one too, even without a
+                # The input requires a gradient, so that the output of the first layer requires it too, even without a
                 # search.
                 inputs = inputs if inputs.requires_grad else inputs.detach().requires_grad_()
                 logits = outputs(self._model, self._layout, inputs, parameters=self._point.detach())

@@ -25,7 +25,7 @@ from ..plan.defense import StepPlan
 from ..plan.query import ExampleLosses, Gradients
 from .reference_sums import contributions
 
-_MOST_EXAMPLES = 2**22  # in one sum
+_MOST_EXAMPLES = 2**22  # in a sum
 _MOST_UNITS = 2.0**40  # of an example: a sum is then below 2^62, and float64 represents an example's units exactly
 
 
@@ -56,7 +56,7 @@ def exact_sums(
 
     Args:
         plan: the step's plan.
-        examples: gradients and losses of each example alone, one row.
+        examples: gradients and losses of each example alone, a row.
         units: of each block.
         device: of the result.
 

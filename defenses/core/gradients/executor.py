@@ -106,7 +106,7 @@ def release(
     noise: Noise | torch.Generator | None = None,
     state: State = None,
 ) -> Release:
-    """Returns one step's release for given rows, outside of training: for tests, notebooks and audits.
+    """Returns a step's release for given rows, outside of training: for tests, notebooks and audits.
 
     Args:
         defense: with its noise multiplier set.

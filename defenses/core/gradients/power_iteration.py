@@ -37,7 +37,7 @@ class PowerIterations:
                 self._found += [(module, partial(hook, module, None)) for hook in hooks_of(module)]
 
     def advance(self) -> None:
-        """Takes as many iterations as one PyTorch pass in training mode; none for layers in evaluation mode."""
+        """Takes as many iterations as a PyTorch pass in training mode; none for layers in evaluation mode."""
         with torch.no_grad():
             for layer, compute in self._found:
                 if layer.training:

@@ -246,7 +246,7 @@ class ModelFunction:
 
 
 def microbatches(size: int, limit: int | None) -> Iterator[slice]:
-    """Splits `size` examples into slices of at most `limit` (None: one slice); none for an empty batch."""
+    """Splits `size` examples into slices of at most `limit` (None: a single slice); none for an empty batch."""
     step = max(size, 1) if limit is None else limit
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))

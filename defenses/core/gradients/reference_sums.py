@@ -66,7 +66,7 @@ def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.de
         device: of the result.
 
     Returns:
-        One float64 vector [size] per block, to which noise may be added in place.
+        A float64 vector [size] per block, to which noise may be added in place.
     """
     if len(parts) == 1:
         return tuple(part.double() for part in parts[0])

@@ -128,10 +128,10 @@ class _Walker:
         self._kept: list[object] = []  # so that no address is reused during the walk
 
     def add(self, value: object, place: str) -> None:
-        """Hashes one value."""
+        """Hashes a value."""
         if isinstance(value, _PLAIN) and type(value).__module__ in ("builtins", "torch"):
             return self._say(type(value).__name__, repr(value))
-        if not isinstance(value, tuple):  # tuples excluded: the compiler decides whether equal constants are one object
+        if not isinstance(value, tuple):  # the compiler decides whether equal constants are the same object
             if id(value) in self._met:
                 return self._say("again", self._met[id(value)])
             self._met[id(value)] = len(self._met)

@@ -11,10 +11,10 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* tensor values read by Python code, on which a batch would branch as one: such a model gets one example at a time;
+* tensor values read by Python code, on which a whole batch would branch: such a model gets one example at a time;
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
-This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, one of them
+This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
 the run's largest. It cannot detect a branch on a batch size that was not tried, or on values that synthetic examples do
 not reach (if Python reads none); state outside of the model and the loss, in a global variable or a file, or in an
 object that neither exposes its content nor can be pickled; effects that begin only after many steps; or code written to
@@ -183,7 +183,7 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
         Refused: with the remedy.
     """
     with torch.no_grad():
-        if loss(outputs, targets).dim():  # one loss for each example, or several, which are added up
+        if loss(outputs, targets).dim():  # a loss for each example, or several, which are added up
             return
     _refuse_division(loss, outputs, targets)
     # Each class once, because a single class may have another weight. Its number may occur in a target of any form.

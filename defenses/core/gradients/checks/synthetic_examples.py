@@ -71,8 +71,8 @@ class Domains(NamedTuple):
     """Declared domains of the data; None if undeclared.
 
     Attributes:
-        inputs: one example's input.
-        targets: one example's target.
+        inputs: of an example.
+        targets: of an example.
     """
 
     inputs: Domain | None = None
@@ -119,7 +119,7 @@ def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
 
 
 def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Returns inputs (half distinct, a quarter copies of the first, the rest distinct) and one further input."""
+    """Returns inputs (half distinct, a quarter copies of the first, the rest distinct) and a further input."""
     x, other = values(shape, coins), values((1, *shape[1:]), coins)
     half = shape[0] - shape[0] // 2
     x[half : half + shape[0] // 4] = x[0]

@@ -27,14 +27,14 @@ class Batches(NamedTuple):
     budget: int = 2 * 2**30
 
     def fitting(self, bytes_per_entry: int) -> int:
-        """Returns the maximum number of examples processed at a time; at least one."""
+        """Returns the maximum number of examples processed at a time, at least 1."""
         return self.most or max(1, self.budget // max(1, self.views * bytes_per_entry))
 
     def sizes(self, bytes_per_entry: int) -> set[int]:
         """Returns the numbers of entries that an engine will receive at a time.
 
         They follow from the expected batch and a large Poisson sample; a batch that does not fit is split, so the
-        remainder is one of the sizes.
+        remainder is among the sizes.
         """
         most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
         # Four standard deviations: a Poisson sample's variance is its mean.
@@ -50,7 +50,7 @@ def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
 
     Args:
         budget: bytes.
-        parameter: one of the model's.
+        parameter: any of the model's.
         dim: total number of parameters.
     """
     # At least 64 such vectors at a time, so that those passes are a small share.

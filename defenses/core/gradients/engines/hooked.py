@@ -141,7 +141,7 @@ class Hooked(PerExample, ABC):
                 mine.copy_(theirs[name])
 
     def _probe(self, inputs: Tensor) -> None:
-        """Runs the copy once with one more example, to detect a dimension that equals the batch size by coincidence.
+        """Runs the copy once with another example, to detect a dimension that equals the batch size by coincidence.
 
         Such a dimension does not grow with the batch. Its entries would be taken for examples, each a mixture of all.
         """
@@ -197,7 +197,7 @@ class Hooked(PerExample, ABC):
                 self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
 
     def _rows_of(self, name: str, uses: Counter[Edge]) -> Tensor:
-        """Returns one parameter's columns; zeros if the loss does not depend on it."""
+        """Returns a parameter's columns; zeros if the loss does not depend on it."""
         parameter = self._parameters[name]
         if parameter.grad is None:
             return parameter.new_zeros(self._examples, parameter.numel())
@@ -218,9 +218,9 @@ class Hooked(PerExample, ABC):
 
 
 def missing(error: ModuleNotFoundError, module: str, engine: str) -> ModuleNotFoundError:
-    """Returns the error for an engine whose library is not installed: one sentence that names the extra."""
+    """Returns the error for an engine whose library is not installed: a sentence that names the extra."""
     if (error.name or module).partition(".")[0] != module:
-        return error  # installed, but one of its own dependencies is missing
+        return error  # installed, but a dependency of its own is missing
     text = f"engine '{engine}' needs {module}, which is not installed: pip install 'leakbench[engines]'"
     return ModuleNotFoundError(text, name=module)
 

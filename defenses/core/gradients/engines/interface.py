@@ -52,7 +52,7 @@ class PerExample:
         """Gradients of each input's loss, a row each, in the parameters' dtype, detached.
 
         Args:
-            inputs: first dimension the batch, at least one.
+            inputs: first dimension the batch, not empty.
             targets: class numbers, or class probabilities.
             point: where to differentiate; the model's own parameters if None.
         """
@@ -91,7 +91,7 @@ class PerExample:
 
         Args:
             plan: the step's plan.
-            inputs: `views` adjacent entries for each example, at least one example.
+            inputs: `views` adjacent entries for each example, not empty.
             targets: as many.
             views: augmentations of each example.
         """
@@ -112,7 +112,7 @@ class PerExample:
         Args:
             plan: the step's plan.
             directions: for each block a vector in its released space, in the dtype of the parameters.
-            inputs: `views` adjacent entries for each example, at least one example.
+            inputs: `views` adjacent entries for each example, not empty.
             targets: as many.
             views: augmentations of each example.
         """
@@ -138,7 +138,7 @@ class PerExample:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Estimates the memory of one more entry of the inputs.
+        """Estimates the memory of a further entry of the inputs.
 
         Args:
             activations: numbers that a forward pass produces for it.

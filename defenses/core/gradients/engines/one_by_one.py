@@ -79,7 +79,7 @@ class OneByOne(PerExample):
 
 
 def _alone(values: Tensor, number: int) -> Tensor:
-    """Copies one entry: vendors' sums depend on the position within a cache line at which a vector begins.
+    """Copies an entry: vendors' sums depend on the position within a cache line at which a vector begins.
 
     In a view, that position is the entry's place in the batch, which would show in the last bits of a row, or in the
     whole row where rounding decides a ReLU.

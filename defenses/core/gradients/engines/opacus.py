@@ -17,7 +17,7 @@ from .hooked import Hooked, first_line, missing
 
 
 class Opacus(Hooked):
-    """Rows by Opacus, with its formulas for the layers that have one, and its use of torch.func for all others.
+    """Rows by Opacus, with its formulas for the layers that it knows, and its use of torch.func for all others.
 
     Corrected: a layer in two containers, which Opacus counts twice; a model in eval mode, which it does not record;
     inputs that are not contiguous. Refused: layers that are not per example (`_wrong`), calls that need more than

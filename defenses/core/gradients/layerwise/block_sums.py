@@ -238,7 +238,7 @@ class BatchGradients:
         """Squared norms of the coordinates of a mask, or of whole rows without a mask."""
         if kept is None:
             return self._squares
-        # By identity, which holds while the plan is alive: both blocks of GEP share one mask.
+        # By identity, which holds while the plan is alive: both blocks of GEP share a mask.
         if id(kept) not in self.known_squares:
             mask = self._mask(kept)
             found = self._at_once(mask, _ANY_BOUND)
@@ -290,7 +290,7 @@ class BatchGradients:
         self, subspace: Subspace, kept: Coordinates | None
     ) -> tuple[Float[Tensor, "rows size"], Float[Tensor, " rows"]]:
         """Inner products with every direction, NaN for non-finite rows, and least norms (`rounding.py`)."""
-        # By identity, which holds while the plan is alive: DPDR's two blocks share one subspace.
+        # By identity, which holds while the plan is alive: DPDR's two blocks share a subspace.
         key = id(subspace), id(kept)
         if key in self.known:
             return self.known[key]

@@ -70,7 +70,7 @@ class Shape:
 
     Attributes:
         positions: pixels of the output, or places of a sequence; of all views together.
-        inputs: numbers that one output is computed from (channels times kernel), per group.
+        inputs: numbers that an output is computed from (channels times kernel), per group.
         outputs: channels of the output, per group.
         groups: groups of channels.
         pixels: pixels of the padded input; None if the pixel formula does not apply.
@@ -82,7 +82,7 @@ class Shape:
         lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
         multiplied: multiplications of that kernel at each position, including idle lanes.
         products: flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
-        in_one_piece: True if the row kernel forms a row in one go, so that it can add up the same rows.
+        in_one_piece: True if the row kernel forms a row at once, so that it can add up the same rows.
     """
 
     positions: int

@@ -104,7 +104,7 @@ class Layerwise(PerExample):
         self._layers = {module: name for name, module in model.named_modules() if module in self._slots}
         self._first_biases: dict[str, int] = {}  # with the number of their layers' outputs per entry
         # Smallest number of images that are arranged channels last: two for PyTorch's InstanceNorm, which has wrong
-        # derivatives for one (2.15, CPU); never without convolutions.
+        # derivatives for a single image (2.15, CPU); never without convolutions.
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         self._least = (2 if nn.InstanceNorm2d in kinds else 1) if nn.Conv2d in kinds else sys.maxsize
 
@@ -141,7 +141,7 @@ class Layerwise(PerExample):
         """Sums from chunks of rows: passes over all rows are memory-bound, and fresh pages are cleared first."""
         with torch.no_grad(), self._pool.lend() as buffers:
 
-            @cache  # by point: one pass of the batch for all rows there
+            @cache  # by point: a pass of the batch for all rows there
             def gradients(point: Tensor | None) -> BatchGradients:
                 return self._gradients(inputs, targets, point, views, buffers)
 
@@ -347,8 +347,8 @@ def _is_copied_here(images: Tensor) -> bool:
     """Returns whether our kernel, instead of PyTorch, moves a batch's channels to the end."""
     plain = type(images) is Tensor and images.is_cpu and images.dtype in (torch.float32, torch.float64)
     few = torch.get_num_threads() <= _FEW_THREADS and images.numel() >= _WORTH_A_KERNEL
-    # With one pixel both orders coincide, and PyTorch keeps the given strides. Other strides would make GroupNorm take
-    # another code path, only in batches that are large enough for our kernel.
+    # With a single pixel both orders coincide, and PyTorch keeps the given strides. Other strides would make GroupNorm
+    # take another code path, only in batches that are large enough for our kernel.
     pixels = images.shape[2] * images.shape[3] > 1
     return plain and few and pixels and images.is_contiguous() and not (images.requires_grad or images.is_neg())
 

@@ -124,10 +124,10 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
 def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor]) -> Tensor:
     """Sums over examples; partial sums from float32 kernels are added up in float64.
 
-    If n gradients of a bound's length are added one after another, each is rounded to a last digit of the preceding
+    If n gradients of a bound's length are added sequentially, each is rounded to a last digit of the preceding
     sum. Without the first gradient all later ones are rounded differently, by up to n² / 2^24 of the bound: for 65,536
     chosen examples it was 49 bounds. In parts of m it is n m / 2^24. This holds for kernels that add up an example's
-    positions first; for a kernel that adds all positions one after another it is larger by the number of positions.
+    positions first; for a kernel that adds all positions sequentially it is larger by the number of positions.
 
     Args:
         examples: number of examples.
@@ -308,7 +308,7 @@ class GradientRows(FactoredGradient):
         return self.values[which]
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Sums by one or several matrix-vector products."""
+        """Sums by a few matrix-vector products."""
         return added_in_parts(self.examples, self.like, lambda part: factors[part] @ self.values[part])
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
@@ -467,7 +467,7 @@ class Summed(FromRows):
     """
 
     def __init__(self, terms: Sequence[FactoredGradient]) -> None:
-        """Takes one term for each use."""
+        """Takes a term for each use."""
         self.terms = tuple(terms)
         self.like, self.examples, self.size = terms[0].like, terms[0].examples, terms[0].size
         self.scratch = sum(term.size + term.scratch for term in terms)

@@ -68,7 +68,7 @@ class NormTable:
         """Adds rows, or outer products of two rows, as a part of the gradients.
 
         Args:
-            sides: number of one side, or of two; None for a side that compiled code cannot read.
+            sides: numbers of a side, or of two; None for a side that compiled code cannot read.
             counts: True if its norm is needed, False if it must only be finite.
             under: number of the side with its masked values; -1 for no mask.
 

@@ -13,7 +13,7 @@ rows nor on the number of threads. Large products took as long there, small ones
 
 On other processors the strict form has not been measured, and the order still depends on the number of rows. On several
 threads MKL divides the work along the larger dimension: all rows are added up in another order if there are as many
-examples as outputs, or one fewer. Products with one column depend on the number of rows on a single thread, too.
+examples as outputs, or fewer by one. Products with one column depend on the number of rows on a single thread, too.
 
 Source: Intel, "Developer Guide for oneAPI Math Kernel Library", chapter on numerical reproducibility.
 """

@@ -198,7 +198,7 @@ def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
     if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
         return False
     plain = all(type(values) is Tensor and values.is_cpu for values in (inputs, signals))
-    # Without channels there is nothing to sum; all sizes of a kernel must be at least one.
+    # Without channels there is nothing to sum; all sizes of a kernel must be positive.
     return plain and min(geometry.channels) > 0 and lanes() > 0
 
 

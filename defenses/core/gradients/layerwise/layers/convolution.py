@@ -136,7 +136,7 @@ class Convolution(FactoredGradient):
         # conv2d pads both sides of a dimension alike; "same" with an even kernel does not.
         inputs = self.inputs if symmetric else F.pad(self.inputs, (left, right, top, bottom))
         padding = (top, left) if symmetric else (0, 0)
-        # Typed as one number for both dimensions, but accepts a pair as every convolution does.
+        # Typed as a number for both dimensions, but accepts a pair as every convolution does.
         settings: Any = (g.stride, padding, g.dilation, g.groups)
         return conv2d_weight(inputs, g.weight_shape, scaled, *settings)
 

@@ -10,7 +10,7 @@ IntPair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Geometry:
-    """A two-dimensional convolution's settings; those of one dimension have height 1.
+    """A two-dimensional convolution's settings; a one-dimensional convolution has height 1.
 
     Attributes:
         channels: of input and output.

@@ -90,7 +90,7 @@ class ProductOrder:
         asked, reordered = held.get(key, (None, None))
         if reordered is not None and asked == version:
             return reordered
-        # Directions first, as they lie in memory (`basis.py`): the permutation then moves one direction at a time.
+        # Directions first, as they lie in memory (`basis.py`): the permutation then moves direction by direction.
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))

@@ -1,4 +1,4 @@
-"""Gradients of a linear layer: one outer product per example, or a sum of them over a sequence.
+"""Gradients of a linear layer: an outer product per example, or a sum of them over a sequence.
 
 Norms without the product: |s xᵀ|² = |s|²|x|² (Goodfellow, "Efficient Per-Example Gradient Computations", 2015), and
 under a mask M that all examples share |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x).
@@ -104,7 +104,7 @@ class Outer(FactoredGradient):
         return Squares(value, self._vanished() if self.like.dtype == torch.float64 else None)
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
-        """(s∘s)ᵀ M (x∘x): one product with the mask, no gradient is formed."""
+        """(s∘s)ᵀ M (x∘x): a product with the mask, no gradient is formed."""
         out, entering = self.signals.shape[1], self.inputs.shape[1]
         kept = mask.view(out, entering)
         if self.like.device.type != "cpu":  # waiting for a result on a GPU takes longer than float64
@@ -129,7 +129,7 @@ class Outer(FactoredGradient):
         return (through * self.signals).sum(dim=1, dtype=torch.float64)
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
-        """sᵀ B_k x for every direction: one product with all directions, then one with the signals."""
+        """sᵀ B_k x for every direction: a product with all directions, then a product with the signals."""
         return [self._products(start, basis) for start, basis in pieces], self.norms()
 
     def _products(self, start: int, basis: Float[Tensor, "span k"]) -> Float[Tensor, "rows k"]:

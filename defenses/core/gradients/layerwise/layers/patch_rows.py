@@ -163,5 +163,5 @@ def _products_into(
     elif out.is_contiguous():
         torch.bmm(patches.mT, signals, out=out)
     else:
-        # PyTorch writes into non-contiguous outputs one product at a time.
+        # PyTorch writes into non-contiguous outputs product by product.
         out.copy_(torch.bmm(patches.mT, signals))
