@@ -62,7 +62,7 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
         engine = _engine(str(module))
         address = engine.get_function_address(name)
     function = ctypes.CFUNCTYPE(None, *arguments)(address)
-    function.engine = engine  # owns the code, which must live as long
+    function.engine = engine  # type: ignore[attr-defined]  owns the code, which must live as long
     return function
 
 
