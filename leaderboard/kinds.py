@@ -1,25 +1,25 @@
-"""The one table of kinds of result: what a record can be about, and what boards, pages and checks say of each kind.
+"""Table of the kinds of result: the subjects of a record, and the words for them on boards and pages and in checks.
 
-Records and manifests validate their kind against it; rows, controls, text and page are made by looping over it. Another
-kind is another row here, besides its metrics (`metrics.py`) and whatever computes it. Standard library only.
+Records and manifests validate their kind against it; rows, controls, text and page loop over it. A new kind is a row
+here, its metrics (`metrics.py`) and the code that computes it. Standard library only.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 ControlRole = Literal["positive", "negative"]
-"""A row that must leak, or one that must not."""
+"""Role of a row that must leak (positive) or must not leak (negative)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseVariant:
-    """One form in which the target was released; records have its name as `task.noise`.
+    """Form in which the target was released; its name is `task.noise` in records.
 
     Attributes:
         name: in records, manifests and suite files.
         label: for a table's row or a picture, as "no noise".
         preposition: before "noise" in running text, as "without".
-        adjective: of a record that is missing, as in "no noise-free reconstruction record".
+        adjective: for a missing record, as in "no noise-free reconstruction record".
         needs_noise: whether it exists only for defenses that add noise.
     """
 
@@ -32,23 +32,23 @@ class NoiseVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class KindOfResult:
-    """What is known of a kind of result.
+    """Kind of result and its words.
 
     Attributes:
         name: in records and manifests.
-        main: its metric by which attacks are compared and controls are judged, and whose n says how many were counted;
-            it has a column of the board.
-        counts: what n of its metrics counts, in the plural.
+        main: metric that compares attacks and judges controls, and whose n is the number counted; it has a column of
+            the board.
+        counts: unit of n of its metrics, in the plural.
         attacked: whether its records have an attack.
-        target: what is attacked, where it is not the trained model. Its records then have tasks of their own, and join
-            the row of every training of the same suite, defense and budget. Empty for the trained model.
-        variants: the forms in which the target is released; empty where there is one form only.
-        question: what its attacks asked, as a predicate; empty without attacks.
-        absent: what a page says of a table without it; empty for nothing.
-        powerless: what a page says of an attack that is near chance on a positive control, with "{}" for the defense;
-            empty where chance is no single value.
-        controls: roles that it judges.
-        pictured: whether its arrays are images, which a page shows beside their originals.
+        target: subject of the attack if it is not the trained model; empty for the trained model. Records of such a
+            kind have tasks of their own, and join the row of every training of the same suite, defense and budget.
+        variants: forms in which the target is released; empty for a single form.
+        question: the attacks' question, as a predicate; empty without attacks.
+        absent: sentence on a page for a table without this kind; empty for none.
+        powerless: sentence on a page for an attack near chance on a positive control, with "{}" for the defense; empty
+            if chance is no single value.
+        controls: roles of the controls that it judges.
+        pictured: whether its arrays are images, which a page shows next to their originals.
     """
 
     name: str
@@ -65,27 +65,27 @@ class KindOfResult:
 
     @property
     def own_task(self) -> bool:
-        """Whether its records have tasks of their own, instead of the training's."""
+        """True if its records have tasks of their own, instead of the training's."""
         return bool(self.target)
 
     def variant(self, name: str | None) -> NoiseVariant | None:
-        """The variant of a name; None for no or another name."""
+        """Returns the variant of a name; None if there is no such variant."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def noise_words(self, name: str | None) -> str:
-        """What follows an attack's name in a sentence, as " without noise"; empty where there is no variant."""
+        """Phrase after an attack's name in a sentence, as " without noise"; empty without a variant."""
         variant = self.variant(name)
         return "" if variant is None else f" {variant.preposition} noise"
 
 
 _OF_UPDATE = (
-    # Without its noise a release shows what codec and bound hide by themselves.
+    # The release without its noise shows how much codec and bound hide by themselves.
     NoiseVariant(name="none", label="no noise", preposition="without", adjective="noise-free"),
     NoiseVariant(name="calibrated", label="with noise", preposition="with", adjective="noisy", needs_noise=True),
 )
 
 _TABLE = (
-    # No control is judged by accuracy: a model may leak whatever it scores on held-out data.
+    # Accuracy judges no control: a model may leak at any score on held-out data.
     KindOfResult(name="utility", main="accuracy", counts="test examples", attacked=False, controls=()),
     KindOfResult(
         name="membership",
@@ -113,7 +113,7 @@ _TABLE = (
         variants=_OF_UPDATE,
         question="asked for the labels behind one shared update",
         absent="no attack on the labels of a shared update",
-        # A batch of another may have the same labels, so that a negative control would fail by chance.
+        # Another batch may have the same labels, so a negative control would fail by chance.
         controls=("positive",),
     ),
     KindOfResult(
@@ -121,16 +121,16 @@ _TABLE = (
         main="canary_epsilon",
         counts="canaries",
         question="asked which canaries were put into the training",
-        # A bound above 0 comes by chance with one training in twenty, so that a negative control would fail as often.
+        # A bound above 0 occurs by chance in 1 of 20 trainings, so a negative control would fail as often.
         controls=("positive",),
     ),
 )
 
 KINDS = {kind.name: kind for kind in _TABLE}
-"""Name -> what is known of it, in the order of a board's columns. Read where it is used, never copied at import, so
-that a row added while a program runs is seen everywhere."""
+"""Name -> kind, in the order of a board's columns. Read at the place of use, never copied at import, so that a row
+added while a program runs is seen everywhere."""
 
 
 def attacked() -> list[KindOfResult]:
-    """The kinds that have attacks, in the order of the table."""
+    """Returns the kinds that have attacks, in the order of the table."""
     return [kind for kind in KINDS.values() if kind.attacked]

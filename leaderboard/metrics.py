@@ -1,8 +1,8 @@
-"""The one table of metrics: name, kind of result, direction, range and unit of each number, and where it is shown.
+"""Table of metrics: name, kind of result, direction, range, unit and place on the board of each number.
 
-Scorers, records, boards, pages and suite files read it, so another metric is one more row here and the scorer that
-computes it. Records may hold metrics of other names, which are not checked, are in no column, and can be no paper's
-figure. Standard library only.
+Scorers, records, boards, pages and suite files read it, so a new metric is a row here and the scorer that computes it.
+Records may hold metrics of other names: these are not checked, get no column, and cannot be a paper's figure. Standard
+library only.
 """
 
 import math
@@ -13,46 +13,46 @@ from typing import Literal
 from .kinds import KINDS
 
 Better = Literal["higher", "lower"]
-"""Which direction is good for the defender."""
+"""Direction that is good for the defender."""
 
 LARGEST_UNDER_CLAIM, LARGEST_BY, LARGEST_NOTE = "largest_under_claim", "largest_by", "largest_note"
-"""In a metric's detail: the most that the claim allows any test, by what accounting that is known, and what has to be
-said of it."""
+"""Keys in a metric's detail: the largest value that the claim allows any test, the accounting that gives it, and a
+caveat to print with it."""
 
 CALIBRATION, REPORT = "calibration", "report"
-"""Halves of the candidates: attacks are compared on the first, and the chosen one's number is of the second."""
+"""Halves of the candidates: attacks are compared on the first, and the chosen attack's number is from the second."""
 
 
 def half_key(half: str, what: str) -> str:
-    """Key in a metric's detail of its `value`, `low`, `high` or `n` on one of these halves, as "report_value"."""
+    """Key in a metric's detail of its `value`, `low`, `high` or `n` on a half, as "report_value"."""
     return f"{half}_{what}"
 
 
 ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
-"""False positive rates at which the AUC's detail has the largest true positive rate under the claim."""
+"""False positive rates at which the AUC's detail holds the largest true positive rate under the claim."""
 
 
 def roc_key(fpr: float) -> str:
-    """Key of the largest true positive rate at one of `ROC_RATES` in the AUC's detail."""
+    """Key in the AUC's detail of the largest true positive rate at a rate of `ROC_RATES`."""
     return f"largest_tpr_at_{fpr:.3g}_fpr"
 
 
 CLAIM = "claim"
-"""In place of a kind: the ledger's figure, which stands in the claim of every record of a training."""
+"""Stands in for a kind: the ledger's epsilon, which is in the claim of every record of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardColumn:
-    """A column of the board.
+    """Column of the board.
 
     Attributes:
-        key: unique among the columns, also those that are no metric's ("defense", "rank", "epsilon", "attack", ...).
+        key: unique among all columns, including those that are no metric ("defense", "rank", "epsilon", "attack", ...).
         field: name in CSV and JSON; the key where empty.
-        variant: `task.noise` of the records that it is over; None for all.
-        header: parts of its header in text, Markdown and LaTeX; empty for a column of CSV and JSON alone.
-        digits: behind the point in these forms, which have to fit a terminal.
-        optional: whether it is written only where a row has a value.
-        title: of the page's column; the parts of the header where empty.
+        variant: value of `task.noise` of the records that it covers; None for all.
+        header: lines of its header in text, Markdown and LaTeX; empty for a column of CSV and JSON alone.
+        digits: decimals in those formats, which have to fit a terminal.
+        optional: whether it is left out unless a row has a value.
+        title: of the page's column; the joined header where empty.
         unit: after that title, in small print.
         hint: tooltip of that title.
     """
@@ -70,13 +70,13 @@ class BoardColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """What a guess without any attack reaches, measured in the same record.
+    """Baseline that a guess without any attack reaches, measured in the same record.
 
     Attributes:
-        metric: that says how much.
-        of: whose it is, as "the mean public image".
-        margin: in the metric's unit, what a positive control must gain over it on average, and what a single seed of a
-            negative one may gain by chance.
+        metric: name of the metric that measures it.
+        of: source of the guess, as "the mean public image".
+        margin: in the metric's unit; a positive control must gain more on average, and a single seed of a negative
+            control may gain that much by chance.
     """
 
     metric: str
@@ -86,29 +86,29 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMetric:
-    """What is known of a metric.
+    """Properties of a metric.
 
     Attributes:
         name: in records, suite files and CSV.
         kind: of the records that have it, or `CLAIM`.
         label: for a reader.
-        short: for a reader who knows which; the label where empty.
+        short: abbreviated label for running text; the label where empty.
         unit: of its values; empty for fractions and counts.
         better: direction that is good for the defender.
-        least: end of the range of its values.
-        most: other end.
-        digits: behind the point, on the page and in sentences.
-        saturates: value that stands for itself and all beyond, shown as "≥120.0"; None where there is none.
-        chance: value of an attack that knows nothing; None where that is no single number.
-        floor: what takes the place of chance where it differs from record to record.
-        over_attacks: "worst" over the attacks tried, or of the "leading" one, for what no attack decides.
-        columns: of the board; empty for a metric that only JSON and the page's details show.
-        scale: ends of its strips on the page; values beyond them move the ends.
-        reported: whether papers report it, so that a figure of theirs can stand beside ours.
-        pictured: whether it stands beside the pictures of an attack.
-        in_violations: whether the sentence about a refuted claim says it.
-        proved: whether a value is a proved low end by itself, with its own confidence: of several runs the least is
-            one, too, and their mean is none.
+        least: lower end of its range.
+        most: upper end of its range.
+        digits: decimals, on the page and in sentences.
+        saturates: value that stands for itself and everything beyond, shown as "≥120.0"; None without such a value.
+        chance: value of an attack without information; None if that is no single number.
+        floor: replaces `chance` if the baseline differs between records.
+        over_attacks: "worst" over the attacks tried, or the value of the "leading" attack if no attack decides it.
+        columns: of the board; empty for a metric that appears only in JSON and the page's details.
+        scale: ends of its strips on the page; values beyond them extend the strip.
+        reported: whether papers report it, so that a paper's figure can be shown next to ours.
+        pictured: whether it is shown with the pictures of an attack.
+        in_violations: whether the sentence about a refuted claim states it.
+        proved: whether each value is a lower bound with its own confidence. The least of several runs is then a lower
+            bound too; their mean is not.
     """
 
     name: str
@@ -143,40 +143,40 @@ class KnownMetric:
 
     @property
     def of_attack(self) -> bool:
-        """Whether an attack has it, and not the training or its claim."""
+        """True if an attack has it, and not the training or its claim."""
         return self.kind != CLAIM and KINDS[self.kind].attacked
 
     @property
     def leak_sign(self) -> int:
-        """1 where larger values leak more, else -1."""
+        """1 if larger values leak more, else -1."""
         return 1 if self.better == "lower" else -1
 
     def clip(self, value: float) -> float:
-        """The value, moved into the range where it is outside."""
+        """Clamps the value to the metric's range."""
         return min(max(value, self.least), self.most)
 
     def number(self, value: float, digits: int | None = None) -> str:
-        """The value in words, as "7.7"; "≥120.0" where the metric tells no more.
+        """Formats the value, as "7.7", or as "≥120.0" if it saturates.
 
         Args:
-            value: to be written.
-            digits: behind the point; the metric's own where None.
+            value: number to format.
+            digits: decimals; the metric's own where None.
         """
         words = f"{value:.{self.digits if digits is None else digits}f}"
         return f"≥{words}" if self.saturates is not None and value >= self.saturates else words
 
     def words(self, value: float) -> str:
-        """The value with its unit, as "7.7 dB"."""
+        """Formats the value with its unit, as "7.7 dB"."""
         return self.with_unit(self.number(value))
 
     def with_unit(self, words: str) -> str:
-        """A number in words, and its unit."""
+        """Appends the unit to a formatted number."""
         return f"{words} {self.unit}" if self.unit else words
 
 
 _TABLE = (
     KnownMetric(
-        # Strips start at 0.9: on [0, 1] models a point apart look alike. Lower values move the end.
+        # Strips start at 0.9: on [0, 1], models that differ by a point look alike. Lower values move the end.
         name="accuracy", kind="utility", label="accuracy", better="higher", scale=(0.9, 1.0),
         columns=(
             BoardColumn(
@@ -186,13 +186,13 @@ _TABLE = (
     ),
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
     KnownMetric(
-        # Of no column: it tells what training was like, not how good it is; every row has to give a direction.
+        # No column: it describes the training, not its quality. Every row has to give a direction.
         name="successive_cosine", kind="utility", label="cosine of successive updates", short="cosine",
         better="higher", least=-1.0, scale=(-0.1, 1.0),
     ),
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
-        # The strip begins below chance, where an attack without power lands in half of all runs.
+        # The strip begins below chance, because an attack without power lands there in half of all runs.
         name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0), in_violations=True,
         columns=(
             BoardColumn(
@@ -202,7 +202,7 @@ _TABLE = (
         ),
     ),
     KnownMetric(
-        # Chance is the rate itself: who knows nothing flags members and non-members alike.
+        # Chance is the rate itself: a random guess flags members and non-members alike.
         name="tpr_at_1pct_fpr", kind="membership", label="TPR at 1 % FPR", short="TPR", better="lower", chance=0.01,
         scale=(0.0, 0.1), in_violations=True,
         columns=(
@@ -213,11 +213,11 @@ _TABLE = (
         ),
     ),
     KnownMetric(
-        # No column: one false alarm at 0.1 % takes 1,000 non-members, more than `digits` and `photos` have.
+        # No column: a false positive rate of 0.1 % takes 1,000 non-members, more than `digits` and `photos` have.
         name="tpr_at_0.1pct_fpr", kind="membership", label="TPR at 0.1 % FPR", better="lower", chance=0.001,
         scale=(0.0, 0.1),
     ),
-    # TPR - FPR at a threshold chosen on other candidates, so that chance also gives values below 0.
+    # TPR - FPR at a threshold chosen on other candidates, so chance gives negative values as well.
     KnownMetric(name="advantage", kind="membership", label="advantage", better="lower", least=-1.0, chance=0.0),
     KnownMetric(
         name="balanced_accuracy", kind="membership", label="balanced accuracy", better="lower", chance=0.5,
@@ -254,11 +254,12 @@ _TABLE = (
         columns=(BoardColumn(key="floor", field="psnr_floor", digits=1),),
     ),
     KnownMetric(
-        # Of as many public images as the attack had restarts, the best for each image.
+        # Best match for each image among as many public images as the attack had restarts.
         name="psnr_match", kind="reconstruction", label="PSNR of the best public match", unit="dB", better="lower",
         most=math.inf, digits=1, over_attacks="leading", reported=False, saturates=120.0,
     ),
-    # Paired by image. A leak exceeds both floors; which attack does is told in a sentence a defense, not in a column.
+    # Paired by image. A leak exceeds both floors; a sentence for each defense, not a column, names the attack that
+    # leaks.
     KnownMetric(
         name="gain_over_mean", kind="reconstruction", label="PSNR gained over the mean public image", unit="dB",
         better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
@@ -273,14 +274,14 @@ _TABLE = (
     ),
     # Directions are the defender's: a large error of a reconstruction is good.
     KnownMetric(
-        # What no clamping flatters: of reconstructions as the attack returned them.
+        # Of reconstructions as the attack returned them: clamping would lower the error.
         name="mse_raw", kind="reconstruction", label="MSE, not clamped", better="higher", most=math.inf, digits=4,
     ),
     KnownMetric(name="mse", kind="reconstruction", label="MSE", better="higher", most=math.inf, digits=4),
-    # Below 0 where patches are anticorrelated.
+    # Negative if patches are anticorrelated.
     KnownMetric(name="ssim", kind="reconstruction", label="SSIM", better="lower", least=-1.0, pictured=True),
     KnownMetric(
-        # No upper end: distances of features add up over the layers of a network.
+        # No upper end: feature distances add up over the layers of a network.
         name="lpips", kind="reconstruction", label="LPIPS", better="higher", most=math.inf, pictured=True
     ),
     KnownMetric(
@@ -291,7 +292,7 @@ _TABLE = (
         name="iip", kind="reconstruction", label="identified", better="lower", digits=2, pictured=True,
     ),
     KnownMetric(
-        # Of an attacker who is given candidates. Chance is 1 / n, which is in the metric's detail.
+        # For attackers who are given candidates. Chance is 1 / n, which is in the metric's detail.
         name="prior_success", kind="reconstruction", label="picked right", better="lower", digits=2,
         in_violations=True,
         columns=(
@@ -308,20 +309,20 @@ _TABLE = (
         ),
     ),
     KnownMetric(
-        # What the claim allows anybody who picks the image out of as many, by what the ledger proves.
+        # Bound from the ledger for anybody who picks the image out of as many candidates.
         name="rero_bound", kind="reconstruction", label="identified at most", better="lower", digits=2,
         over_attacks="leading", reported=False, pictured=True, in_violations=True,
     ),
     KnownMetric(name="coverage", kind="reconstruction", label="pixels decided", better="lower", pictured=True),
     KnownMetric(name="certified", kind="reconstruction", label="images proved", better="lower", pictured=True),
     KnownMetric(
-        # What the attack minimised, so its unit and range are the attack's; comparable among its restarts alone.
+        # Loss that the attack minimised: unit and range are the attack's, so only its restarts can be compared.
         name="objective", kind="reconstruction", label="objective", better="higher", least=-math.inf, most=math.inf,
         reported=False,
     ),
     KnownMetric(
         name="label_overlap", kind="labels", label="labels named", better="lower", digits=2,
-        # A batch's labels as a multiset. In CSV and JSON; the page shows it in an attack's details.
+        # Labels of a batch as a multiset. In CSV and JSON; the page shows it in an attack's details.
         floor=Floor(metric="label_overlap_floor", of="a guess by class frequency", margin=0.2),
         columns=(
             BoardColumn(key="labels_free", field="labels_without_noise", variant="none"),
@@ -337,7 +338,7 @@ _TABLE = (
         name="label_exact", kind="labels", label="batches whose labels are all named", better="lower", digits=2
     ),
     KnownMetric(
-        # No column of its own where no suite puts canaries in.
+        # Optional column: left out if no suite inserts canaries.
         name="canary_epsilon", kind="canaries", label="ε proved by canaries", short="canaries", better="lower",
         most=math.inf, digits=2, chance=0.0, reported=False, proved=True, in_violations=True,
         columns=(
@@ -350,21 +351,20 @@ _TABLE = (
 )  # fmt: skip
 
 METRICS = {metric.name: metric for metric in _TABLE}
-"""Name -> what is known of it, in the order in which a kind's metrics are shown. Read where it is used, never
-copied at import, so that a row added while a program runs is seen everywhere."""
+"""Name -> metric, in the order in which a kind's metrics are shown. Read at the place of use, never copied at import,
+so that a row added while a program runs is seen everywhere."""
 
 
 def reported() -> tuple[str, ...]:
-    """Names that a paper's figure can have."""
+    """Returns the names that a paper's figure can have."""
     return tuple(metric.name for metric in METRICS.values() if metric.reported)
 
 
 def columns(*, written: bool = False) -> Iterator[tuple[KnownMetric, BoardColumn]]:
-    """The metrics' columns of the board, by kinds in their order.
+    """Yields the metrics' columns of the board, by kind and in their order.
 
     Args:
-        written: only those that a reader sees in text and on the page, without those of CSV and JSON alone, and without
-            optional ones.
+        written: only columns shown in text and on the page, without optional columns and those of CSV and JSON alone.
     """
     for kind in KINDS.values():
         for metric in METRICS.values():

@@ -1,1 +1,1 @@
-"""Rows, aggregates and controls, from records alone."""
+"""Rows, aggregates and controls of the board, computed from records alone."""

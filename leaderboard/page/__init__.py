@@ -1,1 +1,1 @@
-"""The page of a run: tables, plots and pictures in one file."""
+"""HTML page of a run: tables, plots and pictures in a single file."""

@@ -1,4 +1,4 @@
-"""The parts of a record: metrics with intervals, methods with settings, claims, a paper's figures."""
+"""Parts of a record: metrics with intervals, methods with settings, claims, a paper's figures."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,21 +9,21 @@ from ..metrics import METRICS, Better
 from .validation import RecordError, conform
 
 SLACK = 1e-9
-"""By how much rounding may put a value outside of its interval, relatively."""
+"""Relative slack, for rounding, by which a value may lie outside of its interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One measured number, or the reason why there is none.
+    """Measured number, or the reason why there is none.
 
     Attributes:
         value: the estimate; None when it was not measured.
         low: lower end of the 95 % interval, or None.
         high: upper end, or None; both or neither.
-        n: how many examples, images or pairs of steps the value rests on.
-        better: which direction is good for the defender: accuracy "higher", auc "lower", mse "higher".
-        reason: why there is no value (then required), or why there is no interval.
-        detail: what belongs to the number, as {"fpr": the realised one, "fp": 3, "method": "DeLong"}.
+        n: number of examples, images or pairs of steps behind the value.
+        better: direction that is good for the defender: accuracy "higher", auc "lower", mse "higher".
+        reason: why there is no value (then required) or no interval.
+        detail: further facts about the number, as {"fpr": the realised rate, "fp": 3, "method": "DeLong"}.
     """
 
     value: float | None
@@ -45,7 +45,7 @@ class Metric:
                 raise RecordError(f"low must be null when value is, got {self.low}")
             if self.low > self.high:
                 raise RecordError(f"low must be at most high, got {self.low} and {self.high}")
-            # Value and ends come from formulas of their own, and rounding may put one past the other by a last digit.
+            # Value and ends come from separate formulas, and rounding may move them past each other by a last digit.
             slack = SLACK * max(1.0, abs(self.value))
             if not self.low - slack <= self.value <= self.high + slack:
                 raise RecordError(f"value must lie in its interval [{self.low}, {self.high}], got {self.value}")
@@ -55,7 +55,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodUsed:
-    """A defense or an attack with its complete settings, as called."""
+    """Defense or attack with its complete settings, as called."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -68,22 +68,22 @@ class MethodUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedClaim:
-    """What the ledger claims for the run.
+    """Privacy guarantee that the ledger claims for the run.
 
     Attributes:
-        epsilon: the claim, nats; None is infinite.
-        epsilon_rdp: the same by Renyi accounting, looser.
-        delta: the probability the claim may fail with, in [0, 1).
+        epsilon: in nats; None is infinite.
+        epsilon_rdp: epsilon by Renyi accounting, which is looser.
+        delta: of (epsilon, delta)-differential privacy, in [0, 1).
         relation: neighbouring relation, as "add_remove", "zero_out" or "replace_one".
-        unit: what is added or removed: "example" or "client".
-        sampling: how batches were drawn, as "poisson".
+        unit: privacy unit: "example" or "client".
+        sampling: of the batches, as "poisson".
         sample_rate: expected fraction of the data in a batch, in (0, 1].
-        accountant: which one, with version and discretisation.
-        as_if_poisson: what the claim would be had the batches been Poisson; None when they were.
-        events: the mechanisms executed, in words.
+        accountant: its name, with version and discretisation.
+        as_if_poisson: epsilon had the batches been Poisson; None if they were.
+        events: mechanisms executed, in words.
         reason: why epsilon is infinite (then required), or a remark on the accounting.
-        assumes: what the guarantee rests on beyond the mathematics, a sentence each.
-        unverified: parts of the run that are none of leakbench's, a sentence each; the claim takes their word.
+        assumes: assumptions of the guarantee beyond the mathematics, a sentence each.
+        unverified: third-party parts of the run, a sentence each; the claim trusts them without a check.
     """
 
     epsilon: float | None
@@ -108,7 +108,7 @@ class RecordedClaim:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise RecordError(f"{name} must not be negative, got {value}")
-        # 0 is pure differential privacy; with delta = 1 every mechanism would keep the claim.
+        # delta = 0 is pure differential privacy; with delta = 1 every mechanism would satisfy the claim.
         if not 0 <= self.delta < 1:
             raise RecordError(f"delta must be in [0, 1), got {self.delta}")
         if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
@@ -117,16 +117,16 @@ class RecordedClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Which code gave a number: what is compared before a record of a former run is kept.
+    """Code that computed a number, compared before a record of a former run is kept.
 
     Attributes:
         version: of leakbench.
-        commit: of its checkout; None where it is installed without one.
+        commit: of its checkout; None if it is installed without a checkout.
         dirty: whether the checkout's code differed from that commit; None without a commit.
-        source: SHA-256 over the source files that compute results. Two codes never have the same, whatever the commit.
+        source: SHA-256 over the source files that compute results; it differs between any two versions of the code.
         versions: of Python and of the packages that compute.
-        third_party: "defense NAME" or "attack NAME" -> SHA-256 of the code of a method that is none of leakbench's.
-        tuning: SHA-256 of the points tried where settings were chosen on public data; None where none were.
+        third_party: "defense NAME" or "attack NAME" -> SHA-256 of the code of a third-party method.
+        tuning: SHA-256 of the points tried, if settings were chosen on public data; None otherwise.
     """
 
     version: str
@@ -146,7 +146,7 @@ class Provenance:
 
     @property
     def code(self) -> str:
-        """The library in words, as "0.1.0, commit 1a2b3c4d5e6f with changes"."""
+        """Version of the library in words, as "0.1.0, commit 1a2b3c4d5e6f with changes"."""
         if self.commit is None:
             return f"{self.version}, source {self.source[:12]}"
         return f"{self.version}, commit {self.commit[:12]}" + (
@@ -154,17 +154,17 @@ class Provenance:
         )
 
     def differences(self, now: "Provenance") -> list[str]:
-        """What differs from another provenance in a way that may change results, in words; empty for nothing.
+        """Lists the differences from another provenance that may change results, in words.
 
-        A package that one of the two lacks is no difference: what needs it is skipped without it.
+        A package that only one provenance has is no difference: methods that need it are skipped without it.
 
         Args:
-            now: what this one, of a former run, is compared with.
+            now: present provenance; this one is of a former run.
         """
         found = []
         if self.source != now.source:
             found.append(f"leakbench was {self.code}, is {now.code}")
-        # Where the source differs too, the sentence above has both versions already.
+        # If the source differs too, the sentence above states both versions already.
         if self.version != now.version and self.source == now.source:
             found.append(f"leakbench was {self.version}, is {now.version}")
         both = sorted(self.versions.keys() & now.versions.keys())
@@ -175,7 +175,7 @@ class Provenance:
         ]
         found += [
             f"the code of {name} has changed"
-            # A union, unlike packages: third-party code that is new or gone may have made the number.
+            # A union, unlike for packages: third-party code that is new or gone may have computed the number.
             for name in sorted(self.third_party.keys() | now.third_party.keys())
             if self.third_party.get(name) != now.third_party.get(name)
         ]
@@ -184,7 +184,7 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """A paper's own figure for this cell, and where it stands there."""
+    """Figure that a paper reports for this cell, and its place in the paper."""
 
     metric: str
     value: float
@@ -195,24 +195,24 @@ class Reported:
 
 
 def check_kind(kind: str) -> None:
-    """Refuses a kind of result that is not in `KINDS`."""
+    """Raises RecordError for a kind of result that is not in `KINDS`."""
     if kind not in KINDS:
         raise RecordError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
 def check_known(name: str, metric: Metric, kind: str) -> None:
-    """Refuses a metric of a known name whose direction, range or kind of record is another.
+    """Raises RecordError if a known metric has another direction, range or kind of record than in `METRICS`.
 
     Args:
-        name: the metric's name; unknown ones pass.
-        metric: what was recorded under it.
+        name: of the metric; unknown names pass.
+        metric: recorded under that name.
         kind: of the record.
 
     Raises:
         RecordError: it contradicts `METRICS`.
     """
     known = METRICS.get(name)
-    # A third party's metric: the table has nothing to hold it against.
+    # Third parties' metrics are not in the table, so nothing can be checked.
     if known is None:
         return
     place = f"metrics.{name}"

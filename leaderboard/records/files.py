@@ -1,7 +1,7 @@
-"""Files of a run: read and written whole, by digest, and never through a symbolic link.
+"""Files of a run: read and written whole, identified by digest, and never opened through a symbolic link.
 
-Records may come from others, and a link among them would read, or overwrite, whatever it points at. What cannot be
-written is one error that names the path and says how to go on. Standard library only.
+Records may come from other people, and a link among them would read or overwrite any file that it points to. A failed
+write is an error that names the path and a way out. Standard library only.
 """
 
 import hashlib
@@ -22,27 +22,27 @@ class WriteError(OSError):
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """SHA-256, hexadecimal."""
+    """SHA-256 in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_bytes(path: Path, what: str = "file") -> bytes:
-    """Content of a regular file; symbolic links and pipes are refused.
+    """Reads a regular file; symbolic links and pipes are refused.
 
     Args:
         path: of a regular file; a symbolic link is refused.
         what: noun for the message, as "record".
 
     Raises:
-        RecordError: a link, a pipe (which would block), a folder, or it cannot be read.
+        RecordError: the path is a link, a pipe (which would block) or a folder, or it cannot be read.
     """
     if path.is_symlink():
         raise RecordError(
             f"cannot read {what} {path}: it is a symbolic link, and those are not followed; copy the file"
         )
     try:
-        # The check above is for the sentence; this one cannot be raced.
-        # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
+        # The check above is for its message; this flag cannot be raced. O_NONBLOCK, because opening a pipe blocks until
+        # it has a writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -60,21 +60,21 @@ def write_bytes(path: Path, content: bytes) -> Path:
     """Writes a file whole or not at all; see `write_whole`.
 
     Args:
-        path: its folder is made when absent.
+        path: of the file; its folder is created if absent.
         content: of the file.
     """
     return write_whole(path, lambda file: file.write(content))
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """Writes a file so that a reader sees the old one or the whole new one, even after a power cut.
+    """Writes a file atomically: a reader sees the old file or the whole new file, even after a power cut.
 
     Args:
-        path: its folder is made when absent.
-        write: puts the content into the open file, which need not be in memory as one.
+        path: of the file; its folder is created if absent.
+        write: writes the content into the open file, so that it need not be in memory at once.
 
     Raises:
-        WriteError: the disk is full, or whatever else the system says; nothing of it is left behind.
+        WriteError: the disk is full, or the system reports another error; no partial file is left.
         RecordError: a symbolic link is in its place.
     """
     if path.is_symlink():
@@ -87,7 +87,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> Path:
         with draft.open("xb") as file:
             write(file)
             file.flush()
-            # Before the rename, which a file system may write first: a power cut would leave an empty file.
+            # A file system may write the rename first, and a power cut would then leave an empty file.
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
@@ -96,23 +96,23 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> Path:
             "make room or mend the folder, and run the same command to go on"
         ) from error
     finally:
-        with suppress(OSError):  # on a disk that became read-only, say: the error to show is the one above
+        with suppress(OSError):  # may fail too, as on a disk that became read-only; the error above is the one to show
             draft.unlink()
     return path
 
 
 def refuse_links(*folders: Path) -> None:
-    """Raises RecordError where a folder of a run is a symbolic link, which would be written through and swept."""
+    """Raises RecordError if a folder of a run is a symbolic link, through which writes and deletions would pass."""
     for folder in folders:
         if folder.is_symlink():
             raise RecordError(f"{folder} is a symbolic link, and those are not followed; name where it leads")
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes left behind: drafts, and arrays whose record was never written.
+    """Removes leftovers of killed processes: drafts, and arrays whose record was never written.
 
     Args:
-        folder: of a run; nobody else may be writing to it. Files that are not named as ours stay.
+        folder: of a run, with no other process writing to it. Files with other names than ours stay.
 
     Raises:
         WriteError: the folder cannot be written to.

@@ -1,7 +1,7 @@
-"""Results folder of a run: its records, each checked against the digest of its arrays, and the cells that it lacks.
+"""Results folder of a run: its records, each checked against the digest of its arrays, and its missing cells.
 
-A record whose arrays are missing, cut or altered counts as one that failed, with the sentence that says so: its numbers
-can no longer be computed again, so they are not shown. Standard library only.
+A record whose arrays are missing, cut or altered counts as failed, with a sentence that says so: its numbers can no
+longer be recomputed, so they are not shown. Standard library only.
 """
 
 import os
@@ -15,16 +15,16 @@ from .record import Record, folder_of, read_all
 from .validation import RecordError
 
 ScoreCheck = Callable[[Record, Path], str]
-"""(record, folder) -> in a sentence, where its numbers are not those of its scores; empty where they are."""
+"""(record, folder) -> sentence on how the record's numbers differ from its scores; empty if they agree."""
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """The manifests beside the records, which say which cells ought to have one.
+    """Manifests of a results folder, which list the cells that ought to have a record.
 
     Attributes:
-        manifests: what was asked for; None where nothing says it, so that completeness is unknown.
-        results: the folder, for the command that computes what is missing.
+        manifests: requests; None if there are none, so that completeness is unknown.
+        results: folder named in the command that computes missing cells.
     """
 
     manifests: tuple[Manifest, ...] | None = None
@@ -32,27 +32,27 @@ class Completeness:
 
     @property
     def known(self) -> bool:
-        """Whether there is any manifest."""
+        """True if there is any manifest."""
         return bool(self.manifests)
 
     def missing(self, records: Iterable[Record]) -> list[tuple[Manifest, list[Expected]]]:
-        """What was asked for and has no record, by request."""
+        """Returns the requested cells without a record, by request."""
         return missing_from(self.manifests or (), (record.id for record in records))
 
     def uncovered(self, records: Iterable[Record]) -> list[Record]:
-        """Records that no request asked for, so that nobody knows what else belongs to them."""
+        """Returns the records that no manifest lists; the rest of their run is unknown."""
         asked = {cell.id for manifest in self.manifests or () for cell in manifest.cells}
         return [record for record in records if record.id not in asked]
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What lies in a folder of results.
+    """Contents of a results folder.
 
     Attributes:
-        records: in the order of their ids; one whose arrays are missing or altered has failed and has no numbers.
-        complete: the manifests that say which records ought to be there.
-        path: where records and arrays lie.
+        records: by id; a record whose arrays are missing or altered has failed and has no numbers.
+        complete: manifests that list the records that ought to exist.
+        path: of records and arrays.
     """
 
     records: list[Record]
@@ -64,7 +64,7 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
     """Reads a folder of results and checks every record's arrays.
 
     Args:
-        results: the run's output, with its records in `records/`, or that folder itself.
+        results: output of the run, with its records in `records/`, or that folder itself.
         verify: also recomputes numbers from scores.
 
     Raises:
@@ -77,17 +77,17 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
         if not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
-    # `--out` names the folder above `records/`, and so must the command that an incomplete board prints.
+    # `--out` is the folder above `records/`, so the command that an incomplete board prints must name it too.
     out = path.parent if path.name == "records" else path
     return Folder(records, Completeness(tuple(read_manifests(path)), out), path)
 
 
 def arrays_fault(record: Record, folder: Path) -> str:
-    """Why the arrays beside a record are not those that it was written with; empty where they are, or it names none."""
+    """Reason why a record's arrays are missing or altered; empty if they are intact, or the record names none."""
     if record.arrays is None or record.arrays_digest is None:
         return ""
     path = folder / record.arrays
-    # A dangling link does not exist either, and is refused below with the sentence about links.
+    # `exists` is False for a dangling link, which is refused below with the sentence about links.
     if not path.exists() and not path.is_symlink():
         return f"its arrays {record.arrays} are not beside it"
     try:
@@ -100,6 +100,6 @@ def arrays_fault(record: Record, folder: Path) -> str:
 
 
 def spoiled(record: Record, fault: str) -> Record:
-    """The record as one that failed, without its numbers: the scores that they were computed from are gone."""
-    # Metrics go, claim and settings stay: the row still says which cell is lost, and counts it against its rank.
+    """Returns the record as failed, without its numbers: the scores behind them are gone."""
+    # Claim and settings stay, so the row still names the lost cell and counts it against its rank.
     return replace(record, status="failed", reason=fault, metrics={}, arrays=None, arrays_digest=None)

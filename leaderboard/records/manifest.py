@@ -1,9 +1,8 @@
 """Manifest of a run: every cell of the resolved suite, written beside the records before anything is computed.
 
-Without it an interrupted run looks like a whole one in which no strong attack was ever tried. Each request has a file
-of its own, named by its content, so a folder may hold several: of a part of a suite and then the whole, of two suites,
-or of runs on several machines whose folders were copied into one. What the folder ought to hold is all of them
-together. Standard library only.
+Without it, an interrupted run would look like a complete run that never tried a strong attack. Each request has its own
+file, named by its content, so a folder may hold several: part of a suite and then the whole, two suites, or runs of
+several machines copied into a folder. The folder ought to hold the cells of all of them. Standard library only.
 """
 
 import dataclasses
@@ -27,19 +26,19 @@ SUFFIX = ".manifest"
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """One cell that ought to have a record.
+    """Cell that ought to have a record.
 
     Attributes:
         id: of its record.
         kind: of its record.
-        control: as in its record.
         defense: with complete settings.
-        attack: the same; None for utility.
-        budget: as asked for.
-        training: the task as asked for; None where the data decide.
-        noise: the variant, where its kind has several (`KindOfResult.variants`); None otherwise.
+        defense: with complete settings.
+        budget: as requested.
+        training: task as requested; None for values that the data decide.
+        noise: variant, if its kind has several (`KindOfResult.variants`); None otherwise.
+        secure: whether noise is from the operating system; such cells have a row of their own.
         secure: whether noise is from the operating system, which makes a row of its own.
-        seed: of the cell.
+        skip: why it cannot be run; empty if it can.
         skip: why it cannot be run; empty if it can.
     """
 
@@ -64,7 +63,7 @@ class Expected:
 
     @property
     def words(self) -> str:
-        """The cell for a reader, without its seed."""
+        """Cell in words, without its seed."""
         control = f" ({self.control} control)" if self.control else ""
         noise = KINDS[self.kind].noise_words(self.noise)
         return f"{self.defense.name}{control} x {self.attack.name if self.attack else self.kind}{noise}"
@@ -72,14 +71,14 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One request.
+    """Request of a run.
 
     Attributes:
         schema: version of this layout.
         suite: name.
         suite_digest: of the suite file.
-        command: that asked for it, word by word, without the place of its results.
-        cells: all of them.
+        command: that made the request, word by word, without the results folder.
+        cells: all cells of the request.
     """
 
     schema: int = SCHEMA
@@ -95,13 +94,13 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Name of its file: the suite's digest and one of its own content, which shows any later edit."""
-        # Sorted keys here, so that the name is of the content and not of the file's layout.
+        """File name: the suite's digest and a digest of the manifest's own content, which exposes later edits."""
+        # Sorted keys, so that the name depends on the content and not on the file's layout.
         content = json.dumps(dataclasses.asdict(self), sort_keys=True).encode()
         return f"{self.suite_digest[:16]}-{digest_of_bytes(content)[:16]}{SUFFIX}"
 
     def command_for(self, results: Path) -> str:
-        """The command that computes what is missing, for a shell."""
+        """Shell command that computes the missing cells."""
         return shlex.join([*self.command, "--out", str(results)])
 
 
@@ -109,7 +108,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     """Writes a request beside the records.
 
     Args:
-        manifest: what was asked for.
+        manifest: request to write.
         folder: of the records.
 
     Returns:
@@ -117,17 +116,17 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     """
     path = folder / manifest.name
     content = json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n"
-    # A run that is resumed asks for the same again; its manifest keeps its time.
+    # A resumed run makes the same request; its manifest keeps its time.
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
         return path
     return write_bytes(path, content)
 
 
 def read_manifests(folder: Path) -> list[Manifest]:
-    """Every request of a folder of records, in the order of their names; empty where there is none.
+    """Reads every manifest of a folder of records, by name; empty if there is none.
 
     Raises:
-        RecordError: a bad one, which is named.
+        RecordError: a bad manifest, which the message names.
     """
     return [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}")) if not path.name.startswith(".")]
 
@@ -135,7 +134,7 @@ def read_manifests(folder: Path) -> list[Manifest]:
 def _read(path: Path) -> Manifest:
     try:
         manifest = build(Manifest, json.loads(read_bytes(path, "manifest")))
-    # A thousand nested brackets exhaust the stack of `json`; a RecordError is a ValueError.
+    # A thousand nested brackets exhaust the stack of `json`. RecordError is a ValueError.
     except (ValueError, RecursionError) as error:
         raise RecordError(f"bad manifest {path}: {error}; delete it and run its suite again") from None
     if manifest.name != path.name:
@@ -144,19 +143,20 @@ def _read(path: Path) -> Manifest:
 
 
 def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tuple[Manifest, list[Expected]]]:
-    """What was asked for and has no record.
+    """Returns the requested cells that have no record.
 
     Args:
         manifests: of a folder.
         there: ids of its records, of any status.
 
     Returns:
-        Each request that lacks cells with those, a cell once; a request that adds nothing to another is left out.
+        Each request that lacks cells, with these cells; a cell is listed once, and requests that add nothing are left
+        out.
     """
     known, found = set(there), []
-    # The largest first, whose command computes the rest too.
+    # Largest first: its command computes the rest too.
     for manifest in sorted(manifests, key=lambda manifest: (-len(manifest.cells), manifest.name)):
-        # A cell that two requests lack is named with the larger one alone, since one command computes it.
+        # A cell missing from two requests is listed under the larger, whose command computes it.
         lacks = [cell for cell in manifest.cells if cell.id not in known]
         known |= {cell.id for cell in lacks}
         if lacks:
@@ -165,18 +165,18 @@ def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tu
 
 
 def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) -> bool:
-    """Whether a missing cell's record would stand in the same row of the board as another record.
+    """Returns whether a missing cell's record would be in the same board row as another record.
 
     Args:
-        cell: that has no record.
+        cell: without a record.
         suite: name of the cell's suite.
         record: of the row.
-        task: the row's, resolved.
+        task: of the row, resolved.
     """
     mine = (suite, cell.defense.name, cell.defense.settings, cell.budget, cell.control, cell.secure)
     row = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control)
     if key_of(mine) != key_of((*row, record.noise == "secure")):
         return False
-    # What is None was left to the data. Rows of images alone have the task of the images, which says nothing here.
+    # None was left to the data. Rows of images alone have the task of the images, which cannot be compared.
     asked = {key: value for key, value in public(cell.training).items() if value is not None}
     return "step" in task or all(key_of(task.get(key, value)) == key_of(value) for key, value in asked.items())

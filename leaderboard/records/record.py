@@ -1,8 +1,8 @@
-"""The record of one cell of a suite: what was run, claimed and measured, or why nothing was.
+"""Record of a suite's cell: the run, its claim and its measurements, or the reason why there are none.
 
-Everything a board shows comes from these files, so a record is validated when it is made and again when it
-is read, and is written whole or not at all. JSON has no infinity: an infinite epsilon is null with its
-reason, and a metric that could not be measured is null with its reason, never 0. Standard library only.
+Boards show nothing but these files, so a record is validated when it is made and again when it is read, and a file is
+written whole or not at all. JSON has no infinity: an infinite epsilon is null with its reason, and a metric that could
+not be measured is null with its reason, never 0. Standard library only.
 """
 
 import dataclasses
@@ -35,19 +35,20 @@ __all__ = [
 SCHEMA = 2
 
 DOES_NOT_APPLY = "does not apply: "
-"""In the reason of a skipped record, behind the attack's name: the attack was asked, and answered that this network or
-this release is outside of what it can attack. Otherwise it was not asked, as without an extra."""
+"""Marks a refusal in the reason of a skipped record, after the attack's name: the attack ran its check, and this
+network or release is outside its scope. Other skipped attacks were never called, for example because an extra is
+missing."""
 
 ADDED: dict[str, Any] = {"changes": []}
-"""Fields that records of this schema lack where they were written before the field was there, with what they mean."""
+"""Defaults of fields that older records of this schema lack."""
 
 SEAL = "seal"
-"""Key of the SHA-256 over the rest of a record's file: whoever edits a number by hand shows it."""
+"""Key of the SHA-256 over the rest of a record's file: it exposes numbers edited by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One cell: one defense, one attack or none, one task, one seed. README.md explains every field."""
+    """Cell of a suite: a defense, at most one attack, a task and a seed. README.md explains every field."""
 
     schema: int = SCHEMA
     id: str
@@ -79,7 +80,7 @@ class Record:
 
     @property
     def attack_refused(self) -> bool:
-        """Whether the attack was asked and answered that it does not apply."""
+        """True if the attack was called and answered that it does not apply."""
         words = f"{self.attack.name if self.attack else ''} {DOES_NOT_APPLY}"
         return self.status == "skipped" and (self.reason or "").startswith(words)
 
@@ -87,7 +88,7 @@ class Record:
         conform(self)
         if self.schema != SCHEMA:
             raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
-        # The id names the record's file; lower case, because some file systems hold `A` and `a` for one name.
+        # The id names the record's file; lower case, because some file systems do not distinguish `A` and `a`.
         if not re.fullmatch(r"[0-9a-f]{16,128}", self.id):
             raise RecordError(f"id must be 16 or more hexadecimal digits in lower case, got {self.id!r}")
         if not self.suite:
@@ -101,7 +102,7 @@ class Record:
             raise RecordError(f"reason must be given when status is {self.status!r}, got nothing")
         if self.status == "ok" and not self.metrics:
             raise RecordError("metrics must not be empty when status is 'ok', got none")
-        # Of measured records alone: a cell may fail before its task is resolved.
+        # Only for measured records: a cell may fail before its task is resolved.
         if self.status == "ok" and kind.variants and kind.variant(noise := self.task.get("noise")) is None:
             names = " or ".join(repr(variant.name) for variant in kind.variants)
             raise RecordError(f"task.noise must be {names} here, got {noise!r}")
@@ -109,7 +110,7 @@ class Record:
             raise RecordError(f"noise_multiplier must not be negative, got {self.noise_multiplier}")
         if self.seconds < 0:
             raise RecordError(f"seconds must not be negative, got {self.seconds}")
-        # The name is joined to the record's directory by whoever opens it, so it must not lead elsewhere.
+        # Readers join the name to the record's directory, so it must not lead elsewhere.
         if self.arrays is not None and not re.fullmatch(r"\w[\w.-]*", self.arrays):
             raise RecordError(f"arrays must be the name of a file beside the record, got {self.arrays!r}")
         if (self.arrays is None) != (self.arrays_digest is None):
@@ -120,42 +121,42 @@ class Record:
             check_known(name, metric, self.kind)
 
     def to_json(self) -> str:
-        """The record as an indented JSON document that `from_json` reads back equal."""
+        """Returns the record as an indented JSON document, which `from_json` reads back equal."""
         content = dataclasses.asdict(self)
         return json.dumps(content | {SEAL: _seal(content)}, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "") -> "Record":
-        """Reads one record.
+        """Parses a record.
 
         Args:
             text: the JSON document.
-            source: file it came from, for the message.
+            source: path of the file, for the message.
 
         Returns:
             The validated record.
 
         Raises:
-            RecordError: torn JSON, a key missing or unknown, a wrong type or schema, NaN or infinity, or a file that
-                was edited after it was written.
+            RecordError: torn JSON, a missing or unknown key, a wrong type or schema, NaN or infinity, or a file edited
+            after it was written.
         """
         try:
             try:
-                # Python's parser takes NaN, and of two equal keys the last; both are refused here.
+                # Python's parser accepts NaN, and keeps the last of equal keys; both are refused here.
                 data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
             except RecordError:
                 raise
             except (ValueError, RecursionError) as error:
                 raise RecordError(f"not a whole JSON document ({error}); delete it and run again") from None
             schema = data.get("schema", SCHEMA) if isinstance(data, dict) else SCHEMA
-            if schema != SCHEMA:  # before the keys: another schema has others
+            if schema != SCHEMA:  # checked before the keys, which differ between schemas
                 raise RecordError(
                     f"schema must be {SCHEMA} for this version of the code, got {schema!r}; compute it again by "
                     "leakbench run with --recompute, or show it with the version that wrote it"
                 )
             seal = data.pop(SEAL, None) if isinstance(data, dict) else None
             record = build(cls, ADDED | data if isinstance(data, dict) else data)
-            # The seal has no secret: it shows an edit by hand, and no forger who computes it anew.
+            # The seal has no secret: it exposes edits by hand, not a forger who computes it anew.
             if seal != _seal(data):
                 raise RecordError("it was edited after it was written; compute it again by leakbench run --recompute")
             return record
@@ -164,23 +165,23 @@ class Record:
 
 
 def write(record: Record, directory: str | os.PathLike[str]) -> Path:
-    """Writes `<id>.json` so that a reader sees the old file or the whole new one, even after a power cut.
+    """Writes `<id>.json` atomically: a reader sees the old file or the whole new file, even after a power cut.
 
     Args:
-        record: what to write.
-        directory: where; made when absent.
+        record: record to write.
+        directory: folder of the file; created if absent.
 
     Returns:
         The path of the file.
 
     Raises:
-        WriteError: as on a full disk.
+        WriteError: the file cannot be written, for example on a full disk.
     """
     return write_bytes(Path(directory) / f"{record.id}.json", record.to_json().encode())
 
 
 def read(path: str | os.PathLike[str]) -> Record:
-    """Reads one record file.
+    """Reads a record file.
 
     Args:
         path: a file named `<id>.json`.
@@ -189,7 +190,7 @@ def read(path: str | os.PathLike[str]) -> Record:
         The validated record.
 
     Raises:
-        RecordError: the file is absent, torn or not a record, or its name is not its record's id.
+        RecordError: the file is absent, torn or not a record, or its name is not the record's id.
     """
     path = Path(path)
     try:
@@ -204,10 +205,10 @@ def read(path: str | os.PathLike[str]) -> Record:
 
 
 def folder_of(directory: str | os.PathLike[str]) -> Path:
-    """The folder with the records of a run.
+    """Returns the folder with the records of a run.
 
     Args:
-        directory: the run's output, with its records in `records/`, or that folder itself.
+        directory: output of the run, with its records in `records/`, or that folder itself.
 
     Raises:
         RecordError: no such directory, or `records` is a symbolic link.
@@ -225,13 +226,13 @@ def read_all(directory: str | os.PathLike[str]) -> list[Record]:
     """Reads every record of a run; `folder.read_folder` also checks them against their arrays and manifests.
 
     Args:
-        directory: the run's output, with its records in `records/`, or that folder itself.
+        directory: output of the run, with its records in `records/`, or that folder itself.
 
     Returns:
         At least one record, ordered by id.
 
     Raises:
-        RecordError: no such directory, no record in it, or a bad one, which is named.
+        RecordError: no such directory, no record in it, or a bad record, which the message names.
     """
     folder = folder_of(directory)
     # Names that start with a dot are drafts of an interrupted `write`.
@@ -242,7 +243,7 @@ def read_all(directory: str | os.PathLike[str]) -> list[Record]:
 
 
 def _seal(content: dict[str, Any]) -> str:
-    """Digest of a record's content, the same whatever the layout of its file."""
+    """Digest of a record's content, independent of the layout of its file."""
     return digest_of_bytes(json.dumps(content, sort_keys=True, allow_nan=False).encode())
 
 

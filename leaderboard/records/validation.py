@@ -1,7 +1,7 @@
 """Dataclasses that check their own types, and are built from parsed JSON without guessing.
 
-A record is evidence: a misspelt key, a number in quotes or a NaN must stop its reader rather than become a
-default. The annotations of the dataclass are the only schema. Standard library only.
+A record is evidence: a misspelt key, a number in quotes or a NaN must raise instead of becoming a default. The
+annotations of the dataclass are the only schema. Standard library only.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ _WORDS = {float: "a finite number", int: "an integer", str: "a string", bool: "t
 
 
 class RecordError(ValueError):
-    """A record, or the file it lies in, is not what it must be."""
+    """A record or its file violates the format."""
 
 
 def conform(instance: Any) -> None:
     """Checks every field of a dataclass against its annotation and stores it in plain form.
 
-    Plain form is what JSON gives back: tuples for `tuple` fields, lists inside free dictionaries, copies of
-    dictionaries, so that a record equals the one read back from its file and shares nothing with its maker.
+    Plain form is as JSON returns it: tuples for `tuple` fields, lists inside free dictionaries, copies of dictionaries.
+    A record then equals the record read back from its file, and shares no object with its maker.
 
     Args:
         instance: a dataclass (frozen or not), in its `__post_init__`.
@@ -33,16 +33,16 @@ def conform(instance: Any) -> None:
         RecordError: a field has another type or is not finite; the message starts with the field's name.
     """
     for name, hint in _hints(type(instance)).items():
-        # A frozen dataclass can only be normalised this way.
+        # Fields of a frozen dataclass can only be set this way.
         object.__setattr__(instance, name, convert(hint, getattr(instance, name), name))
 
 
 def build(cls: type[T], data: Any, where: str = "") -> T:
-    """Makes a dataclass from a parsed JSON object that has exactly its fields, defaults included.
+    """Builds a dataclass from a parsed JSON object that has exactly its fields, including those with defaults.
 
     Args:
         cls: the dataclass.
-        data: what `json.loads` returned.
+        data: result of `json.loads`.
         where: path of `data` in its document, for messages; empty at the top.
 
     Returns:
@@ -64,23 +64,23 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
     values = {name: convert(hints[name], data[name], path + name) for name in names}
     try:
         return cls(**values)
-    except RecordError as error:  # of its `__post_init__`, which knows its own fields only
+    except RecordError as error:  # raised by `__post_init__`, which has only the name of the field
         raise RecordError(f"{path}{error}") from None
 
 
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
-    """Annotations of a dataclass as types; evaluated once, for a board has thousands of records."""
+    """Annotations of a dataclass as types; cached, because a board has thousands of records."""
     return typing.get_type_hints(cls)
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """Returns `value` in the plain form of the annotation `hint`, or refuses it.
+    """Returns `value` in the plain form of the annotation `hint`.
 
     Args:
         hint: an annotation: a scalar, `Any` (free JSON), `Literal`, a union, `tuple[X, ...]`,
             `dict[str, X]` or a dataclass.
-        value: what to check.
+        value: to check.
         where: path of the value, for messages.
 
     Returns:
@@ -95,7 +95,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _union(arguments, value, where)
     if origin is Literal:
-        # `==` alone would let True pass for a 1 among the choices.
+        # `==` alone would accept True for a 1 among the choices.
         if any(value is choice or (isinstance(value, str) and value == choice) for choice in arguments):
             return value
         raise RecordError(f"{where} must be one of {', '.join(map(str, arguments))}, got {_short(value)}")
