@@ -1,10 +1,10 @@
 """Means over seeds with their intervals, and the worst case over attacks.
 
-Two rules keep the numbers honest. The strongest attack is a maximum over everything that was tried, and a maximum of
-noisy numbers is too large by more the more there are. So attacks are compared on one half of the candidates, and the
-number of the strongest is that of the other half, where records have both. Intervals of all attacks compared are
-simultaneous (Bonferroni over the number of looks), so that the largest high end covers the strongest, whichever it is.
-And what was not measured has no value, never 0.
+The strongest attack is a maximum over all attacks tried, and a maximum of noisy numbers is biased upwards, the more so
+the more there are. So attacks are compared on one half of the candidates, and the number of the strongest is from the
+other half, if records have both. The intervals of all attacks compared are simultaneous (Bonferroni over the number of
+looks), so the largest high end covers the strongest attack, whichever it is. A missing measurement has no value, never
+0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,22 +19,22 @@ from ..records.fields import Metric
 from ..records.record import Record
 
 LOW_END = "no interval: it is a low end by itself"
-"""Why a proved bound has none."""
+"""Reason why a proved bound has no interval."""
 
 
 class BoardError(ValueError):
-    """These records cannot be shown as one board."""
+    """Records that cannot be shown on the same board."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardCell:
-    """One defense against one attack (or its utility, without one) at one task, over seeds.
+    """A defense against an attack (or its utility, without an attack) at a task, over seeds.
 
     Attributes:
         kind: as in the records.
-        attack: the attack's label, with settings where attacks of one name differ; None for utility.
-        noise: the variant, where its kind has several: "none" is the release without its noise.
-        records: the "ok" record of each seed.
+        attack: label of the attack, with settings if attacks of the same name differ; None for utility.
+        noise: variant, if its kind has several: "none" is the release without its noise.
+        records: seed -> its "ok" record.
     """
 
     kind: str
@@ -45,22 +45,22 @@ class BoardCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number of the board: a mean over seeds, or the worst such mean over attacks.
+    """Number of the board: a mean over seeds, or the worst such mean over attacks.
 
     Attributes:
-        metric: the name it has in the records.
-        value: mean over the seeds measured; None when there is none.
+        metric: its name in the records.
+        value: mean over the seeds measured; None without measurements.
         low: lower end of the interval, 95 % simultaneous over `looks`; None without an interval.
         high: upper end.
         seeds: the seeds measured.
-        looks: how many attacks were compared.
-        attack: the attack the value belongs to.
+        looks: number of attacks compared.
+        attack: that reached the value.
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
-        reason: why there is no value or no interval, or what the value leaves out.
-        largest: the most that the claim allows any test, mean over the same seeds; None where no record says it.
-        largest_note: what has to be said of that bound; empty for nothing.
-        chosen_on: by what the attack was chosen of several: the calibration half, whose other half has the number, or
-            the very numbers shown; None where there was no choice.
+        reason: why there is no value or no interval, or what is excluded from the value.
+        largest: largest value that the claim allows any test, mean over the same seeds; None if a record lacks it.
+        largest_note: caveat about that bound; empty for none.
+        chosen_on: basis of the choice among attacks: the calibration half (the value is then from the other half), or
+            the same scores; None without a choice.
     """
 
     metric: str
@@ -83,19 +83,19 @@ class Estimate:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The interval, where there is one."""
+        """Interval (low, high), if there is one."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def gap(self) -> float | None:
-        """What the claim allows beyond what was found; below 0 by chance, or where the claim is wrong."""
+        """Bound of the claim minus the value; negative by chance, or if the claim is wrong."""
         return None if self.largest is None or self.value is None else self.largest - self.value
 
     def words(self, digits: int) -> str:
-        """The value with its interval, as "0.93 [0.91, 0.95]"; n/a where there is no value.
+        """Formats the value with its interval, as "0.93 [0.91, 0.95]"; n/a without a value.
 
         Args:
-            digits: behind the point.
+            digits: decimals.
         """
         if self.value is None:
             return "n/a"
@@ -105,20 +105,20 @@ class Estimate:
 
 
 def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None = None) -> Estimate:
-    """The mean of a metric over the seeds of a cell, with a 95 % interval.
+    """Mean of a metric over the seeds of a cell, with a 95 % interval.
 
-    The interval is Student's t over seeds. With one seed, or with seeds that agree to the last digit (where t
-    would claim certainty), it is the mean of the records' own intervals, widened for `looks` as a normal one
-    would be. Both are clipped to the metric's range. Of proved bounds it is the least, without an interval.
+    The interval is Student's t over seeds. With a single seed, or with seeds that agree to the last digit (t would then
+    claim certainty), it is the mean of the records' own intervals, widened for `looks` as a normal interval would be.
+    Both are clipped to the metric's range. For proved bounds the estimate is the least, without an interval.
 
     Args:
         name: the metric.
         cell: its records.
         looks: number of simultaneous intervals.
-        half: of the candidates, `CALIBRATION` or `REPORT`; None for all of them.
+        half: of the candidates, `CALIBRATION` or `REPORT`; None for all candidates.
 
     Returns:
-        The estimate; its value is None, with a reason, when no record has one.
+        The estimate; its value is None, with a reason, if no record has a value.
     """
     metrics = {seed: record.metrics.get(name) for seed, record in sorted(cell.records.items())}
     if half is not None:
@@ -130,14 +130,14 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
         return Estimate(metric=name, value=None, attack=cell.attack, looks=looks, reason=reason)
     values = [m.value for m in measured.values() if m.value is not None]
     if name in METRICS and METRICS[name].proved:
-        # Each errs with its own chance, and their mean, or the largest, with that of all of them.
+        # Each bound errs with its own chance; the mean or the largest errs with the chance of all of them.
         reason = gaps or ("the least of its seeds, which is proved as each is" if len(values) > 1 else LOW_END)
         return Estimate(
             metric=name, value=min(values), seeds=tuple(measured), attack=cell.attack, looks=looks, reason=reason
         )
     center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
     ends, kind = student(values, looks=looks), "seeds"
-    # Equal values have no spread over seeds, and t would claim certainty: each record's own interval does not.
+    # Equal values have no spread over seeds, and t would claim certainty; each record's own interval does not.
     if ends is None:
         ends, kind = _own_interval(list(measured.values()), looks), "own"
     if ends is None:
@@ -153,30 +153,30 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
 
 
 def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
-    """The strongest attack's mean, with an interval that covers the strongest whichever it is.
+    """Estimate of the strongest attack, with an interval that covers the strongest attack, whichever it is.
 
     Args:
-        name: a metric; `better` in its records says which direction is bad for the defense.
-        cells: one for each attack compared.
-        missing: the reason to give when there is nothing to compare.
+        name: of a metric; `better` in its records gives the direction that is bad for the defense.
+        cells: a cell for each attack compared.
+        missing: reason to give if there is nothing to compare.
 
     Returns:
-        The estimate, of the attack with the worst mean, on the half of the candidates that had no part in the choice
-        where records have it; [low, high] covers the strongest attack, whichever it is.
+        Estimate of the attack with the worst mean, on the half of the candidates that had no part in the choice if
+        records have it; [low, high] covers the strongest attack, whichever it is.
     """
     looks = sum(over_seeds(name, cell).value is not None for cell in cells)
     if not looks:
         reasons = [over_seeds(name, cell).reason for cell in cells]
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
         return Estimate(metric=name, value=None, reason=reason)
-    # Again, and wider: the maximum of k means is beyond its own interval up to k times as often (Bonferroni).
+    # Computed again, and wider: the maximum of k means leaves its own interval up to k times as often (Bonferroni).
     compared = [_Compared(cell, over_seeds(name, cell, looks=looks)) for cell in cells]
     compared = [one for one in compared if one.estimate.value is not None]
     found = [one.estimate for one in compared]
     sign = 1 if _better(name, cells) == "lower" else -1
     strongest, chosen = _strongest(compared, sign), None
     if looks > 1 and (chosen := _chosen_on_a_half(name, compared, sign)) is not None:
-        # Attacks without halves are held against its number by their own: few, and none is hidden.
+        # Attacks without halves are compared by their own numbers: they are few, and none is hidden.
         strongest = _strongest([chosen, *(one for one in compared if not _has_halves(name, one))], sign)
     of_half, strongest = strongest is chosen, strongest.estimate
     low, high, interval, reason = None, None, None, strongest.reason
@@ -186,7 +186,7 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         low = pick(e.low for e in found if e.low is not None)
         high = pick(e.high for e in found if e.high is not None)
         interval = strongest.interval
-    # An attack without an interval may be the strongest, so intervals of the others cover nothing.
+    # An attack without an interval may be the strongest, so the intervals of the others cover nothing.
     elif strongest.low is not None:
         without = next(e.attack for e in found if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
@@ -204,31 +204,31 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
 
 @dataclass(frozen=True)
 class _Compared:
-    """An attack, and the number by which it is compared."""
+    """Attack with the estimate by which it is compared."""
 
     cell: BoardCell
     estimate: Estimate
     half: str | None = None
 
     def on(self, seeds: Iterable[int]) -> float:
-        """The number over some of the seeds that it was measured with."""
+        """Returns the mean over a subset of its seeds."""
         some = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
         return over_seeds(self.estimate.metric, some, half=self.half).value or 0.0
 
 
 def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
-    """The attack of the worst mean, if it has that where others were measured, too.
+    """Returns the attack with the worst mean, provided it is also worst on the seeds that it shares with others.
 
-    Runs differ in how much they leak. So an attack of fewer seeds must be worse by its mean, and worse than the attack
-    that it takes the place of on the seeds that both have: one lucky seed is no match for a mean over three.
+    Runs differ in how much they leak. So an attack with fewer seeds must be worse by its mean, and also worse than the
+    attack that it displaces on the seeds that both have: a single lucky seed must not beat a mean over three.
 
     Args:
-        compared: at least one, each with a value.
-        sign: 1 where larger values are worse.
+        compared: attacks with values; not empty.
+        sign: 1 if larger values are worse, else -1.
     """
 
     def rank(one: _Compared) -> tuple[float, float]:
-        # Of equal means the one whose interval reaches farther, so that the order of cells decides less.
+        # Ties go to the interval that reaches farther, so that the order of cells matters less.
         return sign * (one.estimate.value or 0.0), sign * _pessimistic(one.estimate, sign)
 
     best, *others = sorted(compared, key=lambda one: -one.estimate.n)
@@ -241,13 +241,13 @@ def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
 
 
 def _has_halves(name: str, one: _Compared) -> bool:
-    """Whether there are numbers on both halves of the candidates for all seeds that an attack was measured with."""
+    """True if both halves of the candidates have numbers for all seeds of the attack's measurement."""
     found = [over_seeds(name, one.cell, half=half) for half in (CALIBRATION, REPORT)]
     return all(estimate.seeds == one.estimate.seeds for estimate in found)
 
 
 def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _Compared | None:
-    """What the attack that is strongest on the calibration half has on the other; None if fewer than two have."""
+    """Report-half estimate of the strongest attack by the calibration half; None if fewer than two have halves."""
     known = [
         _Compared(one.cell, over_seeds(name, one.cell, half=CALIBRATION), CALIBRATION)
         for one in compared
@@ -260,20 +260,20 @@ def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _C
 
 
 def _bare(estimate: Estimate) -> Estimate:
-    """Without an interval: of equal means the first is taken, and nothing else is looked at."""
+    """Drops the interval: the first of equal means is then taken."""
     return replace(estimate, low=None, high=None)
 
 
 def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:
-    """An attack's number on the other half, with an interval that covers the strongest attack whichever it is.
+    """Estimate of an attack on the report half, with an interval that covers the strongest attack.
 
-    The better end is the attack's own: the strongest is at least as strong. The worse one is that of all attacks and
-    candidates: a calibration half of few candidates may have chosen a weaker one.
+    The better end is the attack's own: the strongest attack is at least as strong. The worse end is that of all attacks
+    on all candidates: a calibration half of few candidates may have chosen a weaker attack.
 
     Args:
-        chosen: on the report half.
-        end: the worse end, simultaneous over all attacks; None where one of them has no interval.
-        sign: 1 where larger values are worse.
+        chosen: estimate on the report half.
+        end: worse end, simultaneous over all attacks; None if an attack has no interval.
+        sign: 1 if larger values are worse, else -1.
     """
     if chosen.low is None or chosen.high is None or end is None or chosen.value is None:
         return replace(chosen, low=None, high=None, interval=None)
@@ -282,7 +282,7 @@ def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:
 
 
 def _on_half(metric: Metric, half: str) -> Metric:
-    """The metric on a half of the candidates, as its detail has it."""
+    """Returns the metric on a half of the candidates, from its detail."""
     value, low, high, n = (metric.detail.get(half_key(half, what)) for what in ("value", "low", "high", "n"))
     if not isinstance(value, int | float):
         return replace(metric, value=None, low=None, high=None, reason=metric.reason or f"no number on the {half} half")
@@ -291,14 +291,14 @@ def _on_half(metric: Metric, half: str) -> Metric:
 
 
 def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | None:
-    """The two-sided 95 % t interval of a mean, simultaneous over `looks`.
+    """Two-sided 95 % t interval of a mean, simultaneous over `looks`.
 
     Args:
-        values: one for each seed.
+        values: a value for each seed.
         looks: number of simultaneous intervals (Bonferroni).
 
     Returns:
-        Its ends; None for fewer than two values or equal ones.
+        Its ends; None for fewer than two values or equal values.
     """
     if len(values) < 2 or (spread := stdev(values)) == 0:
         return None
@@ -335,10 +335,10 @@ def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | No
     for value, low, high in ends:
         if value is None or low is None or high is None:
             return None
-        # An interval may end at its own estimate, as at 0 or 1; widening must not turn it inside out.
+        # An interval may end at its own estimate, as at 0 or 1; widening must not invert it.
         lows.append(min(low, value - widen * (value - low)))
         highs.append(max(high, value + widen * (high - value)))
-    # Mean ends, not narrowed by sqrt(n): conservative where seeds agree, and the record's own with one seed.
+    # Mean ends, not narrowed by sqrt(n): conservative if seeds agree, and the record's own for a single seed.
     return fmean(lows), fmean(highs)
 
 
@@ -348,7 +348,7 @@ def _clip(name: str, ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def _gaps(name: str, metrics: Mapping[int, Metric | None]) -> str | None:
-    """Which seeds lack the metric and why, one clause for each reason."""
+    """Lists the seeds that lack the metric, a clause for each reason."""
     seeds_of: dict[str, list[int]] = {}
     for seed, metric in metrics.items():
         if metric is None:

@@ -1,8 +1,8 @@
-"""Choices: attacks that pick the image out of candidates that they are given, apart from those that find images.
+"""Choice attacks, which pick the image out of given candidates, judged apart from attacks that reconstruct images.
 
-The image is one of the candidates, so a right choice is an exact copy of it, whose PSNR cannot stand beside that of a
-picture that was found. Records of choices have the share of right ones instead, the chance of a guess by the candidates
-alone, and what the claim allows anybody who picks.
+The image is among the candidates, so a right choice is an exact copy, whose PSNR cannot be compared with that of a
+reconstruction. Records of choices have the share of right choices instead, the chance level of a guess from the
+candidates alone, and the bound that the claim puts on any choice.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from .aggregate import BoardCell, over_seeds
 SUCCESS, BOUND = METRICS["prior_success"], METRICS["rero_bound"]
 
 MARGIN = 0.2
-"""What a positive control must pick right more often than chance does."""
+"""Margin over chance by which a positive control must pick right."""
 
 
 def is_choice(cell: BoardCell) -> bool:
-    """Whether its attack picked among candidates."""
+    """True if the cell's attack picked among candidates."""
     return any(SUCCESS.name in record.metrics for record in cell.records.values())
 
 
 def chance(cell: BoardCell) -> float:
-    """Share that a guess by the candidates alone has right: the largest of the cell's records."""
+    """Success rate of a guess from the candidates alone: the largest of the cell's records."""
     details = [r.metrics[SUCCESS.name].detail for r in cell.records.values() if SUCCESS.name in r.metrics]
     known = [value for detail in details if isinstance(value := detail.get("kappa"), int | float)]
     return max(known, default=1.0)
 
 
 def choices_words(cells: Sequence[BoardCell]) -> list[str]:
-    """What each attack picked, beside chance and what the claim allows; in the middle of a sentence.
+    """Clauses on the success rate of each attack, with chance and the claim's bound; for the middle of a sentence.
 
     Args:
-        cells: of choices, of one variant of the release.
+        cells: of choices, of a single variant of the release.
     """
     said = []
     for cell in cells:
@@ -52,11 +52,11 @@ def choices_words(cells: Sequence[BoardCell]) -> list[str]:
 
 
 def judged(cells: Sequence[BoardCell], *, positive: bool) -> tuple[str, str, bool]:
-    """Whether a control holds: (expected, measured, ok).
+    """Judges a control by its choices; returns (expected, measured, ok).
 
     Args:
-        cells: of choices; at least one.
-        positive: whether some attack must pick better than chance, by the margin on average; else none may,
+        cells: of choices; not empty.
+        positive: if True, some attack must exceed chance by the margin on average; else none may exceed it
             significantly.
     """
     found = [(over_seeds(SUCCESS.name, cell, looks=len(cells)), chance(cell)) for cell in cells]

@@ -1,7 +1,7 @@
-"""Comparability of records in one table: attacked by the same attacks, trained on the same split, by one code.
+"""Comparability of records in a table: the same attacks, the same training split, the same code.
 
-A folder may hold several requests of one suite, each of them complete, under which defenses were trained or attacked
-differently: by `--set`, a changed suite file, or another version of the code for a part of the seeds.
+A folder may hold several complete requests of a suite, under which defenses were trained or attacked differently: by
+`--set`, by a changed suite file, or by another version of the code for some of the seeds.
 """
 
 from collections.abc import Iterable
@@ -14,26 +14,26 @@ TASK = (
     "model_settings", "model_digest", "private", "candidates", "non_member", "public", "optimizer", "schedule",
     "sampling", "statistics",
 )  # fmt: skip
-"""What a suite decides for all of its defenses; the rest of a task is theirs to override."""
+"""Settings of a task that a suite fixes for all of its defenses; defenses may override the rest."""
 
 SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "batch", "images")
-"""What it decides about shared updates."""
+"""Settings of shared updates that a suite fixes."""
 
 
 def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[str, tuple[str, str]]:
-    """The attacks that were run, also those that failed: (kind, name) by all of their settings.
+    """Returns the attacks that were run, including failures, as all of their settings -> (kind, name).
 
-    A skipped attack, as where an extra is not installed, measured nothing, so a row without it lacks nothing.
+    A skipped attack, as with a missing extra, measured nothing, so a row without it lacks nothing.
 
     Args:
-        records: of one row, of any status.
-        refused: whether attacks count that were asked and answered that they do not apply to this release: a row was
-            attacked by as many then, though it may be worse than what was measured.
+        records: of a row, of any status.
+        refused: whether to count attacks that answered that they do not apply to this release. A row is then attacked
+            by as many as others, though its worst case may be worse than measured.
     """
     found = {}
     for record in records:
         if record.attack is not None and (record.status != "skipped" or (refused and record.attack_refused)):
-            # The same attack on another batch or step is another question.
+            # The same attack on another batch or step is a different measurement.
             own = KINDS[record.kind].own_task
             share = {key: record.task.get(key) for key in SHARE} if own else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
@@ -42,33 +42,33 @@ def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[s
 
 
 def same_splits(records: Iterable[Record]) -> bool:
-    """Whether all were trained on as many examples with the same model, and those of one seed on the same examples.
+    """Returns whether all have equally many examples and the same model, and records of a seed the same examples.
 
     Args:
-        records: of one section.
+        records: of a section.
     """
     tasks = [(record.seed, record.task) for record in records if not KINDS[record.kind].own_task]
     tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
     splits = {(seed, task.get("digest")) for seed, task in tasks}
-    # One digest for each seed: of one seed all rows have the same members.
+    # A single digest for each seed: all rows of a seed have the same members.
     return len(tables) <= 1 and len(splits) == len({seed for seed, _ in splits})
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Suite -> packages and code, in words, in which its records differ; a suite of one code is left out.
+    """Suite -> packages and code, in words, in which its records differ; suites of uniform code are left out.
 
-    A package that some lack is no difference, as when records are kept; settings of a defense may be tuned by
-    themselves.
+    A package that some records lack is no difference, as when old records are kept. Settings of each defense may be
+    tuned separately.
 
     Args:
-        records: of a board; those without numbers do not count.
+        records: of a board; records without numbers do not count.
     """
     found: dict[str, dict[str, set[str]]] = {}
     for record in records:
-        # What failed has no number that could be mixed with others; its code may have been mended since.
+        # A failed record has no number that could be mixed with others, and its code may have been fixed since.
         if record.status == "ok":
             origin = record.provenance
-            # Twelve digits are 48 bits, by which no two codes agree by accident.
+            # Twelve hexadecimal digits are 48 bits: no two versions agree by accident.
             code = {"leakbench": f"{origin.version}, source {origin.source[:12]}", **origin.versions}
             code |= {f"the code of {name}": digest[:12] for name, digest in origin.third_party.items()}
             for name, value in code.items():

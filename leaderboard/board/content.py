@@ -1,7 +1,7 @@
-"""Content of the written board, before text, Markdown or LaTeX is chosen: headers, cells, footnotes.
+"""Content of the written board, independent of the format (text, Markdown, LaTeX): headers, cells, footnotes.
 
-A cell is a tuple of parts (value, interval) that a form joins with a space, or with a line break where
-columns must be narrow. Reasons become numbered footnotes, each once.
+A cell is a tuple of parts (value, interval), which a format joins with a space, or with a line break in narrow columns.
+Reasons become numbered footnotes, each once.
 """
 
 import math
@@ -24,10 +24,10 @@ CellWords = tuple[str, ...]
 
 
 class Footnotes(list[str]):
-    """Sentences in the order of their numbers, from 1; the same sentence has the same number."""
+    """Sentences numbered from 1; equal sentences share a number."""
 
     def number(self, reason: str | None) -> int | None:
-        """The number of a sentence, which is added at its first use; None for no sentence."""
+        """Number of a sentence, which is added at its first use; None for no sentence."""
         if not reason:
             return None
         if reason not in self:
@@ -37,16 +37,16 @@ class Footnotes(list[str]):
 
 @dataclass
 class Content:
-    """The board in words.
+    """Board in words.
 
     Attributes:
-        alarms: sentences that must be read first: failed controls, violated claims, absent controls.
+        alarms: sentences to read first: failed controls, violated claims, absent controls.
         headers: column -> parts of its header, in the order of the columns.
-        halves: the columns of the two tables that narrow terminals get; a row is recognised by the first of each.
+        halves: columns of the two tables for narrow terminals; the first column of each names the row.
         sections: title and rows of each group of comparable rows; a row is column -> parts.
-        footnotes: what the superscripts in the cells stand for, in order from 1.
+        footnotes: texts of the superscripts in the cells, from 1.
         notes: how to read the numbers.
-        unranked: what failed or was skipped, with its sentence.
+        unranked: failed and skipped cells, with their reasons.
     """
 
     alarms: list[str]
@@ -58,13 +58,13 @@ class Content:
     unranked: list[str] = field(default_factory=list)
 
     def mark(self, cell: CellWords, reason: str | None) -> CellWords:
-        """Adds a footnote's number to a cell; the same reason has the same number."""
+        """Adds a footnote's number to a cell; equal reasons share a number."""
         number = self.footnotes.number(reason)
         return cell if number is None else (*cell[:-1], cell[-1] + superscript(number))
 
 
 def superscript(number: int) -> str:
-    """A footnote's number, raised."""
+    """Formats a footnote's number as a superscript."""
     return "".join(SUPERSCRIPTS[int(digit)] for digit in str(number))
 
 
@@ -76,29 +76,29 @@ def content(
     unranked: Sequence[Record],
     gaps: Sequence[str] = (),
 ) -> Content:
-    """The whole board in words, ready for any format.
+    """Puts the whole board into words.
 
     Args:
         rows: in the order of the board.
-        controls: all results.
+        controls: all results of controls.
         violations: all refuted claims.
         unranked: records that failed or were skipped.
-        gaps: what is missing, a sentence each.
+        gaps: missing cells, a sentence each.
 
     Returns:
-        The content, ready for any form.
+        The content, ready for any format.
     """
     page = Content(alarms=alarms(controls, violations, gaps))
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.halves = halves(rows)
     headers: dict[str, CellWords] = {
-        # From a copy: how many deltas there are decides below whether every row says its own.
+        # From a copy: the number of deltas decides below whether each row states its own.
         "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}") if len(deltas) == 1 else ("claimed", "ε"),
         "attack": ("strongest", "attack"),
         **{column.key: column.header for _, column in shown_columns(rows)},
     }
     page.headers = {key: headers.get(key, (key,)) for half in page.halves for key in half}
-    # groupby joins neighbours alone; rows come sorted by section first (`Row.order`).
+    # groupby joins neighbours alone; rows are sorted by section first (`Row.order`).
     for section, group in groupby(rows, key=lambda row: row.section):
         title = " · ".join(filter(None, section))
         page.sections.append((title, [_words(page, row, several=len(deltas) > 1) for row in group]))
@@ -108,7 +108,7 @@ def content(
 
 
 def shown_columns(rows: Sequence[Row]) -> list[tuple[KnownMetric, BoardColumn]]:
-    """The metrics' columns that a reader sees, optional ones where a row has a value; in their order."""
+    """Returns the metrics' columns to show, in order: the usual ones, and optional ones with a value in some row."""
     usual = [column.key for _, column in columns(written=True)]
     measured = {key for row in rows for key, estimate in row.estimates.items() if estimate.value is not None}
     return [
@@ -119,9 +119,9 @@ def shown_columns(rows: Sequence[Row]) -> list[tuple[KnownMetric, BoardColumn]]:
 
 
 def halves(rows: Sequence[Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of the board, in two halves that each begin with the defense.
+    """Columns of the board, in two halves that each begin with the defense.
 
-    The first ends with the strongest attack, which stands behind the first kind that has attacks.
+    The first half ends with the strongest attack, which follows the first kind that has attacks.
 
     Args:
         rows: of the board.
@@ -138,7 +138,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
     control = (f"({row.control} control)",) if row.control else ()
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
     strongest, other = strongest_words(row)
-    # Footnotes are numbered as they are met: the rank's before the numbers', although it stands behind them.
+    # Footnotes are numbered in this order: the rank's before the numbers', although its column is behind theirs.
     cells: dict[str, CellWords] = {
         "defense": (row.defense.name, *details, *control),
         "rank": page.mark(("n/a",), row.unplaced) if row.unplaced else (str(row.rank or "-"),),
@@ -154,7 +154,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
 
 
 def strongest_words(row: Row) -> tuple[str, str]:
-    """The strongest attack on a row, empty when there was none, and a remark where it depends on the measure."""
+    """Returns the strongest attack on a row (empty if none), and a remark on metrics that have another strongest."""
     leads = {kind.name: next((e.attack for e in row.main(kind) if e.attack), "") for kind in attacked()}
     others = [
         f"by {column.header[-1]} the strongest is {by_it}"
@@ -166,19 +166,19 @@ def strongest_words(row: Row) -> tuple[str, str]:
 
 
 def looks_words(row: Row) -> tuple[str, ...]:
-    """Of how many attacks the strongest was chosen, as ("of 4",); empty where there was no choice."""
+    """Number of attacks among which the strongest was chosen, as ("of 4",); empty without a choice."""
     lead = next((e for kind in attacked() for e in row.main(kind) if e.attack), None)
     return (f"of {lead.looks}",) if lead is not None and lead.looks > 1 else ()
 
 
 def seeds_words(row: Row) -> str:
-    """How many seeds a row was measured with, as "3" or "2-3"."""
+    """Number of seeds of a row, as "3" or "2-3"."""
     counts = sorted({len(cell.records) for cell in row.cells})
     return "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
 
 
 def uneven_words(row: Row) -> str:
-    """Which seeds each number of a row is over, where they differ; empty where they do not."""
+    """Lists the seeds of each number of a row if they differ; else empty."""
     if "uneven_seeds" not in row.flags:
         return ""
     return "seeds measured: " + "; ".join(
@@ -192,7 +192,7 @@ def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
     if claim is None:
         return page.mark(("n/a",), "no claim in these records")
     if claim.epsilon is None:
-        # Infinite, not n/a: accounting ran, and proved nothing.
+        # Infinite, not n/a: the accounting ran, and proved nothing.
         return page.mark(("∞",), claim.reason)
     words = page.mark((f"{claim.epsilon:.2f}",), claim_remark(claim))
     words += (f"δ={_short(claim.delta)}",) if several else ()
@@ -201,7 +201,7 @@ def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
 
 
 def claim_remark(claim: RecordedClaim) -> str:
-    """Remark on a finite epsilon: its value under Poisson sampling, which papers print, and what is unverified."""
+    """Remark on a finite epsilon: its value under Poisson sampling, as papers print it, and unverified parts."""
     said = []
     if claim.as_if_poisson is not None:
         said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
@@ -209,12 +209,12 @@ def claim_remark(claim: RecordedClaim) -> str:
 
 
 def at_least(row: Row, estimate: Estimate) -> bool:
-    """Whether a worst case may be worse: attacks of its kind failed or are missing."""
+    """True if a worst case may be worse, because attacks of its kind failed or are missing."""
     return METRICS[estimate.metric].kind in row.lacks
 
 
 def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -> CellWords:
-    """A number with its interval, marked ≥ where attacks of its kind failed or are missing."""
+    """Formats a number with its interval, marked ≥ if attacks of its kind failed or are missing."""
     estimate, digits = row.estimates[column.key], column.digits
     if estimate.value is None:
         return page.mark(("n/a",), estimate.reason)
@@ -229,7 +229,7 @@ def _number(page: Content, row: Row, metric: KnownMetric, column: BoardColumn) -
 
 
 def largest_words(estimate: Estimate, digits: int) -> str:
-    """The most that the claim allows, as "≤0.68"; empty where no record says it, or everything is allowed."""
+    """Bound of the claim, as "≤0.68"; empty if no record has it, or if everything is allowed."""
     if estimate.value is None or estimate.largest is None or estimate.largest >= 1:
         return ""
     # Rounded up: a bound must not be shown as less than it is.

@@ -1,7 +1,7 @@
-"""Controls of a board, positive ones that must leak and negative ones that must not, and claims that were refuted.
+"""Controls of a board: positive controls must leak, negative controls must not. Also lists refuted claims.
 
-A board on which plain SGD does not leak says nothing about the defenses: its attacks are too weak or broken.
-One on which a model that never saw the data leaks has broken attacks or splits.
+If plain SGD does not leak, the board says nothing about the defenses: its attacks are too weak or broken. If a model
+leaks that was not trained on the data, attacks or splits are broken.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +18,13 @@ from .rows import Row
 
 @dataclass(frozen=True, kw_only=True)
 class ControlResult:
-    """One expectation about a control.
+    """Expectation about a control, and its outcome.
 
     Attributes:
-        name: suite, defense, its role and what was measured.
+        name: suite, defense, role and kind of result.
         expected: in words.
         measured: in words, with the numbers.
-        ok: whether the expectation holds; a control that was not measured does not hold.
+        ok: whether the expectation holds; False for a control that was not measured.
     """
 
     name: str
@@ -45,22 +45,22 @@ class Violation:
 
 
 def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[ControlResult, ...]:
-    """Compares every control with what it must show.
+    """Compares every control with its expectation.
 
-    Each kind of result is judged by its main metric. Where chance is a single value (AUC: 0.5), the interval of some
-    attack on a positive control must lie beyond it, and that of none on a negative one. Where what anyone could guess
-    is measured beside it (PSNR: the mean public image's), a positive control must exceed it by the margin on average,
-    and a negative one must not exceed it significantly: the mean difference over seeds, paired, has an interval that
-    reaches 0; with one seed, it is within the margin. Choices among candidates are judged by themselves, against the
-    chance of a guess (`choices`).
+    Each kind of result is judged by its main metric. If chance is a single value (AUC: 0.5), the interval of some
+    attack on a positive control must lie beyond it, and that of no attack on a negative control. If the baseline of a
+    guess is measured in the same record (PSNR: the mean public image's), a positive control must exceed it by the
+    margin on average. A negative control must not exceed it significantly: the mean paired difference over seeds has an
+    interval that reaches 0, or, with a single seed, is within the margin. Choices among candidates are judged
+    separately, against the chance of a guess (`choices`).
 
     Args:
         rows: of the board.
-        records: all of them, for controls of which nothing succeeded and which have no row.
+        records: all records, including those of controls that never succeeded and have no row.
 
     Returns:
-        One result for each control and kind of attack, and a failed one for each table that has none while others have:
-        theirs say nothing about it. Empty when the records have no control.
+        A result for each control and kind of attack, and a failed result for each table without controls while other
+        tables have some, because those say nothing about it. Empty if the records have no control.
     """
     records, results = list(records), []
     shown = set()
@@ -68,7 +68,7 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
         if row.control is None:
             continue
         name = f"{row.suite}: {row.label}"
-        # A kind of which everything failed fails its control; one that was skipped was not asked, as without an extra.
+        # A kind whose cells all failed fails its control; a skipped kind was not run, as without an extra.
         kinds = {cell.kind for cell in row.cells} | {r.kind for r in row.unranked if r.status == "failed"}
         for kind in KINDS.values():
             if kind.name in kinds and row.control in kind.controls:
@@ -90,7 +90,7 @@ def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[Cont
 
 
 def _of_kind(name: str, row: Row, kind: KindOfResult) -> list[ControlResult]:
-    """The expectations about one kind of result: choices among candidates apart, the rest by the main metric."""
+    """Judges a kind of result: choices among candidates separately, other attacks by the main metric."""
     cells = [cell for cell in row.cells if cell.kind == kind.name]
     choices, results = [cell for cell in cells if is_choice(cell)], []
     if choices:
@@ -104,11 +104,11 @@ def _of_kind(name: str, row: Row, kind: KindOfResult) -> list[ControlResult]:
 
 
 def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str]]:
-    """Tables with contestants and without a control of any status."""
+    """Returns the tables that have contestants and no control of any status."""
     controls = [record for record in records if record.control is not None]
     there = {(r.suite, str(r.task.get("data", "")), str(r.task.get("model", ""))) for r in controls}
     suites = {record.suite for record in controls}
-    # A row of images alone stands under the data of its images, where no other row of its suite is.
+    # A row of images alone is filed under the data set of its images, where its suite has no other row.
     alone = {row.section for row in rows if "step" in row.task and row.suite in suites}
     contestants = dict.fromkeys(row.section for row in rows if row.control is None)
     return [section for section in contestants if section not in there | alone]
@@ -121,15 +121,15 @@ def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:
         records: all of the board.
 
     Returns:
-        In the order of the records.
+        A violation for each, in the order of the records.
     """
     return tuple(_violation(record) for record in records if "claim_violated" in record.flags)
 
 
 def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
-    """Whether an interval lies beyond chance, on the side that leaks; None without an interval."""
+    """Returns whether an interval lies beyond chance, on the side that leaks; None without an interval."""
     if metric.proved and metric.chance is not None and estimate.value is not None:
-        return metric.leak_sign * estimate.value > metric.leak_sign * metric.chance  # a low end by itself
+        return metric.leak_sign * estimate.value > metric.leak_sign * metric.chance  # itself a lower bound
     end = estimate.low if metric.leak_sign > 0 else estimate.high
     if end is None or metric.chance is None:
         return None
@@ -137,7 +137,7 @@ def leaks(metric: KnownMetric, estimate: Estimate) -> bool | None:
 
 
 def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
-    """Judges a control by intervals against chance, for a metric whose chance level is the same in every record."""
+    """Judges a control by intervals against chance, for a metric with the same chance level in every record."""
     metric, worst = METRICS[kind.main], row.main(kind)[0]
     expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
     # At the level of the worst case: each further attack is another chance to pass a control.
@@ -146,7 +146,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
     if worst.value is None:
         measured, ok = f"nothing: {worst.reason}", False
     else:
-        # Of what was judged, which is each attack on all candidates: the board's own number may be of half of them.
+        # Shows the judged numbers, of each attack on all candidates: the board's own may be of half of them.
         shown = worst if worst.chosen_on != "calibration half" else _nearest_to_a_leak(metric, attacks)
         ends = f" {shown.words(metric.digits).partition(' ')[2]}" if shown.ends else " without an interval"
         ends = " or more" if metric.proved else ends
@@ -157,7 +157,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
 
 
 def _nearest_to_a_leak(metric: KnownMetric, attacks: Sequence[Estimate]) -> Estimate:
-    """The attack whose interval reaches farthest from chance by its better end, its value where it has no interval."""
+    """Returns the attack whose better end (value without an interval) reaches farthest beyond chance."""
 
     def reach(attack: Estimate) -> float:
         end = attack.low if metric.leak_sign > 0 else attack.high
@@ -167,7 +167,7 @@ def _nearest_to_a_leak(metric: KnownMetric, attacks: Sequence[Estimate]) -> Esti
 
 
 def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> ControlResult:
-    """Judges a control by the gain over a guess without any attack, which is another number in every record."""
+    """Judges a control by the gain over a guess without any attack, whose value differs between records."""
     metric = METRICS[kind.main]
     expected = f"{metric.label} {_side(metric, row)} {floor.of}'s"
     name = f"{name}, {kind.name}"
@@ -183,7 +183,7 @@ def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> Contr
     if row.control == "positive":
         ok = metric.leak_sign * found > metric.leak_sign * free + floor.margin
         return ControlResult(name=name, expected=expected, measured=measured, ok=ok)
-    # Every attack counts for a negative control, and for a positive one the best: one attack that works is enough.
+    # A negative control counts every attack; a positive control needs a single attack that works.
     lower = [
         _lower_end([metric.leak_sign * (f - g) for f, g in pairs], looks=len(gains), margin=floor.margin)
         for _, pairs in gains
@@ -197,7 +197,7 @@ def _side(metric: KnownMetric, row: Row) -> str:
 
 
 def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[float, float]]:
-    """(what was found, its floor) of every seed that has both, in the metric's unit."""
+    """Pairs (value, floor) of every seed that has both, in the metric's unit."""
     pairs = []
     for record in cell.records.values():
         found, free = record.metrics.get(metric.name), record.metrics.get(floor.metric)
@@ -209,7 +209,7 @@ def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[flo
 
 def _lower_end(values: list[float], *, looks: int, margin: float) -> float:
     ends = student(values, looks=looks)
-    # One seed has no spread to go by: it then takes a margin that chance does not give.
+    # A single seed has no spread, so its gain must exceed a margin that chance does not reach.
     return fmean(values) - margin if ends is None else ends[0]
 
 

@@ -1,7 +1,7 @@
-"""Sentences around the tables: alarms and gaps on top, and below how to read the numbers and what they rest on.
+"""Sentences around the tables: alarms and gaps on top, and below how to read the numbers and their assumptions.
 
-The text forms and the page share them, so that both say the same. What differs by kind of result or metric is in their
-tables (`kinds.py`, `metrics.py`).
+Text formats and page share them, so that both say the same. Words that differ by kind of result or metric are in the
+tables of `kinds.py` and `metrics.py`.
 """
 
 from collections import Counter
@@ -19,15 +19,15 @@ from .rows import RANKED_BY, Row
 
 
 def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
-    """The sentences of the banner; empty when controls were there and all held, and nothing is missing.
+    """Sentences of the banner; empty if there are controls, all of them held, and nothing is missing.
 
     Args:
-        controls: all results.
+        controls: all results of controls.
         violations: all refuted claims.
-        gaps: what is missing, a sentence each.
+        gaps: missing cells, a sentence each.
 
     Returns:
-        One sentence each.
+        The sentences.
     """
     failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
     said = []
@@ -41,15 +41,15 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
 
 
 def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
-    """What a folder lacks, and the command that computes it.
+    """Sentences on the cells that a folder lacks, with the command that computes them.
 
     Args:
-        records: all of the board.
-        complete: the manifests beside them.
+        records: all records of the board.
+        complete: manifests beside them.
 
     Returns:
-        One sentence for each request that lacks cells; one where nothing says what ought to be there; one for each
-        suite whose numbers are of different code; one for each set of overrides of a suite.
+        A sentence for each request that lacks cells, or that nothing lists the expected cells; for each suite with
+        numbers of mixed code; and for each set of overrides of a suite.
     """
     said = [
         f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
@@ -68,7 +68,7 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
             f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
             f"Compute them with: {manifest.command_for(complete.results)}"
         )
-    # A record whose arrays were altered counts as failed too, so that one sentence covers both.
+    # A record whose arrays were altered counts as failed too, so this sentence covers both.
     if spoiled := [record for record in records if record.status == "failed"]:
         said.append(
             f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "
@@ -85,11 +85,11 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
 
 
 def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
-    """How to read the numbers, what they rest on, which controls held, and what papers report; a sentence each.
+    """Sentences on how to read the numbers, their assumptions, the controls that held, and papers' figures.
 
     Args:
         rows: of the board.
-        controls: all results.
+        controls: all results of controls.
     """
     said = [
         "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
@@ -108,11 +108,11 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     said += [f"Images of {label}: {sentence}" for label, sentence in still_leaks(rows)]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         said.append(f"Controls that held: {'; '.join(passed)}.")
-    # Without any control the banner says so; here one of the two roles is missing.
+    # Without any control the banner says so; here a control of one role is missing.
     if roles := {row.control for row in rows} - {None}:
         absent = {"positive", "negative"} - roles
         said += [f"There is no {role} control in these records." for role in sorted(absent)]
-    # Whoever knows the seed draws the noise again and subtracts it.
+    # Anyone with the seed can draw the noise again and subtract it.
     if any(record.noise == "seeded" for record in records):
         said.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
     said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
@@ -121,7 +121,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
 
 
 def largest_sentence(rows: Iterable[Row]) -> str:
-    """How the bound beside an attack's number is read; empty where there is none.
+    """Sentence on the bound beside an attack's number; empty if there is none.
 
     Args:
         rows: of the board.
@@ -136,7 +136,7 @@ def largest_sentence(rows: Iterable[Row]) -> str:
 
 
 def one_seed_sentence(rows: Iterable[Row]) -> str:
-    """What the intervals of a single seed leave out; empty where there are none of attacks on models.
+    """Caveat about intervals of a single seed; empty if no membership attack has such an interval.
 
     Args:
         rows: of the board.
@@ -151,13 +151,13 @@ def one_seed_sentence(rows: Iterable[Row]) -> str:
 
 
 def _chance_words() -> str:
-    """What an attack that knows nothing has, in the columns of the board; empty where no metric has such a value."""
+    """Sentence on the chance values of the board's columns; empty if no metric has such a value."""
     known = {m.name: f"{m.name_in_notes} {m.chance:g}" for m, _ in columns(written=True) if m.chance is not None}
     return f"Chance: {', '.join(known.values())}." if known else ""
 
 
 def leak_words() -> str:
-    """Which way the columns of attacks are read, as "Higher AUC and PSNR leak more."; empty without such columns."""
+    """Sentence on the direction of the attacks' columns, as "Higher AUC and PSNR leak more."; empty without them."""
     said = []
     for better, word in (("lower", "Higher"), ("higher", "Lower")):
         names = {m.name: m.name_in_notes for m, _ in columns(written=True) if m.of_attack and m.better == better}
@@ -167,12 +167,12 @@ def leak_words() -> str:
 
 
 def and_words(words: Sequence[str]) -> str:
-    """A list in a sentence, as "a, b and c"; empty for none."""
+    """Joins words into a list, as "a, b and c"; empty for none."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def _target_words(kind: KindOfResult, rows: Sequence[Row], records: Sequence[Record]) -> str:
-    """What a kind's attacks are about and what its floor is; empty where they are about the trained model."""
+    """Sentences on the target of a kind's attacks and on its floor; empty if the target is the trained model."""
     shared, metric = shared_words(records, kind), METRICS[kind.main]
     if not shared:
         return ""
@@ -189,11 +189,11 @@ def _target_words(kind: KindOfResult, rows: Sequence[Row], records: Sequence[Rec
 
 
 def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) -> str:
-    """Which targets other than the trained model were attacked, as "photos, convnet, batch 1, step 2"; empty for none.
+    """Names the attacked targets other than the trained model, as "photos, convnet, batch 1, step 2"; empty for none.
 
     Args:
         records: of any kind.
-        kind: whose targets; None for those of every kind.
+        kind: of the targets; None for every kind.
     """
     kinds = [one for one in (KINDS.values() if kind is None else [kind]) if one.own_task]
     shared = dict.fromkeys(
@@ -205,7 +205,7 @@ def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) ->
 
 
 def sizes_words(records: Sequence[Record]) -> str:
-    """On how many examples, candidates and images one record's number rests."""
+    """Numbers of examples, candidates and images behind a record."""
     words = []
     for kind in KINDS.values():
         found = {r.metrics[kind.main].n for r in records if r.kind == kind.name and kind.main in r.metrics} - {None}
@@ -218,12 +218,12 @@ def sizes_words(records: Sequence[Record]) -> str:
 
 
 def powerless(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each attack that the positive controls do not show to work: its interval reaches chance."""
+    """Sentences on attacks that fail to show an effect on a positive control: their interval reaches chance."""
     said = []
     for row in rows:
         for cell in row.cells if row.control == "positive" else ():
             kind = KINDS[cell.kind]
-            # Not widened for several looks: the sentence is about this attack, not about the strongest one.
+            # Not widened for several looks: the sentence is about this attack, not about the strongest.
             estimate, metric = over_seeds(kind.main, cell), METRICS[kind.main]
             if kind.powerless and leaks(metric, estimate) is False:
                 said.append(
@@ -237,7 +237,7 @@ _SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
 
 
 def needs_words(records: Sequence[Record]) -> dict[str, str]:
-    """What each attack is given, because a worst case is only as realistic as that."""
+    """Requirements of each attack (access, knowledge), because a worst case is only as realistic as they are."""
     found = {}
     for record in records:
         if record.attack is not None and record.requires:
@@ -246,19 +246,19 @@ def needs_words(records: Sequence[Record]) -> dict[str, str]:
                 if value:
                     items = value if isinstance(value, list) else [value]
                     words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
-            # By name: what an attack is given stands in its decorator, whatever its settings.
+            # By name: the requirements are in the attack's decorator and do not depend on settings.
             found[record.attack.name] = "; ".join(words)
     return {name: found[name] for name in sorted(found) if found[name]}
 
 
 def unranked_words(records: Sequence[Record]) -> list[str]:
-    """One line for each sentence, with all the cells and seeds it concerns."""
+    """A line for each reason, with all of its cells and seeds."""
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
         what = record.attack.name if record.attack else record.kind
         cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.get('noise'))}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
-    # Sorted, which puts what failed before what was skipped.
+    # Sorting puts failed before skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]
 
 
@@ -267,5 +267,5 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def listed(seeds: Iterable[int]) -> str:
-    """Seeds in order, as "0, 1, 2"."""
+    """Joins seeds in order, as "0, 1, 2"."""
     return ", ".join(map(str, sorted(seeds)))

@@ -1,10 +1,10 @@
-"""One sentence a defense on what attacks still find in its updates, and where they found nothing, what they could have.
+"""Sentence per defense on the images that attacks find in its updates, or on the power of attacks that find none.
 
-An attack finds images where its PSNR is above that of the mean public image and above that of the best public match,
-each by an interval over paired differences that holds over all attacks compared. Where none does, the sentence says how
-large a gain would have been found (its power), for "nothing found" of a few images is no safety; and an attack that
-failed, or was not carried out, says nothing of the defense. Attacks that pick the image out of candidates find no
-picture, and are told of by themselves, beside chance and what the claim allows.
+An attack finds images if its PSNR exceeds that of the mean public image and that of the best public match, each by an
+interval over paired differences that holds over all attacks compared. If no attack does, the sentence states the gain
+that would have been detected (its power), because "nothing found" in a few images is no evidence of safety. A failed or
+skipped attack says nothing about the defense. Attacks that pick the image out of candidates reconstruct no picture;
+they are reported separately, with chance and the claim's bound.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,15 @@ from .rows import Row
 
 KIND = KINDS["reconstruction"]
 GAINS = METRICS["gain_over_mean"], METRICS["gain_over_match"]
-"""Both floors have to be exceeded; each at its own level, which needs no correction for two (intersection-union)."""
+"""Both floors have to be exceeded, each at its own level: no correction for two tests is needed
+(intersection-union)."""
 
 POWER = 0.8
-"""Chance with which the gain that is called detectable would have been found."""
+"""Probability with which a gain called detectable would have been found."""
 
 
 def still_leaks(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """(row, sentence) for each row whose images were sought, negative controls excepted.
+    """Returns (row, sentence) for each row whose images were attacked, except negative controls.
 
     Args:
         rows: of the board.
@@ -46,7 +47,7 @@ def still_leaks(rows: Sequence[Row]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Try:
-    """One attack with its gains over both floors, simultaneous over the attacks compared."""
+    """Attack with its gains over both floors, simultaneous over the attacks compared."""
 
     attack: str
     gains: tuple[Estimate, Estimate]
@@ -54,18 +55,18 @@ class _Try:
 
     @property
     def least(self) -> float:
-        """The smaller gain."""
+        """Smaller of the two gains, dB."""
         return min(gain.value or 0.0 for gain in self.gains)
 
     @property
     def leaks(self) -> bool | None:
-        """Whether both intervals are above 0; None without intervals."""
+        """True if both intervals are above 0; None without intervals."""
         lows = [gain.low for gain in self.gains]
         return None if None in lows else all(low is not None and low > 0 for low in lows)
 
 
 def _variant(row: Row, variant: NoiseVariant) -> list[str]:
-    """What a row's attacks find, and pick, in one form of its updates; empty where nothing was asked of it."""
+    """Clauses on the images found and picked in a variant of a row's updates; empty if it was not attacked."""
     cells = [cell for cell in row.cells if cell.kind == KIND.name and cell.noise == variant.name]
     choices = [cell for cell in cells if is_choice(cell)]
     # A record that failed before its task was resolved has no variant, and counts against both.
@@ -77,7 +78,7 @@ def _variant(row: Row, variant: NoiseVariant) -> list[str]:
 
 
 def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: NoiseVariant) -> str:
-    """What attacks that look for pictures find, or why that is not known."""
+    """Clause on the result of attacks that reconstruct pictures, or on why it is unknown."""
     words = f"{variant.preposition} noise"
     looks = max(1, sum(over_seeds(GAINS[0].name, cell).value is not None for cell in cells))
     tries, silent = [], list(unmeasured_words(unmeasured))
@@ -100,9 +101,9 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
             f"{words} no verdict, for {without.attack} gains {_decibels(without.least)} over public images "
             f"with no interval ({without.gains[0].reason}){aside}"
         )
-    # Of the attack that came nearest.
+    # The attack that came nearest to a leak.
     nearest = max(judged, key=lambda one: one.least)
-    # So large a gain is no "nothing found": of a few images it is undecided, and the other words would flatter.
+    # So large a gain in a few images is undecided, and "not shown to find more" would flatter the defense.
     if (floor := METRICS[KIND.main].floor) is not None and nearest.least > floor.margin:
         return (
             f"{words} it is UNDECIDED: {nearest.attack} gains {_decibels(nearest.least)} over public images, and "
@@ -117,12 +118,12 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
 
 
 def unmeasured_words(records: Sequence[Record]) -> list[str]:
-    """Attacks that failed or were skipped, each once."""
+    """Lists the attacks that failed or were skipped, each once."""
     return list(dict.fromkeys(f"{r.attack.name if r.attack else r.kind} {r.status}" for r in records))
 
 
 def detectable(gain: Estimate, cell: BoardCell) -> float:
-    """The smallest mean gain, dB, that would have had an interval above 0 with a chance of `POWER`.
+    """Smallest mean gain, dB, whose interval would have been above 0 with probability `POWER`.
 
     Args:
         gain: with its interval.
@@ -134,7 +135,7 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
         quantile = float(stats.t.ppf(tail, free))
         error = (gain.ends[1] - gain.ends[0]) / 2 / quantile
         return (quantile + float(stats.t.ppf(POWER, free))) * error
-    # Of the records' own intervals, which are averaged and not narrowed: the scorer's figure, widened for the looks.
+    # With the records' own intervals, which are averaged and not narrowed: the scorer's figure, widened for the looks.
     own = [record.metrics[gain.metric].detail.get("detectable") for record in cell.records.values()]
     known = [value for value in own if isinstance(value, int | float)]
     more = float(stats.norm.ppf(POWER))

@@ -1,8 +1,8 @@
 """Rows of a board: records grouped by suite, defense with its settings, budget and task.
 
-Records of a kind with a task of its own (reconstruction: one shared update of a fresh model) join the rows of the
-same suite, defense, budget and control. What a seed decides (hashes of its split) does not divide a row, and
-neither does the suite's digest, because adding a cell to a suite changes no other cell.
+Records of a kind with a task of its own (reconstruction: a shared update of a fresh model) join the rows of the same
+suite, defense, budget and control. Values that depend on the seed (hashes of its split) do not divide a row. The
+suite's digest does not either, because adding a cell to a suite changes no other cell.
 """
 
 import math
@@ -22,31 +22,31 @@ from .aggregate import BoardCell, BoardError, Estimate, worst_case
 from .comparable import attacks_tried, mixed, same_splits
 
 RANKED_BY = "membership"
-"""The kind of attack whose worst case decides ranks."""
+"""Kind of attack whose worst case decides ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What the records say about one defense at one budget and task.
+    """Results of a defense at a budget and task.
 
     Attributes:
         suite: its name.
         defense: name and full settings.
-        budget: as asked for.
-        task: resolved, without what a seed decides; of the reconstruction when nothing else was run.
+        budget: as requested.
+        task: resolved, without values that a seed decides; the reconstruction's if nothing else was run.
         control: whether the row must leak ("positive"), must not ("negative"), or is a contestant (None).
         details: settings, budget and task in words, as far as rows of this defense differ in them.
-        variant: the same without the budget, so that rows of one variant differ in their budgets alone.
-        claim: the largest claim of its records; None when there is none.
-        noise_multiplier: noise std / sensitivity; None when not recorded or not one number.
-        cells: all that was measured.
-        estimates: key of a column -> its number, for every column of `metrics.columns`.
-        flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks,
-            uneven_tasks, mixed_code, claims_differ.
+        variant: `details` without the budget, so that rows of a variant differ in their budgets alone.
+        claim: largest claim of its records; None without claims.
+        noise_multiplier: noise std / sensitivity; None if not recorded or not a single number.
+        cells: all measured cells.
+        estimates: key of a column -> its estimate, for every column of `metrics.columns`.
+        flags: of the records, and the row's own: incomplete, missing_cells, uneven_seeds, uneven_attacks, uneven_tasks,
+            mixed_code, claims_differ.
         unranked: its records that failed or were skipped.
-        missing: cells that were asked for and have no record.
-        lacks: kinds of attack of which something failed or is missing, so that the worst case is at least what is seen.
-        rank: place among the contestants of its section, from 1; None where it has none.
+        missing: requested cells without a record.
+        lacks: kinds of attack with a failed or missing cell, so that the worst case is at least the shown value.
+        rank: place among the contestants of its section, from 1; None without a rank.
         unplaced: why it has no rank; empty for controls and ranked rows.
     """
 
@@ -70,49 +70,49 @@ class Row:
 
     @property
     def section(self) -> tuple[str, str, str]:
-        """Rows are comparable inside one suite, data set and model; a defense may override the rest."""
+        """Suite, data set and model, within which rows are comparable; a defense may override the rest."""
         return self.suite, str(self.task.get("data", "")), str(self.task.get("model", ""))
 
     @property
     def method(self) -> str:
-        """Name of the defense and what its rows differ in, without the budget."""
+        """Name of the defense with the settings in which its rows differ, without the budget."""
         return self.defense.name + (f" ({self.variant})" if self.variant else "")
 
     @property
     def label(self) -> str:
-        """The row in words."""
+        """Name of the row for a reader."""
         control = f" ({self.control} control)" if self.control else ""
         return self.defense.name + (f" ({self.details})" if self.details else "") + control
 
     @property
     def accuracy(self) -> Estimate:
-        """What the defense costs, on held-out data."""
+        """Accuracy on held-out data."""
         return self.estimates["accuracy"]
 
     @property
     def auc(self) -> Estimate:
-        """Worst case over the membership attacks, by which contestants are ranked."""
+        """Worst AUC over the membership attacks, which ranks contestants."""
         return self.estimates["auc"]
 
     def main(self, kind: KindOfResult) -> list[Estimate]:
-        """The estimates of a kind's main metric, one for each column that it has."""
+        """Estimates of a kind's main metric, one per column."""
         return [self.estimates[column.key] for column in METRICS[kind.main].columns]
 
     @property
     def records(self) -> list[Record]:
-        """The records with numbers (status "ok"), each once."""
+        """Records with numbers (status "ok"), each once."""
         return [record for cell in self.cells for record in cell.records.values()]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Every seed that any cell was measured with."""
+        """Seeds with which any cell was measured."""
         return tuple(sorted({record.seed for record in self.records}))
 
     def order(self) -> tuple[Any, ...]:
-        """Sort key: section, contestants before controls, what can be ranked, finite epsilon, the pessimistic AUC."""
+        """Sort key: section, contestants before controls, rankable rows, finite epsilon, the pessimistic AUC."""
         finite = self.claim is not None and self.claim.epsilon is not None
         value = math.inf if self.auc.value is None else self.auc.value
-        # By the high end, so that a wide interval, as of few seeds, is no advantage.
+        # The high end, so that a wide interval, as of few seeds, is no advantage.
         high = value if self.auc.high is None else self.auc.high
         place = [None, "positive", "negative"].index(self.control)
         return (*self.section, place, bool(self.unplaced), not finite, high, value, self.defense.name, self.details)
@@ -123,13 +123,13 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
 
     Args:
         records: of any number of suites.
-        complete: the manifests beside them; without any, completeness is unknown and nothing is ranked.
+        complete: manifests beside them; without manifests, completeness is unknown and nothing is ranked.
 
     Returns:
-        The rows that have at least one "ok" record, sorted.
+        Rows that have an "ok" record, sorted.
 
     Raises:
-        BoardError: one cell and seed was recorded twice.
+        BoardError: a cell and seed was recorded twice.
     """
     records = list(records)
     known = Completeness() if complete is None else complete
@@ -137,13 +137,13 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     uncovered = {record.id for record in known.uncovered(records)}
     groups: dict[str, list[Record]] = {}
     for record in records:
-        secure = record.noise == "secure"  # another draw of everything, so another row
+        secure = record.noise == "secure"  # other random draws throughout, so a separate row
         who = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control, secure)
         groups.setdefault(key_of(who), []).append(record)
     drafts = [draft for group in groups.values() for draft in _drafts(group)]
     families: dict[tuple[str, ...], list[_Draft]] = {}
     for draft in drafts:
-        # A control is told from a contestant by its mark, so it needs no details on account of one.
+        # The mark of a control sets it apart already, so a contestant needs no details on its account.
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
@@ -152,7 +152,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
 
 
 def placed(rows: Iterable[Row]) -> list[Row]:
-    """Rows in the order of the board, those that can be ranked with their rank in their section."""
+    """Sorts rows into the order of the board, and ranks those that can be ranked within their section."""
     found, ranks = [], Counter()
     for row in sorted(rows, key=Row.order):
         if row.control is None and not row.unplaced:
@@ -163,7 +163,7 @@ def placed(rows: Iterable[Row]) -> list[Row]:
 
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
-    """Rows with flags for what others of their section have and they lack: seeds, attacks, the same splits and code."""
+    """Flags rows that lack seeds, attacks, splits or code which other rows of their section have."""
     sections: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.control is None:
@@ -172,7 +172,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     uneven = {key for key, records in of_section.items() if not same_splits(records)}
     found = []
     for row in rows:
-        # Controls are not ranked, so they need not be measured as evenly as contestants.
+        # Controls are not ranked, so they may be measured less evenly than contestants.
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
         if any(set(other.seeds) - set(row.seeds) for other in others):
@@ -183,7 +183,8 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
         own = [*row.records, *row.unranked]
         absent = tried.keys() - attacks_tried(own).keys()
         lacks |= {tried[key][0] for key in absent}
-        # A closed form for some releases only takes no rank, which is by membership; a membership attack does.
+        # A refused closed form for some releases costs no rank, because ranks are by membership; a refused membership
+        # attack does.
         asked = attacks_tried(own, refused=True)
         if any(key not in asked or tried[key][0] == RANKED_BY for key in absent):
             flags["uneven_attacks"] = None
@@ -198,7 +199,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
 def _held_against(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
-    """The row with its missing cells, and the reason why it cannot be ranked."""
+    """Returns the row with its missing cells, and with the reason why it cannot be ranked."""
     first = row.records[0]
     missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
     flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
@@ -218,7 +219,7 @@ def _held_against(
     elif "diverged" in flags:
         why = "a training under it diverged: that little leaks from a model that learned nothing is no protection"
     elif row.auc.value is None:
-        # Else they would stand, and be numbered, in the order of their names.
+        # Otherwise rows without an AUC would be numbered in the order of their names.
         why = "no membership attack was measured, and ranks are by the worst AUC"
     elif complete is None or not complete.known or any(record.id in uncovered for record in row.records):
         why = "whether its cells are complete is unknown: no manifest of a run lists them"
@@ -252,7 +253,7 @@ class _Draft:
 
 
 def _drafts(group: list[Record]) -> list[_Draft]:
-    """Splits the records of one defense by training task; those with a task of their own join each of them."""
+    """Splits the records of a defense by training task; records with a task of their own join each of them."""
     ok = [record for record in group if record.status == "ok"]
     rest = [record for record in group if record.status != "ok"]
     shared = [record for record in ok if _own_task(record)]
@@ -261,12 +262,12 @@ def _drafts(group: list[Record]) -> list[_Draft]:
         if not _own_task(record):
             trained.setdefault(key_of(public(record.task)), []).append(record)
     if not trained and shared:
-        # Both variants of one update, with its noise and without, stand in one row.
+        # Both variants of an update, with and without noise, are in the same row.
         task = without(public(shared[0].task), "noise")
         return [_Draft(first=shared[0], task=task, ok=shared, unranked=rest)]
     drafts = []
     for key, own in trained.items():
-        # A cell may fail before its task is resolved; it then counts against every row it may belong to.
+        # A cell may fail before its task is resolved; it then counts against every row to which it may belong.
         others = trained.keys() - {key}
         failed = [r for r in rest if _own_task(r) or key_of(public(r.task)) not in others]
         drafts.append(_Draft(first=own[0], task=public(own[0].task), ok=own + shared, unranked=failed))
@@ -281,17 +282,17 @@ def _finish(family: list[_Draft]) -> list[Row]:
         differences([without(draft.task, "data", "model") for draft in family]),
     ]
     details = [", ".join(filter(None, words)) for words in zip(*parts, strict=True)]
-    # words[1] is the budget, in which rows of one variant may differ.
+    # words[1] is the budget, in which rows of a variant may differ.
     variants = [", ".join(filter(None, (words[0], *words[2:]))) for words in zip(*parts, strict=True)]
     return [_row(draft, *words) for draft, *words in zip(family, details, variants, strict=True)]
 
 
 def _row(draft: _Draft, details: str, variant: str) -> Row:
     cells = _cells(draft.ok)
-    # Of trainings alone: the variant of an update without noise is recorded with a multiplier of 0.
+    # Trainings only: the variant of an update without noise is recorded with a multiplier of 0.
     multipliers = {r.noise_multiplier for r in draft.ok if not _own_task(r)}
     claim, differ = _claim(draft.ok)
-    # Dictionaries as ordered sets, so that flags come in the order in which records have them.
+    # Dictionaries serve as ordered sets, so that flags keep the order of the records.
     flags = dict.fromkeys(flag for record in draft.ok + draft.unranked for flag in record.flags)
     if any(record.status == "failed" for record in draft.unranked):
         flags["incomplete"] = None
@@ -314,26 +315,26 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
         estimates=_estimates(cells, draft.unranked, noiseless=multipliers == {0.0}),
         flags=tuple(flags),
         unranked=tuple(draft.unranked),
-        # What does not apply is no safety, on whichever seed: a worst case is "at least" without it.
+        # A refusal on any seed is no evidence of safety, so the worst case is marked "at least".
         lacks=frozenset(r.kind for r in draft.unranked if r.status == "failed" or r.attack_refused),
     )
 
 
 def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
-    """Seeds on which an attack of a kind answered that it does not apply, as to a mask; none of what decides ranks."""
+    """Seeds on which attacks of a kind answered that they do not apply, as to a mask; empty for the ranking kind."""
     if kind == RANKED_BY:
         return frozenset()
     return frozenset(record.seed for record in records if record.kind == kind and record.attack_refused)
 
 
 def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
-    """The number of every column, in their order; `noiseless` defenses have nothing in a variant that needs noise."""
+    """Estimates of every column, in order; `noiseless` defenses have none in a variant that needs noise."""
     found = {}
-    # Worst cases before the numbers that are taken from the leading attack, since they say which one leads.
+    # Worst cases first, because they decide the leading attack, whose numbers other columns take.
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
         seen = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
-            # Where attacks see several shared tasks, their labels differ, and so do the images and their floor.
+            # Attacks on different shared tasks have different labels, images and floors.
             main = [found[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
             lead = next((estimate.attack for estimate in main if estimate.attack), None)
             seen = [cell for cell in seen if cell.attack == lead][:1]
@@ -343,7 +344,7 @@ def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: boo
 
 
 def _cells(records: list[Record]) -> list[BoardCell]:
-    """One cell for each attack (with its settings, and its shared task), each with its seeds in order."""
+    """Groups records into a cell for each attack (with its settings and shared task), with its seeds in order."""
     found: dict[str, list[Record]] = {}
     for record in records:
         attack = None if record.attack is None else (record.attack.name, record.attack.settings)
@@ -367,7 +368,7 @@ def _cells(records: list[Record]) -> list[BoardCell]:
 
 
 def _attack_labels(firsts: list[Record]) -> list[str | None]:
-    """The attacks' names, with what tells them apart where a name occurs more than once."""
+    """Names of the attacks, with the settings in which attacks of the same name differ."""
     labels: list[str | None] = [None] * len(firsts)
     same: dict[tuple[str, str], list[int]] = {}
     for i, record in enumerate(firsts):
@@ -384,13 +385,13 @@ def _attack_labels(firsts: list[Record]) -> list[str | None]:
 
 
 def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
-    """The largest claim, and whether claims differ; the training's, not that of a simulated update."""
-    # Trainings before shared updates, and among these the release with its noise before the one without.
+    """Returns the largest claim, and whether claims differ; a training's claim goes before a simulated update's."""
+    # Trainings before shared updates, and among those the release with noise before the release without.
     rank = [(_own_task(r) + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
     if not claims:
         return None, False
-    # A row claims what all of its records keep, which is the largest.
+    # A row claims the guarantee that all of its records satisfy, which is the largest epsilon.
     largest = max(claims, key=lambda claim: math.inf if claim.epsilon is None else claim.epsilon)
     return largest, len({(claim.epsilon, claim.delta) for claim in claims}) > 1
 
@@ -398,7 +399,7 @@ def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
 def _why_missing(metric: KnownMetric, column: BoardColumn, unranked: list[Record], *, noiseless: bool) -> str:
     noise, variant = column.variant, KINDS[metric.kind].variant(column.variant)
     if variant is not None and variant.needs_noise and noiseless:
-        # Before what failed or was skipped: such a cell is never planned, so nothing else explains it.
+        # Checked before failed or skipped records: such a cell is never planned, so nothing else explains its absence.
         return "this defense adds no noise"
     of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.get("noise", noise) == noise)]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)

@@ -1,7 +1,7 @@
-"""The board: which defense keeps what secret, at what cost, from records alone.
+"""Leaderboard of defenses: accuracy, claimed epsilon and the strongest attacks, computed from records alone.
 
-One row for each suite, defense with settings, budget and task; worst case over attacks, means over seeds. A
-board says on top when its controls fail or a claim was violated, and shows what was not measured as n/a.
+A row is a suite, a defense with its settings, a budget and a task; it holds the worst case over attacks, as means over
+seeds. The top of a board says whether its controls failed or a claim was violated, and missing measurements are n/a.
 """
 
 import csv
@@ -32,15 +32,15 @@ __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation
 
 @dataclass(frozen=True)
 class Board:
-    """A leaderboard.
+    """Leaderboard of the records of any number of suites.
 
     Attributes:
-        rows: sorted: contestants before controls, what can be ranked before what cannot, finite epsilon first, then by
-            the pessimistic (high) end of the worst-case AUC; what has no AUC comes after what has.
-        controls: what every control had to show, and whether it did.
+        rows: sorted: contestants before controls, rankable rows before others, finite epsilon first, then by the
+            pessimistic (high) end of the worst-case AUC; rows without an AUC come last.
+        controls: expectation of every control, and whether it held.
         violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
-        gaps: what is missing and the command that computes it, or that completeness is unknown; a sentence each.
+        gaps: missing cells and the command that computes them, or that completeness is unknown; a sentence each.
     """
 
     rows: tuple[Row, ...]
@@ -51,17 +51,17 @@ class Board:
 
     @classmethod
     def from_records(cls, records: Iterable[Record], complete: Completeness | None = None) -> "Board":
-        """Makes the board.
+        """Builds the board from records.
 
         Args:
-            records: of any number of suites, each once.
-            complete: the manifests beside them, as `read_folder` finds them; nothing is ranked without.
+            records: of any number of suites, without duplicates.
+            complete: manifests beside them, as `read_folder` returns them; without manifests nothing is ranked.
 
         Returns:
-            The board; it may have no rows, when everything failed.
+            The board; it has no rows if everything failed.
 
         Raises:
-            BoardError: there are no records, two have one id, or one cell and seed was recorded twice.
+            BoardError: there are no records, two share an id, or a cell and seed was recorded twice.
         """
         records = sorted(records, key=_place)
         if not records:
@@ -80,26 +80,26 @@ class Board:
 
     @classmethod
     def from_folder(cls, results: str | os.PathLike[str], verify: ScoreCheck | None = None) -> "Board":
-        """The board of a folder of results, held against the arrays and the manifests that lie there.
+        """Builds the board of a results folder, checked against the arrays and manifests in it.
 
         Args:
-            results: the run's output.
-            verify: also recomputes numbers from scores.
+            results: output of the run.
+            verify: recomputes numbers from scores.
         """
         folder = read_folder(results, verify)
         return cls.from_records(folder.records, folder.complete)
 
     @property
     def trustworthy(self) -> bool:
-        """Whether there are controls and all of them show what they must."""
-        # all() of no control is true, and a board without any is not to be trusted.
+        """True if there are controls and all of them hold."""
+        # all() of an empty list is True, but a board without controls cannot be trusted.
         return bool(self.controls) and all(control.ok for control in self.controls)
 
     def to_text(self, *, width: int | None = None, color: bool = False) -> str:
-        """The board for a terminal.
+        """Formats the board for a terminal.
 
         Args:
-            width: columns to fill; the terminal's own by default, 100 where there is none.
+            width: columns to fill; by default the terminal's own, or 100 without a terminal.
             color: whether to write ANSI codes.
 
         Returns:
@@ -109,19 +109,19 @@ class Board:
         return forms.text(self._content(), width=columns, color=color)
 
     def to_markdown(self) -> str:
-        """The board as GitHub-flavoured Markdown."""
+        """Formats the board as GitHub-flavoured Markdown."""
         return forms.markdown(self._content())
 
     def to_latex(self) -> str:
-        r"""The board as a LaTeX fragment that needs no package."""
+        r"""Formats the board as a LaTeX fragment that needs no package."""
         return forms.latex(self._content())
 
     def to_csv(self) -> str:
-        """The rows as CSV: one number a column, empty where not measured, `inf` for an infinite epsilon.
+        """Formats the rows as CSV: a number per column, empty if not measured, `inf` for an infinite epsilon.
 
-        The first column says in every row whether the controls held, so that no row is read without it.
+        The first column of every row says whether the controls held.
         """
-        # In every line, because a spreadsheet is sorted, cut and passed on without what stood above it.
+        # In every line, because spreadsheets are sorted, cut and passed on without their top lines.
         verdict = "held" if self.trustworthy else "FAILED" if self.controls else "none"
         lines = [{"controls": verdict, **_flat(row)} for row in self.rows]
         file = io.StringIO()
@@ -132,7 +132,7 @@ class Board:
         return file.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
-        """The board as plain JSON values, every attack included; infinite epsilon is None with its reason."""
+        """Returns the board as plain JSON values, including every attack; infinite epsilon is None with its reason."""
         return {
             "banner": alarms(self.controls, self.violations, self.gaps),
             "trustworthy": self.trustworthy,
@@ -168,7 +168,7 @@ class Board:
 
 
 def _place(record: Record) -> tuple[str, str, str, int, str]:
-    """Where a record stands among all, so that a board is the same for records in any order."""
+    """Sort key of a record, so that the board does not depend on the order of the records."""
     attack = record.attack.name if record.attack else ""
     return record.suite, record.defense.name, attack, record.seed, record.id
 
@@ -184,7 +184,7 @@ def _flat(row: Row) -> dict[str, Any]:
         "budget": _json(row.budget),
         "task": _json(row.task),
         "control": row.control,
-        # An empty field is what was not measured, and an infinite claim is known.
+        # Empty fields mean not measured; an infinite claim is known, so it is written.
         "epsilon": None if claim is None else "inf" if claim.epsilon is None else claim.epsilon,
         "epsilon_rdp": claim and claim.epsilon_rdp,
         "epsilon_as_if_poisson": claim and claim.as_if_poisson,
@@ -220,7 +220,7 @@ def _by_field(row: Row) -> dict[str, Estimate]:
 
 
 def _at_least(row: Row) -> list[str]:
-    """Kinds of attack whose worst case may be worse than what is shown."""
+    """Kinds of attack whose true worst case may be worse than the shown value."""
     return sorted(row.lacks & {kind.name for kind in attacked()})
 
 
@@ -266,7 +266,7 @@ def _cell(cell: BoardCell) -> dict[str, Any]:
 
 def _estimate(estimate: Estimate) -> dict[str, Any]:
     tree = dataclasses.asdict(estimate)
-    # asdict leaves out properties, as n.
+    # asdict omits properties such as n.
     tree[LARGEST_UNDER_CLAIM] = tree.pop("largest")
     return {**tree, "gap": estimate.gap, "seeds": list(estimate.seeds), "n": estimate.n}
 

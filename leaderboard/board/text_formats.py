@@ -1,4 +1,4 @@
-"""The written forms of a board: text for terminals, Markdown, LaTeX without packages."""
+"""Written formats of a board: text for terminals, Markdown, LaTeX without packages."""
 
 import io
 import re
@@ -12,23 +12,23 @@ from rich.text import Text
 
 from .content import SUPERSCRIPTS, CellWords, Content, superscript
 
-# Words; they may wrap. All other columns are numbers, which may not.
+# Columns of words, which may wrap. All other columns are numbers, which may not.
 _LEFT = ("defense", "attack", "flags")
 
 
 def text(page: Content, *, width: int, color: bool = False) -> str:
-    """Lays the board out for a terminal: one table where it fits, else two halves, else also two-line cells.
+    """Lays the board out for a terminal: as a single table if it fits, else as halves, else also with two-line cells.
 
     Args:
-        page: the board in words.
-        width: of the terminal, characters; exceeded rather than cutting a number short.
+        page: board in words.
+        width: of the terminal, characters; exceeded if a number would be cut otherwise.
         color: whether to write ANSI codes.
 
     Returns:
-        Lines, the last one ended.
+        Lines, each with its line break.
     """
     layouts = [((tuple(page.headers),), " "), (page.halves, " "), (page.halves, "\n")]
-    # Wide enough that nothing wraps while the least widths are measured.
+    # Wide enough that nothing wraps while minimum widths are measured.
     ruler = Console(width=1000, file=io.StringIO())
     tables: list[tuple[str, list[Table]]] = []
     need = width
@@ -45,7 +45,7 @@ def text(page: Content, *, width: int, color: bool = False) -> str:
         file=io.StringIO(),
         force_terminal=color,
         color_system="standard" if color else None,
-        # All three off: names in records of others may hold [brackets] and :colons:, which rich interprets.
+        # All three off: names in third parties' records may hold [brackets] and :colons:, which rich interprets.
         highlight=False,
         markup=False,
         emoji=False,
@@ -55,7 +55,7 @@ def text(page: Content, *, width: int, color: bool = False) -> str:
     for title, parts in tables:
         console.print(Text(title, style="bold"))
         for part in parts:
-            # Rich asks for less than it lays out; what is left is to overrun the terminal rather than to lose a column.
+            # Rich measures less than it lays out; overrunning the terminal is better than losing a column.
             console.print(part, crop=False)
             console.print()
     for line in _under(page):
@@ -68,7 +68,7 @@ def markdown(page: Content) -> str:
     """Writes the board as GitHub-flavoured Markdown.
 
     Args:
-        page: the board in words.
+        page: board in words.
 
     Returns:
         The document.
@@ -89,7 +89,7 @@ def latex(page: Content) -> str:
     r"""Writes the board as `tabular`s and paragraphs that need no package.
 
     Args:
-        page: the board in words.
+        page: board in words.
 
     Returns:
         A fragment to `\input`.
@@ -114,7 +114,7 @@ def _under(page: Content) -> list[str]:
 
 
 def _says(rows: list[dict[str, CellWords]], columns: tuple[str, ...]) -> bool:
-    """Whether any of these columns but the first, which names the rows, has a word in any row."""
+    """Returns whether any column but the first, which names the rows, has a word in any row."""
     return any(row[column] != ("",) for row in rows for column in columns[1:])
 
 
@@ -134,7 +134,7 @@ def _table(page: Content, rows: list[dict[str, CellWords]], columns: tuple[str, 
         table.add_column(
             header,
             justify="left" if column in _LEFT else "right",
-            # rich would rather cut a cell than the terminal's edge; a number must stay whole.
+            # Rich would cut the cell to fit the terminal; a number must stay whole.
             min_width=min(longest, 24 if joint == " " else 16) if column in _LEFT else longest,
             overflow="fold",
         )
@@ -147,7 +147,7 @@ def _table(page: Content, rows: list[dict[str, CellWords]], columns: tuple[str, 
 def _joined(cell: CellWords, joint: str, column: str) -> Text:
     words = list(cell)
     if joint == "\n" and column in _LEFT and len(words[0]) > 14:
-        # Names are one word; the underscore nearest the middle is where they may break.
+        # Names are single words; they break at the underscore nearest the middle.
         middle = len(words[0]) / 2
         if places := [m.end() for m in re.finditer("_", words[0])]:
             at = min(places, key=lambda place: abs(place - middle))
@@ -156,7 +156,7 @@ def _joined(cell: CellWords, joint: str, column: str) -> Text:
 
 
 def _md(words: str) -> str:
-    # < and > as well: Markdown passes HTML through, and names may come from others.
+    # Escapes < and > as well: Markdown passes HTML through, and names may come from third parties.
     return re.sub(r"([\\|`*<>])", r"\\\1", " ".join(words.split()))
 
 
@@ -166,7 +166,7 @@ _TEX = {
     "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
     "∞": r"$\infty$", "≥": r"$\ge$", "≤": r"$\le$",
     "\N{MULTIPLICATION SIGN}": r"$\times$", "·": r"$\cdot$", "\N{EN DASH}": "--",
-    # After the end of a row these two would be read as the arguments of its line break.
+    # Directly after the end of a row, LaTeX would read these two as arguments of its line break.
     "[": "{[}", "*": "{*}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{character: f"\\textsuperscript{{{i}}}" for i, character in enumerate(SUPERSCRIPTS)},
