@@ -1,8 +1,8 @@
-"""The page of a run: one HTML file that works without a network, with the board as CSV and JSON beside it.
+"""Page of a run: one HTML file that works without a network, with the board as CSV and JSON beside it.
 
-Everything on it is from the records and the arrays beside them, and the same records give the same bytes. Records may
-come from others, so every word of theirs is escaped, none of it is in a script, and no link leads where a record says;
-a content security policy forbids the page to load anything at all.
+Everything on it comes from the records and the arrays beside them, and the same records give the same bytes. Records
+may come from third parties, so all of their text is escaped and none of it enters a script or a link target; a content
+security policy forbids the page to load anything.
 """
 
 import base64
@@ -47,12 +47,12 @@ from .tables import FLAGS, Section, sections
 PAGE, CSV, JSON = "index.html", "board.csv", "board.json"
 
 MANY = 12
-"""So many rows, and there is a box to filter them."""
+"""Number of rows from which on a filter box is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The first picture of the run, and what each method's release lets an attack make of it."""
+    """First attacked picture of the run, with its reconstruction from each method's release."""
 
     original: str
     title: str
@@ -62,7 +62,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A section of the board with its plots and pictures."""
+    """Section of the board with its plots and pictures."""
 
     section: Section
     figures: tuple[Figure, ...]
@@ -70,19 +70,19 @@ class Part:
 
 
 def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Path:
-    """Makes the page of a run.
+    """Builds the page of a run.
 
     Args:
-        results: the run's output, with its records in `records/`, or that folder itself.
-        out: folder of the page; made when absent, and what lies there under the same names is replaced.
-        verify: also recomputes numbers from scores.
+        results: output of the run, with its records in `records/`, or that folder itself.
+        out: folder of the page; created if absent, and files of the same names are replaced.
+        verify: recomputes numbers from scores.
 
     Returns:
         The path of the page.
 
     Raises:
-        RecordError: no records, a bad one, or a bad file in `tuning/`.
-        BoardError: the records do not make a board.
+        RecordError: no records, a bad record, or a bad file in `tuning/`.
+        BoardError: the records do not form a board.
     """
     results, out = Path(results), Path(out)
     if out.exists() and not out.is_dir():
@@ -93,7 +93,7 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: 
     text = render(board, records, folder.path, remarks.tunings(results, records), certificate(results))
     write_bytes(out / CSV, board.to_csv().encode())
     write_bytes(out / JSON, (json.dumps(board.to_dict(), indent=1, allow_nan=False) + "\n").encode())
-    # Last, so that a page that is there has its files beside it.
+    # Written last, so that an existing page has its files beside it.
     return write_bytes(out / PAGE, text.encode())
 
 
@@ -104,19 +104,19 @@ def render(
     tunings: Sequence[remarks.Tuning] = (),
     selftest: Certificate | None = None,
 ) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
         board: made from the records.
-        records: all of them.
-        folder: where their arrays lie.
+        records: all records.
+        folder: of their arrays.
         tunings: searches on public data.
-        selftest: of the tool; None where there is none beside the records.
+        selftest: of the tool; None if the records have none beside them.
 
     Returns:
         The document.
     """
-    # By id, so that records in any order give the same bytes.
+    # By id, so that the order of the records does not change the bytes.
     records = sorted(records, key=lambda record: record.id)
     notes, allowance = Footnotes(), PictureAllowance()
     style = styles({row.method: row.defense.name for row in board.rows})
@@ -137,7 +137,7 @@ def render(
     context: dict[str, Any] = {
         "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
         "script": Markup(script),  # noqa: S704 -- the same
-        # The content security policy allows this very script, and no other.
+        # The content security policy allows this script alone, by its hash.
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         "suites": list(dict.fromkeys(record.suite for record in records)),
         "about": _about(board.rows, records),
@@ -173,14 +173,14 @@ def render(
 
 @functools.cache
 def template_environment() -> Any:
-    """The templates beside this file, which take longer to compile than to fill."""
-    # Here because everything else of the leaderboard, the board in a terminal included, does without.
+    """Environment of the templates beside this file; cached, because compiling takes longer than rendering."""
+    # Imported here because nothing else in the leaderboard, the board in a terminal included, needs it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("leakbench.leaderboard.page", "templates"),
         autoescape=True,
-        # A misspelt name in a template is an error, instead of nothing on the page.
+        # A misspelt name in a template is an error, not a blank on the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -191,7 +191,7 @@ def template_environment() -> Any:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may be broken after its underscores."""
+    """Name with optional line breaks after its underscores."""
     return Markup("_<wbr>").join(name.split("_"))
 
 
@@ -200,7 +200,7 @@ def _file(environment: Any, name: str) -> str:
 
 
 def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
-    """What was trained and attacked, in a sentence or two."""
+    """Sentences on what was trained and attacked."""
     defenses = len({row.defense.name for row in rows if row.control is None})
     trained = dict.fromkeys(f"{row.task.get('data', '?')} ({row.task.get('model', '?')})" for row in rows)
     seeds = sorted({record.seed for record in records})
@@ -219,7 +219,7 @@ def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
 
 
 def _floors() -> str:
-    """The end of a sentence about chance: which metrics have something else in its place."""
+    """End of the sentence about chance, for metrics that have a floor instead."""
     known = {metric.name: metric for metric, _ in columns(written=True) if metric.floor is not None}
     return "".join(
         f", or for {metric.name_in_notes} {metric.floor.of}, which needs no update at all"
@@ -229,11 +229,11 @@ def _floors() -> str:
 
 
 def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]]:
-    """Figures for a quick look: the number, its unit, and a tone where it is a verdict."""
+    """Figures for a quick look: (number, unit, tone); the tone is empty if the number is no verdict."""
     held = sum(control.ok for control in board.controls)
     attacks = {record.attack.name for record in records if record.attack}
     found = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
-    claims = [epsilon for epsilon in found if epsilon is not None]  # 0 is a claim, and the strongest
+    claims = [epsilon for epsilon in found if epsilon is not None]  # 0 is the strongest claim, not a missing one
     failed = sum(record.status == "failed" for record in records)
     facts = [
         (str(len({row.defense.name for row in board.rows if row.control is None})), "defenses", ""),
@@ -255,7 +255,7 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
 
 
 def _opening(parts: Sequence[Part]) -> Opening | None:
-    """The very first image that was attacked, and its reconstruction from each release as it would be made."""
+    """First image that was attacked, with its reconstruction from each release, with its noise if it has any."""
     for part in parts:
         shown = sorted(
             (e for e in part.exhibits if e.control != "negative" and e.strips[0].tiles),
@@ -269,7 +269,7 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
         others: dict[str, str] = {}  # methods to whose release the first attack does not apply
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:
-                # The release as it is made, with its noise, comes last in the table of variants, and is wanted first.
+                # The release with noise, as it is made, is last in the table of variants and is preferred here.
                 made = [shot for shot in reversed(tile.shots) if shot.uri]
                 if tile.original == original and made:
                     epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
@@ -277,7 +277,7 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
                         others[exhibit.name] = exhibit.strips[0].attack
                     shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
                     break
-        # With the original eight pictures, which is one line of the grid in print.
+        # Eight pictures with the original, which fill a line of the grid in print.
         seen = tuple(shots.values())[:7]
         told = "; ".join(f"{name}: {attack}" for name, attack in others.items() if name in [shot[0] for shot in seen])
         attack = f"{first.attack} ({told})" if told else first.attack

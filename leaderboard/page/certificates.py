@@ -1,4 +1,4 @@
-"""The self-test of the tool, where its document lies beside a run's records: what it caught, and whom it accused."""
+"""Self-test of the tool, read from beside a run's records: planted bugs it caught, and correct trainers it accused."""
 
 import json
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from ..records.files import read_bytes
 from ..records.record import RecordError
 
 FILE = "selftest.json"
-"""What `leakbench selftest --out RESULTS` leaves."""
+"""File that `leakbench selftest --out RESULTS` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateLine:
-    """What a self-test found of one trainer.
+    """Result of a self-test on a trainer.
 
     Attributes:
         name: of the trainer.
-        about: what is wrong with it, or what it is.
-        accused: in words: how often, of how many repetitions.
-        interval: of that share, 95 %.
-        by: names of the tests.
-        good: whether it is as it should be.
+        about: planted bug, or description of the trainer.
+        accused: number of accusations and of repetitions, in words.
+        interval: of the share of accusations, 95 %.
+        by: tests that accused it.
+        good: whether the result is as it should be.
     """
 
     name: str
@@ -35,11 +35,11 @@ class CertificateLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """A self-test.
+    """Results of a self-test.
 
     Attributes:
-        level: of a battery: the probability of accusing a correct trainer.
-        bugs: planted ones.
+        level: of the battery: the probability of accusing a correct trainer.
+        bugs: trainers with planted bugs.
         others: correct trainers.
     """
 
@@ -49,7 +49,7 @@ class Certificate:
 
     @property
     def words(self) -> str:
-        """How many were caught, and how many were accused."""
+        """Numbers of bugs caught and of correct trainers accused."""
         caught = sum(one.good for one in self.bugs)
         accused = sum(not one.good for one in self.others)
         return (
@@ -59,16 +59,16 @@ class Certificate:
 
 
 def certificate(results: Path) -> Certificate | None:
-    """The self-test beside a run's records.
+    """Reads the self-test beside a run's records.
 
     Args:
-        results: the run's output.
+        results: output of the run.
 
     Returns:
-        None where there is none.
+        The self-test; None if there is none.
 
     Raises:
-        RecordError: the file is not what such a file must be.
+        RecordError: the file does not have its format.
     """
     path = results / FILE
     if not path.exists():
@@ -79,7 +79,7 @@ def certificate(results: Path) -> Certificate | None:
         raise
     except ValueError as error:
         raise RecordError(f"cannot read self-test {path}: {error}") from None
-    # Key by key: who writes this file is `audit`, whose types a leaf does not import.
+    # Checked key by key: `audit` writes this file, and a leaf package does not import its types.
     trainers = data.get("trainers") if isinstance(data, dict) else None
     if not isinstance(data, dict) or data.get("schema") != 1 or not isinstance(trainers, list):
         raise RecordError(f"bad self-test {path}: it must have schema 1 and trainers; delete it and run it again")

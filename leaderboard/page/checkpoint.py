@@ -1,7 +1,7 @@
-"""The report on a model that was trained elsewhere: an HTML page and a Markdown summary, from the audit's files alone.
+"""Report on a model that was trained elsewhere: an HTML page and a Markdown summary, from the audit's files alone.
 
-A folder has `audit.json`, which names the digests of the two Parquet files beside it: scores of all candidates, and the
-pictures. Nothing is computed but the curve of the scores; every number is the document's own.
+A folder has `audit.json`, which holds the digests of the two Parquet files beside it: scores of all candidates, and
+pictures. Only the ROC curve is computed from the scores; every other number is the document's own.
 """
 
 import io
@@ -33,13 +33,13 @@ DOCUMENT, PAGE, SUMMARY = "audit.json", "index.html", "SUMMARY.md"
 SCORES, PICTURES = "scores.parquet", "pictures.parquet"
 
 SHOWN = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr", "advantage")
-"""Metrics of the table of attacks."""
+"""Metrics in the table of attacks."""
 
 _OPTIONAL: dict[str, Any] = {
     "model": None, "data": {}, "preflight": None, "claim": None, "transcript": None, "rules": [], "not_tested": [],
     "command": [],
 }  # fmt: skip
-"""What the command adds to a document, where it was an audit in memory that wrote it."""
+"""Defaults of the fields that only the command adds, for documents of an audit in memory."""
 
 TONES = {
     "leaks": "bad",
@@ -52,7 +52,7 @@ TONES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One image with its words."""
+    """Image with its title and caption."""
 
     uri: str
     title: str
@@ -69,7 +69,7 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
         The path of the page.
 
     Raises:
-        RecordError: a file is missing, not the one that the audit wrote, or of another version.
+        RecordError: a file is missing, altered since the audit wrote it, or of another version.
     """
     folder = Path(folder)
     told = read_document(folder)
@@ -80,20 +80,20 @@ def build_report(folder: str | os.PathLike[str]) -> Path:
             f"{folder / DOCUMENT} is no whole audit ({error!r} is not as it writes it); run it again"
         ) from None
     write_bytes(folder / SUMMARY, words.encode())
-    # Last, so that a page that is there has its summary beside it.
+    # Written last, so that an existing page has its summary beside it.
     return write_bytes(folder / PAGE, page.encode())
 
 
 def read_document(folder: Path, *, name: str = DOCUMENT, schema: str = SCHEMA) -> dict[str, Any]:
-    """What the document of an audit says.
+    """Reads the document of an audit.
 
     Args:
         folder: of the report.
         name: of the file.
-        schema: its version.
+        schema: expected version.
 
     Raises:
-        RecordError: there is none, or none of this version.
+        RecordError: there is no document, or it has another version.
     """
     content = read_bytes(folder / name, "audit")
     try:
@@ -107,7 +107,7 @@ def read_document(folder: Path, *, name: str = DOCUMENT, schema: str = SCHEMA) -
 
 
 def summary(told: Mapping[str, Any]) -> str:
-    """A summary in Markdown, for a comment on a pull request."""
+    """Formats a summary in Markdown, for a comment on a pull request."""
     ran = [one for one in told["attacks"] if one["metrics"]]
     heads = [METRICS[name].label for name in SHOWN[:3]]
     lines = [
@@ -139,10 +139,10 @@ def summary(told: Mapping[str, Any]) -> str:
 
 
 def render(told: dict[str, Any], folder: Path) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
-        told: the document.
+        told: content of the document.
         folder: with the files that it names.
     """
     scores = _table(folder, told, SCORES)
@@ -187,7 +187,7 @@ def render(told: dict[str, Any], folder: Path) -> str:
 
 
 def epsilon_words(bound: Mapping[str, Any]) -> str:
-    """The bound on epsilon in a sentence, with what it rests on."""
+    """Sentence on the bound on epsilon, with its evidence."""
     if "why_not" in bound:
         return f"no bound, for {bound['why_not']}."
     random = bound["split"] == "random"
@@ -201,7 +201,7 @@ def epsilon_words(bound: Mapping[str, Any]) -> str:
 
 
 def claim_words(told: Mapping[str, Any]) -> list[str]:
-    """What the claim allows, and whether the bound refutes it; where it does not, what would have."""
+    """Sentences on the claim's bound, and whether the measured bound refutes it; if not, on the power of the test."""
     claim, bound = told.get("claim"), told["epsilon"]
     if not claim:
         return []
@@ -212,7 +212,7 @@ def claim_words(told: Mapping[str, Any]) -> list[str]:
     allows = f"Where one record replaces another it allows an epsilon of {bound['claimed']:.2f}"
     if bound["refutes"]:
         return [*said, f"{allows}, which the bound refutes."]
-    if told["verdict"]["word"] == "claim refuted":  # by something else, as a transcript
+    if told["verdict"]["word"] == "claim refuted":  # refuted by other evidence, such as a transcript
         return [*said, f"{allows}, which this bound by itself does not refute."]
     if bound["split"] != "random":
         return [*said, f"{allows}; nobody says that members were drawn at random, so the bound judges nothing."]
@@ -227,7 +227,7 @@ def claim_words(told: Mapping[str, Any]) -> list[str]:
 
 
 def _decided(verdict: Mapping[str, Any]) -> str:
-    """By which numbers the verdict goes."""
+    """Sentence on the numbers that decide the verdict."""
     if verdict.get("how") == "pairs":
         return (
             f"The verdict goes by answers of {verdict['by']} to pairs, those that it is surest of. The two above are "
@@ -317,7 +317,7 @@ def _roc(ran: Sequence[Mapping[str, Any]], scores: Mapping[str, ndarray], style:
 
 
 def _exposed(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[Picture]:
-    """The most exposed members, with the rate of false alarms at which each is found."""
+    """Most exposed members, with the false positive rate at which each is found."""
     if told["exposure"] is None:
         return []
     found = []
@@ -329,7 +329,7 @@ def _exposed(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[P
 
 
 def _rate(rate: float, told: Mapping[str, Any]) -> str:
-    # Of none seen among n, fewer than 1 in n is all that is known.
+    # With none among n, only "fewer than 1 in n" is known.
     return f"{rate:.2%}" if rate > 0 else f"less than 1 in {told['groups']['non_members']:,}"
 
 
@@ -341,7 +341,7 @@ def _classes(told: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _shared(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[dict[str, Any]]:
-    """Members whose gradients were shared, each beside what every attack made of it."""
+    """Members whose gradients were shared, each next to every attack's reconstruction."""
     attacks = told["gradients"]["attacks"]
     count = max((len(one["psnr"]) for one in attacks), default=0)
     rows = []
@@ -361,7 +361,7 @@ def _shared(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[di
 
 
 def rank_words(found: Any) -> list[str]:
-    """What the ranks of the equations say, in words."""
+    """Sentences on the ranks of the equations of the gradient."""
     if isinstance(found, str):
         return [f"Ranks are not known: {found}."]
     stuck = [one for one in found if one["deficit"] > 0]
@@ -375,7 +375,7 @@ def rank_words(found: Any) -> list[str]:
 
 
 def _uri(told: Mapping[str, Any], pictures: Mapping[str, ndarray], kind: str, place: int) -> str:
-    """An image as the URI of a PNG; empty where it is no image."""
+    """Encodes an image as a PNG data URI; empty if its shape is no image's."""
     shape, (low, high) = told["groups"]["input_shape"], told["groups"]["input_range"]
     if len(shape) != 3 or shape[0] not in (1, 3) or not high > low:
         return ""
@@ -389,10 +389,10 @@ def _uri(told: Mapping[str, Any], pictures: Mapping[str, ndarray], kind: str, pl
 
 
 def _table(folder: Path, told: Mapping[str, Any], name: str) -> dict[str, ndarray]:
-    """A Parquet file of the audit, by columns.
+    """Reads a Parquet file of the audit, as column -> values.
 
     Raises:
-        RecordError: it is not there, or not the one that the audit wrote.
+        RecordError: it is missing, or altered since the audit wrote it.
     """
     import pyarrow
     import pyarrow.parquet
@@ -408,7 +408,7 @@ def _table(folder: Path, told: Mapping[str, Any], name: str) -> dict[str, ndarra
 
 
 def in_markdown(text: str) -> str:
-    """Text in which Markdown finds nothing of its own."""
-    # With a space behind, neither names anybody nor is an address.
+    """Escapes Markdown in a text."""
+    # A space behind @ and : prevents mentions and automatic links.
     words = " ".join(str(text).split()).replace("@", "@ ").replace("://", ": //")
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>|#" else letter for letter in words)

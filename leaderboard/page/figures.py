@@ -1,10 +1,9 @@
-"""Plots of a page: the numbers of the board that each one shows, and its caption.
+"""Plots of a page: the numbers of the board that each plot shows, and its caption.
 
-A section of the board gets: utility against leakage; where there are several budgets, accuracy against claimed epsilon
-and against the noise multiplier, with the papers' figures; where defenses are swept over sparsities or ranks, the PSNR
-of images found in their updates; and what attacks imply about epsilon against what is claimed.
-A plot that the records cannot fill is a sentence that says why. Negative controls are in no plot: their
-models never saw the members.
+A section of the board gets utility against leakage; for several budgets, accuracy against claimed epsilon and against
+the noise multiplier, with papers' figures; for sweeps over sparsities or ranks, the PSNR of reconstructed images; and
+the epsilon implied by attacks against the claimed epsilon. A plot that the records cannot fill becomes a sentence with
+the reason. Negative controls are in no plot, because their models were not trained on the members.
 """
 
 import math
@@ -24,23 +23,23 @@ from .sweep_points import SWEPT, sweep_points
 Style = Mapping[str, tuple[int, str]]
 
 WIDE, NARROW = (620.0, 430.0), (358.0, 350.0)
-"""Every plot is drawn for two widths of the page, because letters shrink with a drawing."""
+"""Sizes for two widths of the page: every plot is drawn twice, because its text scales with it."""
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
 PSNR = METRICS["psnr"]
-"""The metrics that are drawn. Plots are about these, whatever else the table has."""
+"""Metrics that are drawn; plots ignore all others in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One plot with what belongs to it.
+    """Plot with its legend, caption and numbers.
 
     Attributes:
         name: unique on the page.
-        title: what it shows.
-        wide: the drawing; None when there is nothing to draw, and the caption says why.
-        narrow: the same for narrow pages.
-        legend: mark and meaning.
+        title: of the plot.
+        wide: drawing; None if there is nothing to draw, with the reason in the caption.
+        narrow: drawing for narrow pages.
+        legend: (mark, meaning) each.
         caption: sentences.
         headers: of the table of its numbers; empty without one.
         numbers: rows of that table.
@@ -57,7 +56,7 @@ class Figure:
 
 
 def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
-    """The plots of one section.
+    """Draws the plots of a section.
 
     Args:
         rows: of the section.
@@ -65,12 +64,12 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
         name: unique on the page; a prefix of the plots' names.
 
     Returns:
-        Two to four of them, and one for each sweep of a setting that images were sought under.
+        Two to four plots, and one for each sweep of a setting under which images were attacked.
     """
     shown = [row for row in rows if row.control != "negative"]
     drawn = [_trade_off(shown, style, f"{name}-trade")]
     by_auc = any(row.auc.value is not None for row in shown)
-    # Without an AUC `_trade_off` falls back to this very plot.
+    # Without an AUC, `_trade_off` falls back to this plot.
     if by_auc and len({row.claim.epsilon for row in shown if row.claim} - {None}) > 1:
         drawn.append(_against_epsilon(shown, style, f"{name}-epsilon"))
     if len({row.noise_multiplier for row in shown} - {None, 0.0}) > 1:
@@ -80,11 +79,11 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
 
 
 def epsilon_words(row: Row, digits: int = 2) -> str:
-    """The claimed epsilon of a row in words: ∞ where none is proved, n/a without a claim; says what is unverified.
+    """Formats the claimed epsilon of a row: ∞ if none is proved, n/a without a claim; marked if unverified.
 
     Args:
         row: of the board.
-        digits: behind the point.
+        digits: decimals.
     """
     if row.claim is None:
         return "n/a"
@@ -106,7 +105,7 @@ def _trade_off(rows: Sequence[Row], style: Style, name: str) -> Figure:
     ]
     chance = AUC.chance or 0.0
     ends = _ends(row.auc for row in kept)
-    # Chance is in view however far off all defenses are.
+    # Chance is in view however far all defenses are from it.
     x = axis_over("worst-case AUC of membership attacks", [chance, *ends], least=AUC.least, most=AUC.most)
     caption = [
         "Up is more useful, left leaks less. Bars are 95 % intervals; that of the worst-case AUC reaches over "
@@ -131,7 +130,7 @@ def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     kept = [row for row in rows if row.noise_multiplier and row.accuracy.value is not None]
     ours = [
-        # Filled throughout: here outlines are the papers', elsewhere they are claims without proof.
+        # Filled throughout: here outlines are papers' figures, elsewhere claims without proof.
         _point(row, row.noise_multiplier, row.accuracy, path=_path(row), hollow=False)
         for row in kept
         if row.noise_multiplier
@@ -140,7 +139,7 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     caption = ["Bars are 95 % intervals."]
     if theirs:
         caption.append("Outlines are figures that papers report for the same setting; their sources are listed below.")
-    # Papers' points stand at the noise of our rows, so ours span the axis.
+    # Papers' points have the noise of our rows, so our rows span the axis.
     x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
     title = "Accuracy against the noise multiplier"
     points = [*ours, *theirs]
@@ -149,7 +148,7 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
 
 
 def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
-    """PSNR against sparsity and against rank, of each variant of the release, where rows sweep them."""
+    """PSNR against sparsity and against rank, for each variant of the release, if rows sweep them."""
     drawn = []
     for swept in SWEPT:
         for variant in KINDS[PSNR.kind].variants:
@@ -167,7 +166,7 @@ def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
                 span = least if least == most else f"{least} to {most}"
                 caption.append(f"The mean public image has {PSNR.with_unit(span)}: at or below that nothing was found.")
             title = f"{PSNR.label} against {swept.label}, {variant.label}"
-            # A line here is several rows, so it has a style of its own.
+            # A line here joins several rows, so it has its own style.
             style = styles({point.series: point.series.partition(",")[0] for point in points})
             said = [*caption, *left_out]
             drawn.append(_figure(f"{name}-{swept.name}-{variant.name}", title, points, x, y, style, said, dodge=True))
@@ -175,7 +174,7 @@ def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
 
 
 def _reported(rows: Sequence[Row]) -> list[Point]:
-    """The papers' accuracies, at the noise of the rows they belong to."""
+    """Papers' accuracies, at the noise of the rows to which they belong."""
     points = []
     for row in rows:
         records = [r for cell in row.cells if cell.kind == ACCURACY.kind for r in cell.records.values()]
@@ -190,14 +189,14 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
                 hollow=True,
             )
             for value, source in figures
-            # 93.2, where a suite quotes per cent, has no place on the axis.
+            # A figure in per cent, such as 93.2, is off the axis.
             if value == ACCURACY.clip(value)
         ]
     return points
 
 
 def _implied(rows: Sequence[Row], style: Style, name: str) -> Figure:
-    """Epsilon that the attacks' scores imply, against the claim that they must not exceed."""
+    """Epsilon implied by the attacks' scores, against the claim, which it must not exceed."""
     title = "Empirical against claimed ε"
     found = {i: _implied_by(row) for i, row in enumerate(rows)}
     told = sorted({cell.attack or "" for row in rows for cell in row.cells if _knows_participation(cell)})
@@ -253,7 +252,7 @@ def _implied_by(row: Row) -> Estimate:
     worst = worst_case(IMPLIED.name, cells, missing=missing)
     if worst.value is None or worst.ends is not None:
         return worst
-    # A weak attack implies 0 with every seed, which has no spread; the strongest one's own interval is shown then.
+    # A weak attack implies 0 with every seed, without any spread; the strongest attack's own interval is shown then.
     strongest = next(cell for cell in cells if cell.attack == worst.attack)
     own = over_seeds(IMPLIED.name, strongest, looks=worst.looks)
     if own.ends is None:
@@ -314,7 +313,7 @@ def _point(
     hollow: bool | None = None,
 ) -> Point:
     leak = "" if row.auc.value is None else f", worst AUC {row.auc.words(2)} by {row.auc.attack}"
-    # y has a value: rows without accuracy were left out by the caller, and 0.0 is for the type checker.
+    # The caller left out rows without accuracy; 0.0 is for the type checker.
     return Point(
         x=x,
         y=y.value or 0.0,
@@ -329,17 +328,17 @@ def _point(
 
 
 def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
-    """A name where each method has one row; the budget alone where a line joins several."""
+    """Label of a mark: a name if its method has a single row, the budget alone if a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
     if sum(other.method == row.method for other in rows) == 1:
-        # 28 letters take half of the narrow drawing (176 of 358 units); the legend has names in full.
+        # 28 letters take half of the narrow drawing (176 of 358 units); the legend has the full names.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name
     return epsilon if with_epsilon else ""
 
 
 def _path(row: Row) -> str:
-    """Key of the line that joins the budgets of one method."""
+    """Key of the line that joins the budgets of a method."""
     return f"{row.method} {row.control}"
 
 
@@ -366,7 +365,7 @@ def _ends(estimates: Iterable[Estimate]) -> list[float]:
 
 
 def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) -> list[str]:
-    """Why rows are not in a plot, one sentence for each."""
+    """Sentences on why rows are not in a plot."""
     said = []
     for row in rows:
         # By identity: `==` would compare rows record by record.

@@ -1,7 +1,7 @@
-"""Image pairs, original and reconstruction, from the arrays beside the records, with their PSNR computed again.
+"""Image pairs, original and reconstruction, from the arrays beside the records, with their PSNR recomputed.
 
-Each PSNR is on [0, 1] and after the same matching as in the record (least total MSE within one target), so that a page
-can say where the two disagree.
+Each PSNR is on [0, 1] and uses the record's matching (least total MSE within a target), so that a page can report a
+disagreement.
 """
 
 import base64
@@ -19,19 +19,19 @@ from ..records.files import read_bytes
 from ..records.record import Record
 
 RESOLUTION = 1e-12
-"""A smaller MSE counts as this one, which is 120 dB, as in the records."""
+"""Lower limit of the MSE, which is 120 dB, as in the records."""
 
 TOLERANCE = 0.02
-"""dB between the record's mean PSNR and that of its arrays, which are stored in single precision."""
+"""Tolerance, dB, between the record's mean PSNR and that of its arrays, which are stored in single precision."""
 
 
 class PictureError(ValueError):
-    """The arrays of a record cannot be shown; the message says why."""
+    """Arrays of a record that cannot be shown; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class ImagePair:
-    """One original and its reconstruction, both on [0, 1], and its place in the run."""
+    """Original and its reconstruction, both on [0, 1], with their place in the run."""
 
     seed: int
     target: int
@@ -43,19 +43,19 @@ class ImagePair:
 
 
 def unit_images(values: ndarray, low: float, high: float) -> ndarray:
-    """Model inputs on [0, 1]; what leaves the box is clamped.
+    """Rescales model inputs to [0, 1] and clamps them.
 
     Args:
         values: in model-input units.
-        low: the value that is black.
-        high: the value that is white.
+        low: value of black.
+        high: value of white.
     """
     return np.clip((values - low) / (high - low), 0.0, 1.0)
 
 
 def mean_squares(a: ndarray, b: ndarray) -> ndarray:
-    """Mean squared difference of every image of `a` [n, dim] to every one of `b` [m, dim], as [n, m]."""
-    # Differences rather than |a|^2 - 2ab + |b|^2, which loses all digits where the match is good.
+    """Mean squared difference between every image of `a` [n, dim] and of `b` [m, dim], as [n, m]."""
+    # Differences instead of |a|^2 - 2ab + |b|^2, which loses all digits for a good match.
     return np.stack([np.square(a - one).mean(axis=1) for one in b], axis=1)
 
 
@@ -65,14 +65,14 @@ def psnr(error: float) -> float:
 
 
 def png(image: ndarray) -> str:
-    """An image [channels, height, width] on [0, 1] as the URI of a PNG.
+    """Encodes an image [channels, height, width] on [0, 1] as a PNG data URI.
 
     Args:
         image: with 1 or 3 channels.
     """
     from PIL import Image
 
-    # Rounded: a cast alone would cut every pixel down, and darken the picture by half a level.
+    # Rounded: a cast alone would truncate every pixel, and darken the picture by half a level.
     pixels = np.rint(image * 255).astype(np.uint8)
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
     file = io.BytesIO()
@@ -81,14 +81,14 @@ def png(image: ndarray) -> str:
 
 
 def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
-    """The originals of a record with their reconstructions.
+    """Returns the originals of a record with their reconstructions.
 
     Args:
         record: a reconstruction with arrays.
-        folder: where they lie.
+        folder: of its arrays.
 
     Returns:
-        The pairs, in the order of the run, and a remark where they contradict the record; empty where not.
+        The pairs, in the order of the run, and a remark if they contradict the record; empty otherwise.
 
     Raises:
         PictureError: there are no arrays, or they are no images.
@@ -102,7 +102,7 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
         places = np.flatnonzero(targets == target)
         costs = mean_squares(found[places], originals[places])
         rows, columns = linear_sum_assignment(costs)
-        # By the place of the original, so that pictures keep the order of the run whatever was matched with what.
+        # By the place of the original, so that pictures keep the order of the run under any matching.
         order = np.argsort(columns)
         for k, i in zip(rows[order], columns[order], strict=True):
             true, guess = originals[places[i]].reshape(shape), found[places[k]].reshape(shape)
@@ -127,14 +127,14 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
     if not path.is_file():
         raise PictureError(f"{record.arrays} is not beside its record")
     try:
-        # By `read_bytes`, which refuses links; pyarrow would follow one out of the folder.
+        # `read_bytes` refuses links; pyarrow would follow a link out of the folder.
         content = io.BytesIO(read_bytes(path, "arrays"))
         table = pyarrow.parquet.read_table(content, columns=["target", "label", "original", "reconstruction"])
-        # One chunk, because `flatten` of a chunked column takes apart structs and not lists.
+        # A single chunk, because `flatten` of a chunked column splits structs and not lists.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         flat = {name: columns[name].flatten().to_numpy() for name in ("original", "reconstruction")}
         targets, labels = (columns[name].to_numpy().astype(int) for name in ("target", "label"))
-        # float64, as when the record's PSNR was computed; arrays on disk are float32.
+        # float64, as for the record's PSNR; arrays on disk are float32.
         images = [flat[name].astype(float).reshape(table.num_rows, -1) for name in flat]
     except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise PictureError(
@@ -149,7 +149,7 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
 
 def _range(record: Record, originals: ndarray) -> tuple[float, float]:
     given = record.task.get("input_range")
-    if given is None:  # records without it are of data on [0, 1]
+    if given is None:  # records without it have data on [0, 1]
         given = [0.0, 1.0]
         if originals.min() < 0 or originals.max() > 1:
             raise PictureError("its inputs leave [0, 1] and its record has no task.input_range")
@@ -163,7 +163,7 @@ def _shape(record: Record, dim: int) -> tuple[int, int, int]:
     """Channels, height and width; without a shape in the record, those of a square image in grey or colour."""
     given: Any = record.task.get("input_shape")
     if given is None:
-        # 3 is no square, so at most one of the two is possible.
+        # 3 is not a square, so at most one of the two is possible.
         given = next(([c, s, s] for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
         if given is None:
             raise PictureError(f"{dim} numbers are no square image, and its record has no task.input_shape")

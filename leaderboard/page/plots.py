@@ -1,8 +1,7 @@
-"""Scatter plots as inline SVG: they follow the page's colours, light and dark, and need nothing from outside.
+"""Scatter plots as inline SVG, which follow the page's colours, light and dark, and load nothing from outside.
 
-Drawn by hand because a plotting library writes its colours, fonts and sizes into the file, where no style sheet
-reaches them. A plot knows nothing of records: it gets points that may have intervals on both axes. Every text is
-escaped.
+A plotting library writes colours, fonts and sizes into the file, out of reach of a style sheet, so these are drawn by
+hand. Plots do not depend on records: they take points with optional intervals on both axes. All text is escaped.
 """
 
 import math
@@ -15,34 +14,34 @@ from .axes import Axis
 
 Rectangle = tuple[float, float, float, float]
 
-# Margins, in units of the drawing: room for tick labels and for the axes' names.
+# Margins, in units of the drawing, for tick labels and axis names.
 LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
 INFINITY_WIDTH = 46.0
-"""Width of the strip at the right edge in which infinite values stand."""
-_WIDEST = 36.0  # units that marks at one x take up, which is less than the room for those at infinity
+"""Width of the strip at the right edge for infinite values."""
+_WIDEST = 36.0  # width of the marks at one x, in units of the drawing; fits into INFINITY_WIDTH
 
 CHARACTER, LINE = 6.3, 12.0
-"""Upper estimates of a letter's size in a label, in units of the drawing; a browser's font is not known here."""
+"""Upper estimates of a letter's size in a label, in units of the drawing; the browser's font is unknown here."""
 
 MARKERS = ("circle", "square", "up", "diamond", "down", "cross", "pentagon", "bar")
 COLOURS = 7
-"""So many distinct colours the style sheet has, `--c0` to `--c6`; every series has a marker too."""
+"""Number of distinct colours in the style sheet, `--c0` to `--c6`; every series has a marker too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One mark of a plot.
+    """Mark of a plot.
 
     Attributes:
-        x: where; infinity where the axis has a place for it.
-        y: where.
-        x_ends: ends of its interval; None without one.
-        y_ends: the same.
+        x: position; infinity if the axis has a place for it.
+        y: position.
+        x_ends: ends of its interval in x; None without an interval.
+        y_ends: ends of its interval in y; None without an interval.
         series: decides colour and marker.
-        label: short words beside the mark; empty for none.
+        label: short words next to the mark; empty for none.
         title: all its numbers in words, shown on hovering and read aloud.
-        path: marks with the same path are joined by a line, from left to right; empty for none.
-        hollow: an outline only.
+        path: marks of the same path are joined by a line, from left to right; empty for none.
+        hollow: whether only its outline is drawn.
     """
 
     x: float
@@ -57,10 +56,10 @@ class Point:
 
 
 def styles(series: Mapping[str, str]) -> dict[str, tuple[int, str]]:
-    """A colour's number for each family of series, and a marker for each series; the same names get the same.
+    """Assigns a colour number to each family of series and a marker to each series, a function of the names alone.
 
     Args:
-        series: its name -> that of its family.
+        series: name of a series -> name of its family.
     """
     families = sorted(set(series.values()))
     return {
@@ -83,23 +82,23 @@ def scatter(
     equality: bool = False,
     dodge: bool = False,
 ) -> Markup:
-    """Draws a plot.
+    """Draws a scatter plot.
 
     Args:
-        points: the marks; later ones lie on top.
-        x: the horizontal axis.
-        y: the vertical one.
+        points: marks; later marks are drawn on top.
+        x: horizontal axis.
+        y: vertical axis.
         style: series -> (colour, marker), see `styles`.
-        title: what is shown, for those who hear the page.
+        title: read aloud by screen readers.
         name: unique on the page.
         width: in units of the drawing.
-        height: the same.
-        chance: a value of x at which a vertical line is drawn and called chance.
-        equality: whether to draw y = x, and to shade what lies above.
-        dodge: whether marks of several series at one x are set side by side.
+        height: in units of the drawing.
+        chance: x at which a vertical line labelled "chance" is drawn; None for no line.
+        equality: whether to draw y = x and shade the region above it.
+        dodge: whether marks of several series at the same x are set side by side.
 
     Returns:
-        One <svg> element.
+        An <svg> element.
     """
     shifts = _shifts(points) if dodge else {}
     frame = _Frame(x=x, y=y, width=width, height=height, shifts=shifts)
@@ -122,13 +121,13 @@ def scatter(
 
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
-    """One line of a plot.
+    """Line of a plot.
 
     Attributes:
-        places: x and y, from left to right.
+        places: (x, y) from left to right.
         series: decides the colour.
-        title: what it is, shown on hovering and read aloud.
-        bound: whether it is drawn dashed, as what is not measured.
+        title: shown on hovering and read aloud.
+        bound: whether it is drawn dashed, as a bound and not a measurement.
     """
 
     places: Sequence[tuple[float, float]]
@@ -152,16 +151,16 @@ def curves(
 
     Args:
         lines: in the order in which they are drawn.
-        x: the horizontal axis.
-        y: the vertical one.
+        x: horizontal axis.
+        y: vertical axis.
         style: series -> (colour, marker), see `styles`.
-        title: what is shown, for those who hear the page.
+        title: read aloud by screen readers.
         name: unique on the page.
         width: in units of the drawing.
-        height: the same.
+        height: in units of the drawing.
 
     Returns:
-        One <svg> element.
+        An <svg> element.
     """
     frame = _Frame(x=x, y=y, width=width, height=height, shifts={})
     low, high = max(x.low, y.low), min(x.high, y.high)
@@ -169,7 +168,7 @@ def curves(
     chance = _f('<line class="chance" x1="{}" y1="{}" x2="{}" y2="{}"/>', *ends[0], *ends[1])
     drawn = []
     for line in lines:
-        # What lies below an axis is where it ends, and not drawn along its edge.
+        # Points below an axis are cut, not drawn along its edge.
         inside = [(a, b) for a, b in line.places if a >= x.low and b >= y.low]
         places = " ".join(f"{frame.across(a):.1f},{frame.down(b):.1f}" for a, b in inside)
         kind = "joined hollow" if line.bound else "joined"
@@ -183,12 +182,12 @@ def curves(
 
 
 def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
-    """One mark by itself, for legends and tables.
+    """Draws a single mark, for legends and tables.
 
     Args:
         colour: number of the colour.
         shape: of `MARKERS`.
-        hollow: an outline only.
+        hollow: whether only its outline is drawn.
     """
     return _f(
         '<svg class="key c{}" viewBox="-8 -8 16 16" width="14" height="14" aria-hidden="true">{}</svg>',
@@ -206,7 +205,7 @@ class _Frame:
 
     @property
     def right(self) -> float:
-        """Where the finite part of the x axis ends."""
+        """Right end of the finite part of the x axis."""
         return self.width - RIGHT - (INFINITY_WIDTH if self.x.infinity else 0)
 
     @property
@@ -219,7 +218,7 @@ class _Frame:
         return LEFT + self.x.share(value) * (self.right - LEFT)
 
     def place(self, point: Point) -> tuple[float, float]:
-        """Where the middle of a point's mark is."""
+        """Centre of a point's mark."""
         return self.across(point.x) + self.shifts.get((point.x, point.series), 0.0), self.down(point.y)
 
     def down(self, value: float) -> float:
@@ -228,19 +227,19 @@ class _Frame:
 
 
 def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
-    """How far series at one x are moved apart, in units of the drawing."""
+    """Offsets that move series at the same x apart, in units of the drawing."""
     at: dict[float, list[str]] = {}
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
-    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone. Of many it counts for more that all
-    # stand near their x, and not at other values of it, than that each is seen.
+    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone. With many series, staying near their
+    # x matters more than seeing each.
     apart = {x: min(9.0, _WIDEST / max(1, len(here) - 1)) for x, here in at.items()}
     return {(x, s): apart[x] * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
 
 
 def _f(template: str, *values: object) -> Markup:
-    """Fills a template; numbers are rounded to what a screen shows, everything else is escaped."""
+    """Fills a template; numbers are rounded to screen precision, everything else is escaped."""
     # Tenths of a unit, so that drawings do not depend on the last digits of a machine's floats.
     words = (f"{v:.1f}".removesuffix(".0") if isinstance(v, float) else v for v in values)
     return Markup(template).format(*words)  # noqa: S704 -- templates are ours, and what is filled in is escaped
@@ -271,8 +270,8 @@ def _grid(frame: _Frame) -> Markup:
 
 
 def _equality(frame: _Frame, name: str) -> Markup:
-    """The line y = x, bent where only one axis is logarithmic, and the region above it."""
-    # The line is bent where x alone is logarithmic; 64 pieces look like a curve.
+    """Line y = x, curved if only one axis is logarithmic, and the region above it."""
+    # The line is curved if x alone is logarithmic; 64 segments look smooth.
     steps = 64
     ratio = frame.x.high / frame.x.low if frame.x.log else 0.0
     values = [
@@ -331,7 +330,7 @@ def _shape(shape: str, x: float, y: float, hollow: bool) -> Markup:
 def _lines(frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]]) -> Markup:
     drawn = []
     for path in dict.fromkeys(point.path for point in points if point.path):
-        # By x, so that the line runs with the budget, in whatever order the rows come.
+        # By x, so that the line follows the budget in any order of the rows.
         members = sorted((p for p in points if p.path == path), key=lambda p: (p.x, p.y))
         if len(members) > 1:
             places = " ".join("{:.1f},{:.1f}".format(*frame.place(p)) for p in members)
@@ -344,12 +343,12 @@ def _lines(frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int
 def _labels(
     frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]], chance: float | None
 ) -> Markup:  # fmt: skip
-    """Puts each label where it covers no mark and no other label; one without such a place is left to the legend."""
-    # Marks, their bars and the line of chance are obstacles before any label is placed; each label is one after.
+    """Places each label clear of marks and other labels; a label without such a place is left to the legend."""
+    # Marks, their bars and the line of chance are obstacles from the start; each placed label becomes an obstacle.
     taken: list[Rectangle] = []
     for point in points:
         x, y = frame.place(point)
-        # No mark is larger: the bar's corners are 6.5 above and below its centre.
+        # Upper bound of a mark's size: the bar's corners are 6.5 above and below its centre.
         taken.append((x - 7, y - 7, x + 7, y + 7))
         if point.y_ends is not None:
             # The high end first: it has the smaller y.
@@ -363,7 +362,7 @@ def _labels(
         if not point.label:
             continue
         (x, y), wide = frame.place(point), CHARACTER * len(point.label)
-        # Nearest first: beside the mark, then above and below, then farther off, where the eye may lose it.
+        # Nearest first: next to the mark, then above and below, then farther off.
         places = [
             (x + 10, y + 4), (x + 10, y - 8), (x + 10, y + 16), (x - 10 - wide, y + 4), (x - 10 - wide, y - 8),
             (x - 10 - wide, y + 16), (x - wide / 2, y - 12), (x - wide / 2, y + 20), (x + 10, y - 20), (x + 10, y + 28),

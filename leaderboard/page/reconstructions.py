@@ -1,7 +1,7 @@
-"""Originals beside their reconstructions, as a page shows them.
+"""Originals next to their reconstructions, for the page.
 
-The pictures are the first ones in the order of the run, never a choice. Where the arrays contradict their record the
-page says so, and what cannot be shown has a sentence.
+The pictures are the first in the order of the run, never a choice. If arrays contradict their record, the page says so,
+and missing pictures get a sentence with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ from .plots import marker
 from .tables import Value, value
 
 OPEN, MOST = 6, 24
-"""Tiles of a strip that are seen at once, and those that can be unfolded; the rest stays in the arrays."""
+"""Tiles of a strip that are visible at once, and at most after unfolding; the rest is in the arrays alone."""
 
 BYTES = 3_000_000
-"""Of pictures on a page, as they are written there."""
+"""Limit for the pictures of a page, in bytes of their encoded form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shot:
-    """One reconstruction.
+    """Reconstruction of an original.
 
     Attributes:
         variant: "no noise" or "with noise".
-        uri: the picture; empty when there is none.
+        uri: picture; empty if there is none.
         words: its PSNR, or why there is none.
     """
 
@@ -46,7 +46,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One original and its reconstructions, one for each variant of the release."""
+    """Original with a reconstruction for each variant of the release."""
 
     title: str
     original: str
@@ -55,17 +55,17 @@ class Tile:
 
 @dataclass(kw_only=True)
 class PictureStrip:
-    """Reconstructions by one attack on one defense.
+    """Reconstructions by an attack on a defense.
 
     Attributes:
         attack: its label.
         headers: titles of the metrics, the main one first.
         lines: variant -> metric -> cell, means over seeds with intervals.
-        floor: what a guess without the update reaches in the main metric; None where it has no floor.
-        floor_of: whose guess it is.
-        tiles: seen at once.
-        folded: the next ones.
-        remarks: what is not shown, and why.
+        floor: main metric of a guess without the update; None if it has no floor.
+        floor_of: source of that guess.
+        tiles: visible at once.
+        folded: visible after unfolding.
+        remarks: reasons why pictures are missing.
     """
 
     attack: str
@@ -80,7 +80,7 @@ class PictureStrip:
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """All strips of one row of the board, the strongest attack first."""
+    """Strips of a row of the board, the strongest attack first."""
 
     name: str
     details: str
@@ -91,14 +91,14 @@ class Exhibit:
 
 
 class PictureAllowance:
-    """Bytes that pictures may still take on a page; one that is shown twice is written twice, and counts twice."""
+    """Bytes left for pictures on a page; a picture that is shown twice is written and counted twice."""
 
     def __init__(self, bytes_: int = BYTES) -> None:
-        """Starts with all of them."""
+        """Starts with the whole allowance."""
         self.left = bytes_
 
     def take(self, cost: int) -> bool:
-        """Whether so many were left; they are then taken."""
+        """Takes `cost` bytes if they are left; returns whether they were."""
         enough = cost <= self.left
         if enough:
             self.left -= cost
@@ -108,23 +108,23 @@ class PictureAllowance:
 def exhibits(
     rows: Sequence[Row], folder: Path, style: Style, notes: Footnotes, allowance: PictureAllowance
 ) -> list[Exhibit]:
-    """The pictures of one section.
+    """Collects the pictures of a section.
 
     Args:
         rows: of the section.
-        folder: where records and arrays lie.
+        folder: of records and arrays.
         style: method -> (colour, marker).
-        notes: takes the reasons of what was not measured.
+        notes: collects the reasons for missing measurements.
         allowance: shared by all sections.
 
     Returns:
-        One for each row and kind of attack that found pictures.
+        An exhibit for each row and kind of attack that reconstructs pictures.
     """
     found = []
     for row, kind in [(row, kind) for row in rows for kind in KINDS.values() if kind.pictured]:
         attacks: dict[str, dict[str, BoardCell]] = {}
         for cell in row.cells:
-            # Whoever picks among candidates found no picture, and a copy of the original would look as if.
+            # A choice among candidates reconstructs nothing; its copy of the original would look like a reconstruction.
             if cell.kind == kind.name and not is_choice(cell):
                 attacks.setdefault(cell.attack or "", {})[cell.noise or ""] = cell
         first = next((estimate.attack for estimate in row.main(kind) if estimate.attack), None)
@@ -155,7 +155,7 @@ def _strip(
     shown = [metric for metric in METRICS.values() if metric.pictured and metric.kind == kind.name]
     strip = PictureStrip(attack=attack, headers=tuple(metric.title for metric in shown))
     if floor := METRICS[kind.main].floor:
-        # From any variant: the floor is a number of the images, not of the release.
+        # Any variant will do: the floor depends on the images, not on the release.
         strip.floor = value(over_seeds(floor.metric, next(iter(cells.values()))), notes)
         strip.floor_of = floor.of.removeprefix("the ")
     variants = _variants(row, kind)
@@ -167,12 +167,12 @@ def _strip(
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
     made, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
-    # One image a target needs no second number in its title.
+    # With a single image per target, titles need no second number.
     several = any(key.place for key in made)
-    # Images before seeds, so that what is seen at once is of all seeds.
+    # Images before seeds, so that the visible tiles cover all seeds.
     for key in sorted(made)[:MOST]:
         tile = _tile(key, made[key], cells, variants, several=several)
-        # Stops here, even where a smaller one would fit: pictures are the first of the run, never a choice.
+        # Stops even if a smaller tile would fit: pictures are the first of the run, never a choice.
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
@@ -182,7 +182,7 @@ def _strip(
 
 
 _Variants = Mapping[str, tuple[str, str]]
-"""Variant -> its label, and why a row has nothing of it; one without a name where a kind has one form only."""
+"""Variant -> (label, reason why a row lacks it); a single unnamed variant if the kind has only one form."""
 
 
 def _variants(row: Row, kind: KindOfResult) -> _Variants:
@@ -193,7 +193,7 @@ def _variants(row: Row, kind: KindOfResult) -> _Variants:
 
 
 class _ImageKey(NamedTuple):
-    """One original: its place in the run, and its pixels, should they differ from one variant to the other."""
+    """Original: its place in the run, and its pixels, which may differ between variants."""
 
     target: int
     place: int
@@ -202,13 +202,13 @@ class _ImageKey(NamedTuple):
 
 
 _Found = dict[str, tuple[ImagePair, str]]
-"""Variant -> the pair, and its PSNR in words."""
+"""Variant -> (pair, PSNR in words)."""
 
 
 def _collect(
     cells: Mapping[str, BoardCell], variants: _Variants, folder: Path
 ) -> tuple[dict[_ImageKey, _Found], list[str]]:
-    """Every original once, with what each variant made of it, and remarks on what is not there."""
+    """Collects every original once, with its reconstruction for each variant, and remarks on missing pictures."""
     made: dict[_ImageKey, _Found] = {}
     unshown: dict[str, list[int]] = {}
     remarks = []
@@ -222,10 +222,10 @@ def _collect(
             remarks += [remark] if remark else []
             measured = record.metrics.get("psnr")
             why = "not measured" if measured is None else measured.reason
-            # The arrays of a search that failed hold its random start: shown, but of no PSNR.
+            # The arrays of a failed search hold its random start, which is shown without a PSNR.
             failed = measured is None or measured.value is None
             for pair in pairs:
-                # With its pixels, because both variants show one original only where they attacked the same one.
+                # Pixels are in the key, so that variants share an original only if they attacked the same image.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
                 made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr)
     remarks += [

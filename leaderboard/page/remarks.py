@@ -1,4 +1,4 @@
-"""Remarks of a page: papers' figures beside ours, what claims assume, settings tuned, provenance of the numbers."""
+"""Remarks of a page: papers' figures next to ours, assumptions of claims, tuned settings, provenance of the numbers."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from ..records.record import Record, RecordError
 
 @dataclass(frozen=True, kw_only=True)
 class PaperComparison:
-    """A paper's figure beside ours."""
+    """Figure of a paper next to ours."""
 
     defense: str
     setting: str
@@ -31,13 +31,13 @@ class PaperComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """One search for training settings on public data.
+    """Search for training settings on public data.
 
     Attributes:
-        title: what was tuned.
-        setting: on which data and model.
+        title: defense and budget.
+        setting: data and model.
         headers: of the grid: its settings, then accuracy, interval, n.
-        lines: of the grid, each with whether it was chosen.
+        lines: (cells, whether the point was chosen) for each point of the grid.
     """
 
     title: str
@@ -47,20 +47,20 @@ class Tuning:
 
 
 def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
-    """Every figure of a paper beside the mean over seeds of the same metric in the same cell.
+    """Lists papers' figures next to the mean over seeds of the same metric in the same cell.
 
-    A figure for epsilon stands beside the largest claim of the cell's records.
+    A figure for epsilon is compared with the largest claim of the cell's records.
 
     Args:
         rows: of the board.
 
     Returns:
-        In the order of the board; each figure once for each cell.
+        Comparisons in the order of the board; each figure once per cell.
     """
     found = []
     for row in rows:
         for cell in row.cells:
-            # Each seed's record repeats the figure of its cell.
+            # The record of each seed repeats the figure of its cell.
             figures = dict.fromkeys(
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
@@ -82,13 +82,13 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
 
 
 def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
-    """Our figure in words, and the difference to a paper's."""
+    """Our figure in words, and its difference from a paper's."""
     if metric == "epsilon":
         claims = [record.claim for record in cell.records.values() if record.claim is not None]
         proved = [claim.epsilon for claim in claims if claim.epsilon is not None]
         if not claims:
             return "n/a: no claim in these records", "n/a"
-        # One infinite claim makes the largest one infinite.
+        # An infinite claim makes the largest claim infinite.
         if len(proved) < len(claims):
             why = next(claim.reason for claim in claims if claim.epsilon is None)
             return f"∞: {why}", "n/a"
@@ -96,13 +96,13 @@ def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     ours = over_seeds(metric, cell)
     if ours.value is None:
         return f"n/a: {ours.reason}", "n/a"
-    # Our interval, shifted: a paper's figure is recorded without one, and taken as exact.
+    # Our interval, shifted: a paper's figure is recorded without an interval and taken as exact.
     ends = "" if ours.ends is None else f" [{ours.ends[0] - theirs:+.3f}, {ours.ends[1] - theirs:+.3f}]"
     return ours.words(3), f"{ours.value - theirs:+.3f}{ends}"
 
 
 def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What the claims of a board assume or take on somebody's word: (sentence, defenses it concerns), each once.
+    """Lists assumptions and unverified parts of a board's claims: (sentence, defenses it concerns), each once.
 
     Args:
         rows: of the board.
@@ -110,24 +110,24 @@ def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.claim is not None and row.claim.epsilon is not None:
-            # Of finite claims alone: an infinite one assumes nothing.
+            # Finite claims only: an infinite claim assumes nothing.
             for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
                 found.setdefault(sentence, {})[row.label] = None
     return [(sentence, ", ".join(names)) for sentence, names in found.items()]
 
 
 def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
-    """The searches that lie in `tuning/` of a run's output and that its records rest on.
+    """Reads the searches in `tuning/` of a run's output on which its records depend.
 
     Args:
-        results: the output.
-        records: those of the page; a search that none of them names, as one of a former grid, is left out.
+        results: output of the run.
+        records: of the page; a search that none of them names, as of a former grid, is left out.
 
     Returns:
-        One for each file; none without that folder.
+        A search for each file; empty without that folder.
 
     Raises:
-        RecordError: a file is not what such a file must be.
+        RecordError: a file does not have its format.
     """
     used = {record.task.get("tuning_digest") for record in records}
     paths = sorted(path for path in (results / "tuning").glob("*.json") if path.stem in used)
@@ -141,7 +141,7 @@ def _tuning(path: Path) -> Tuning:
         raise
     except ValueError as error:
         raise RecordError(f"cannot read tuning {path}: {error}") from None
-    # Key by key: who writes these files is `audit`, whose types a leaf does not import.
+    # Checked key by key: `audit` writes these files, and a leaf package does not import its types.
     grid = data.get("grid") if isinstance(data, dict) else None
     if not isinstance(data, dict) or data.get("schema") != 2 or not isinstance(grid, list) or not grid:
         raise RecordError(f"bad tuning {path}: it must have schema 2 and a grid; delete it and tune again")
@@ -151,12 +151,12 @@ def _tuning(path: Path) -> Tuning:
     keys = tuple(dict.fromkeys(key for point in grid for key in point if key not in (*measured, "reason")))
     choice = data.get("chosen")
     chosen = choice if isinstance(choice, dict) else {}
-    # The point chosen agrees in every setting of the grid that the choice names.
+    # The chosen point agrees in every setting of the grid that the choice names.
     named = [key for key in keys if key in chosen]
     lines = [
         (
             (*(_cell(point.get(key)) for key in keys), *_accuracy(point), _cell(point.get("n"))),
-            # all() of nothing is true, and would mark every point as chosen.
+            # all() of nothing is True, and would mark every point as chosen.
             bool(named) and all(point.get(key) == chosen[key] for key in named),
         )
         for point in grid
@@ -167,7 +167,7 @@ def _tuning(path: Path) -> Tuning:
 
 
 def _setting(request: Any) -> str:
-    """Data, model and number of judging examples of a search, as far as its request says them."""
+    """Data, model and number of validation examples of a search, as far as its request has them."""
     task = request.get("task") if isinstance(request, dict) else None
     words = [_cell(task.get(key)) for key in ("data", "model")] if isinstance(task, dict) else []
     if isinstance(request, dict) and isinstance(request.get("validation"), int):
@@ -192,10 +192,10 @@ def _items(table: Any) -> str:
 
 
 def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """Where the numbers come from: (what, in words) each.
+    """Lists the provenance of the numbers, as (subject, words).
 
     Args:
-        records: all of them.
+        records: all records.
     """
     seconds = sum(record.seconds for record in records)
     claims = [record.claim for record in records if record.claim]
@@ -231,7 +231,7 @@ _NOISE = {
 
 
 def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]]:
-    """Cells that failed or were skipped: status, cell, seeds, reason, number of records, each sentence once.
+    """Lists failed and skipped cells: status, cell, seeds, reason, number of records; equal reasons once.
 
     Args:
         records: those that are not "ok".

@@ -1,8 +1,8 @@
-"""ROC curves of a section, measured beside the most that the claims allow, on logarithmic axes.
+"""ROC curves of a section, measured and as bounded by the claims, on logarithmic axes.
 
-Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, for the axes: what matters is how many
-members are found at few false alarms. The measured curve is that of the scores beside the records; the largest one was
-computed with the claim, and lies in the AUC's detail.
+Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, for the axes: the true positive rate
+matters at low false positive rates. The measured curve is computed from the scores beside the records; the bound was
+computed with the claim, and is in the AUC's detail.
 """
 
 import io
@@ -23,18 +23,18 @@ from .figures import NARROW, WIDE, Figure, Style, epsilon_words
 from .plots import PlotLine, curves, marker
 
 MOST = 8
-"""Rows of one drawing: more lines than that nobody tells apart."""
+"""Largest number of rows in a drawing; more lines cannot be distinguished."""
 
 _POINTS = 160
-"""Of one measured curve, evenly spread over the logarithm of the false positive rate."""
+"""Points of a measured curve, evenly spread over the logarithm of the false positive rate."""
 
 
 def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> list[Figure]:
-    """The ROC curves of a section: none where no scores of a membership attack lie beside its records.
+    """Draws the ROC curves of a section; empty if no scores of a membership attack lie beside its records.
 
     Args:
         rows: of the section.
-        folder: where the arrays of its records lie.
+        folder: of the arrays of its records.
         style: method -> (colour, marker).
         name: unique on the page; a prefix of the plot's name.
     """
@@ -57,7 +57,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         lines.append(PlotLine(places=places, series=row.method, title=f"{told}, measured"))
         if allowed := _allowed(record):
             lines.append(PlotLine(places=allowed, series=row.method, title=f"{told}, the most allowed", bound=True))
-    if not lines or least >= 1:  # of equal scores alone, a curve is its last point
+    if not lines or least >= 1:  # equal scores alone give a curve of its last point only
         return []
     if len(with_cell) > MOST:
         left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")
@@ -81,12 +81,12 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
 
 
 def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
-    """False and true positive rates of the scores beside a record, from one false alarm on; ties fall together.
+    """False and true positive rates of a record's scores, from one false positive on; ties share a threshold.
 
     Raises:
-        RecordError: there are no scores, or they are not of members and non-members.
+        RecordError: there are no scores, or they lack members or non-members.
     """
-    # Here because everything else of a page does without.
+    # Imported here because the rest of a page does without.
     import pyarrow.parquet
 
     if record.arrays is None:
@@ -101,36 +101,37 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
 
 
 def rates(scores: ndarray, members: ndarray) -> tuple[ndarray, ndarray]:
-    """False and true positive rates of scores, from one false alarm on; ties fall together.
+    """False and true positive rates of scores, from one false positive on; ties share a threshold.
 
     Args:
-        scores: [n], larger for a member.
+        scores: [n], larger for members.
         members: bool [n].
 
     Raises:
-        RecordError: they are not of members and non-members.
+        RecordError: members or non-members are missing, or a score is NaN.
     """
     inside, outside = np.sort(scores[members]), np.sort(scores[~members])
     if not len(inside) or not len(outside) or np.isnan(scores).any():
         raise RecordError("its scores are not of members and non-members")
     alarms = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
-    # Whoever scores above the first non-member that is one too many: the most members at so many alarms. Of all, all.
+    # Scores above the first surplus non-member: the most true positives at that many false positives. The last flags
+    # all.
     thresholds = np.append(outside[::-1][alarms[:-1]], -np.inf)
     fprs = 1 - np.searchsorted(outside, thresholds, side="right") / len(outside)
     tprs = 1 - np.searchsorted(inside, thresholds, side="right") / len(inside)
-    fprs[-1] = tprs[-1] = 1.0  # also of who scores -inf
+    fprs[-1] = tprs[-1] = 1.0  # includes scores of -inf
     shown = fprs > 0
     return fprs[shown], tprs[shown]
 
 
 def _leading(row: Row) -> BoardCell | None:
-    """The cell of the strongest attack of the kind that ranks; None where none was measured."""
+    """Cell of the strongest attack of the ranking kind; None if none was measured."""
     lead = next((estimate.attack for estimate in row.main(KINDS[RANKED_BY]) if estimate.attack), None)
     return next((cell for cell in row.cells if cell.kind == RANKED_BY and cell.attack == lead), None)
 
 
 def _allowed(record: Record) -> list[tuple[float, float]]:
-    """The largest true positive rates under the claim; empty where the record has none, or everything is allowed."""
+    """Largest true positive rates under the claim; empty if the record has none, or everything is allowed."""
     said = {fpr: record.metrics["auc"].detail.get(roc_key(fpr)) for fpr in ROC_RATES} if "auc" in record.metrics else {}
     found = [(fpr, float(tpr)) for fpr, tpr in said.items() if isinstance(tpr, int | float)]
     return [] if all(tpr >= 1 for _, tpr in found) else found

@@ -1,7 +1,8 @@
-"""The report on one shared update: an HTML page and a Markdown summary, from the files of `leakbench audit --update`.
+"""Report on a shared update: an HTML page and a Markdown summary, from the files of `leakbench audit --update`.
 
-A folder has `update.json`, which names the digests of the arrays beside it: what was reconstructed, and the candidates'
-p-values. Nothing is computed here. The truth is in none of the files: a picture is shown with what its attack can tell.
+A folder has `update.json`, which holds the digests of the arrays beside it: reconstructions, and the candidates'
+p-values. Nothing is computed here. The files do not hold the ground truth: a picture is shown with the evidence that
+its attack has.
 """
 
 import io
@@ -27,7 +28,7 @@ SCHEMA = "leakbench-update/4"
 DOCUMENT, PAGE, SUMMARY, ARRAYS = "update.json", "index.html", "SUMMARY.md", "reconstructions.npz"
 
 MOST_SHOWN = 32
-"""Pictures of one attack, and candidates, that the page shows; the files have all."""
+"""Largest number of pictures per attack, and of candidates, on the page; the files have all."""
 
 
 def build_update_report(folder: str | os.PathLike[str]) -> Path:
@@ -40,7 +41,7 @@ def build_update_report(folder: str | os.PathLike[str]) -> Path:
         The path of the page.
 
     Raises:
-        RecordError: a file is missing, not the one that was written, or of another version.
+        RecordError: a file is missing, altered since it was written, or of another version.
     """
     folder = Path(folder)
     told = read_document(folder, name=DOCUMENT, schema=SCHEMA)
@@ -51,12 +52,12 @@ def build_update_report(folder: str | os.PathLike[str]) -> Path:
             f"{folder / DOCUMENT} is no whole report ({error!r} is not as it is written); run the audit again"
         ) from None
     write_bytes(folder / SUMMARY, words.encode())
-    # Last, so that a page that is there has its summary beside it.
+    # Written last, so that an existing page has its summary beside it.
     return write_bytes(folder / PAGE, page.encode())
 
 
 def summary_of_update(told: Mapping[str, Any]) -> str:
-    """A summary in Markdown, for a comment on a pull request."""
+    """Formats a summary in Markdown, for a comment on a pull request."""
     rows = [(one["name"], _outcome(one)) for one in told["attacks"] if not one["why_not"]]
     lines = [
         f"## leakbench audit of an update: {told['verdict']['word']}",
@@ -75,10 +76,10 @@ def summary_of_update(told: Mapping[str, Any]) -> str:
 
 
 def render_update(told: dict[str, Any], folder: Path) -> str:
-    """The page as HTML.
+    """Renders the page as HTML.
 
     Args:
-        told: the document.
+        told: content of the document.
         folder: with the files that it names.
     """
     arrays = _arrays(folder, told)
@@ -112,7 +113,7 @@ def _facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _outcome(one: Mapping[str, Any]) -> str:
-    """What one attack found, in words."""
+    """Result of an attack in words."""
     if one["kind"] == "labels":
         found = ", ".join(f"{label} ({count})" if count > 1 else label for label, count in one["labels"].items())
         return f"labels {found}" if found else "no labels"
@@ -125,7 +126,7 @@ def _outcome(one: Mapping[str, Any]) -> str:
 
 
 def _pictures(one: Mapping[str, Any], told: Mapping[str, Any], arrays: Mapping[str, ndarray]) -> dict[str, Any]:
-    """What one attack reconstructed, with what it can tell of it."""
+    """Reconstructions of an attack, with the evidence that it has for them."""
     values = arrays.get(one["name"])
     shape, (low, high) = told["input_shape"], told["input_range"]
     if values is None or list(values.shape[1:]) != shape or len(values) != one["images"]:
@@ -163,10 +164,10 @@ def _candidates(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrays(folder: Path, told: Mapping[str, Any]) -> dict[str, ndarray]:
-    """What was reconstructed, by attack; without unpickling.
+    """Reads the reconstructions by attack, without unpickling.
 
     Raises:
-        RecordError: it is not there, or not what was written.
+        RecordError: the file is missing, or altered since it was written.
     """
     content = read_bytes(folder / ARRAYS, "audit")
     if digest_of_bytes(content) != told["files"].get(ARRAYS):

@@ -1,7 +1,7 @@
-"""Points of the plots of what images lose as a setting is swept: PSNR against sparsity, and against rank.
+"""Points of the plots of a swept setting: PSNR of reconstructions against sparsity, and against rank.
 
-A sweep is rows of one defense that differ in one setting; rows that differ in another one as well, as in the clip norm,
-are lines of their own. A row whose attack failed, or gave no number, is named in the caption, and stands nowhere.
+A sweep is the rows of a defense that differ in a single setting; rows that also differ in another setting, such as the
+clip norm, form separate lines. A row whose attack failed, or gave no number, is named in the caption and not drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ PSNR = METRICS["psnr"]
 
 @dataclass(frozen=True, kw_only=True)
 class SweptSetting:
-    """What is swept.
+    """Setting that is swept.
 
     Attributes:
         name: of the plot.
         label: in its title.
         title: of its axis.
-        settings: of defenses, of which the first that a defense has is meant.
+        settings: names of it in different defenses; the first that a defense has is used.
         log: whether the axis is logarithmic.
     """
 
@@ -50,11 +50,11 @@ SWEPT = (
 def sweep_points(
     rows: Sequence[Row], swept: SweptSetting, variant: NoiseVariant
 ) -> tuple[list[Point], list[float], list[str]]:
-    """The points of one plot.
+    """Collects the points of a plot.
 
     Args:
         rows: of a section.
-        swept: the setting.
+        swept: setting on the axis.
         variant: of the release.
 
     Returns:
@@ -65,7 +65,7 @@ def sweep_points(
         if (at := _place(row.defense.settings, swept)) is not None:
             lines.setdefault(_line(row, swept), []).append((at, row))
     points, floors, left_out = [], [], []
-    lines = {path: line for path, line in lines.items() if len({at for at, _ in line}) > 1}  # one setting is no sweep
+    lines = {path: line for path, line in lines.items() if len({at for at, _ in line}) > 1}  # one value is no sweep
     series = _names([line[0][1] for line in lines.values()], swept)
     (column,) = [column for column in PSNR.columns if column.variant == variant.name]
     for (path, line), name in zip(lines.items(), series, strict=True):
@@ -81,7 +81,7 @@ def sweep_points(
 
 
 def _names(firsts: Sequence[Row], swept: SweptSetting) -> list[str]:
-    """The lines by their defenses, with what tells lines of one defense apart."""
+    """Names lines by their defenses, with the settings in which lines of the same defense differ."""
     said = []
     for row in firsts:
         same = [other for other in firsts if other.defense.name == row.defense.name]
@@ -114,6 +114,6 @@ def _place(settings: Mapping[str, object], swept: SweptSetting) -> float | None:
 
 
 def _line(row: Row, swept: SweptSetting) -> str:
-    """What rows of one sweep have in common."""
+    """Key of a sweep: the settings that its rows share."""
     task = without(row.task, "noise")
     return key_of((row.defense.name, without(row.defense.settings, *swept.settings), row.budget, task, row.control))

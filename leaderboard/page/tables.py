@@ -1,7 +1,7 @@
-"""The board as a page shows it: tables whose cells know their order, their interval's place and their footnote.
+"""Tables of the page: cells with their sort order, the position of their interval on the scale, and their footnote.
 
-A number is shown with its interval, both in words and as a strip on the scale of its column. What was not measured is
-n/a with the number of a footnote that says why, and comes last however the table is sorted.
+A number is shown with its interval, both in words and as a strip on the scale of its column. A missing measurement is
+n/a with a footnote that gives the reason, and is sorted last in either direction.
 """
 
 import math
@@ -30,7 +30,7 @@ from ..metrics import METRICS, KnownMetric, columns
 from .figures import Style, epsilon_words
 from .plots import marker
 
-# Bad: a number may be wrong or flatter; warn: right, and to be read with care. Other flags are remarks.
+# Bad: a number may be wrong or flattering; warn: right, but to be read with care. Other flags are remarks.
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
     "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
@@ -68,7 +68,7 @@ FLAGS = {
     "mixed_code": "records of its suite are of different code",
     "claims_differ": "seeds or cells claim different epsilons; the largest is shown",
 }
-"""What a flag of a row means, for the reader of a page."""
+"""Flag of a row -> its meaning, for the page."""
 
 NUMBERED_FLAGS = {
     "unverified_": "a part of the run is none of leakbench's: that it does what the claim assumes of it is not checked",
@@ -79,19 +79,19 @@ NUMBERED_FLAGS = {
     "noise_": "the noise found in the releases of the steps, or in the one beside them that is named, as a multiple "
     "of what was claimed",
 }
-"""The same for flags that end in a number or a name, by how they begin."""
+"""Prefix -> meaning, for flags that end in a number or a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The range of a column, and the value that chance, or no attack at all, has in it."""
+    """Range of a column, and the value of chance, or of a guess without any attack."""
 
     low: float
     high: float
     mark: float | None = None
 
     def place(self, value: float) -> float:
-        """Per cent of the way from low to high."""
+        """Position of a value between low and high, per cent."""
         share = (value - self.low) / (self.high - self.low)
         # Rounded, so that the page's bytes do not depend on the last digit of a division.
         return round(100 * min(max(share, 0.0), 1.0), 2)
@@ -99,7 +99,7 @@ class Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """Where value, interval and chance lie on a column's scale, per cent."""
+    """Positions of value, interval and chance on a column's scale, per cent."""
 
     value: float
     low: float | None
@@ -109,18 +109,18 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """A cell.
+    """Cell of a table.
 
     Attributes:
-        text: what it says.
+        text: its content.
         ends: its interval in words; empty without one.
         note: number of its footnote; None without one.
-        reason: what that footnote says.
-        order: where it is sorted; None is last either way.
-        strip: the same on the scale of its column; None without one.
-        bound: the most that the claim allows, in words; empty without a claim.
+        reason: text of that footnote.
+        order: sort key; None is last in either direction.
+        strip: value and interval on the scale of its column; None without a strip.
+        bound: largest value that the claim allows, in words; empty without a claim.
         bound_note: number of the bound's footnote; None without one.
-        bound_reason: what that says.
+        bound_reason: text of that footnote.
     """
 
     text: str
@@ -136,7 +136,7 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of the board."""
+    """Column of the board."""
 
     key: str
     title: str
@@ -147,15 +147,15 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A row of the board.
+    """Row of the board.
 
     Attributes:
         name: of the defense.
-        details: what tells it from other rows of the same defense.
+        details: settings in which it differs from other rows of the same defense.
         control: its role; empty for a contestant.
         key: its mark in the plots.
         cells: column -> cell.
-        flags: name, tone ("bad", "warn" or "") and meaning.
+        flags: (name, tone, meaning) each; the tone is "bad", "warn" or "".
         violated: whether its claim was refuted.
     """
 
@@ -170,17 +170,17 @@ class Line:
 
 @dataclass(kw_only=True)
 class Section:
-    """Rows that can be compared: one suite, data set and model.
+    """Rows that can be compared: of the same suite, data set and model.
 
     Attributes:
         name: unique on the page.
         suite: of all its rows.
-        data: what was trained on.
-        model: what was trained.
-        columns: those that some row has something to say in.
+        data: data set of the training.
+        model: model that was trained.
+        columns: those with content in some row.
         contestants: sorted as on the board.
-        controls: the rows that must leak, or must not.
-        rows: what it was made of.
+        controls: rows that must leak, or must not.
+        rows: board rows that it was made from.
     """
 
     name: str
@@ -194,26 +194,26 @@ class Section:
 
     @property
     def lacks(self) -> list[str]:
-        """Kinds of attack, in words, that were tried on no row of the section, not even without success."""
+        """Kinds of attack, in words, that were tried on no row of the section, failures included."""
         kinds = {record.kind for row in self.rows for record in (*row.records, *row.unranked)}
         return [kind.absent for kind in KINDS.values() if kind.absent and kind.name not in kinds]
 
     @property
     def title(self) -> str:
-        """In words."""
+        """Suite, data set and model, for a heading."""
         return " · ".join(filter(None, (self.suite, self.data, self.model)))
 
 
 def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Section]:
-    """The tables of the board.
+    """Builds the tables of the board.
 
     Args:
         rows: in the order of the board.
         style: method -> (colour, marker).
-        notes: takes the reasons.
+        notes: collects the reasons.
 
     Returns:
-        One for each group of comparable rows.
+        A section for each group of comparable rows.
     """
     found = []
     for i, ((suite, data, model), group) in enumerate(groupby(rows, key=lambda row: row.section)):
@@ -221,7 +221,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         section.columns = _columns(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}
         for row in section.rows:
-            # Apart from contestants, because sorting a table must not put a control at its head.
+            # Apart from contestants, because sorting a table must not put a control at its top.
             into = section.controls if row.control else section.contestants
             into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
         found.append(section)
@@ -229,13 +229,13 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
 
 
 def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, lower_end: bool = False) -> Value:
-    """A number as a cell.
+    """Formats an estimate as a cell.
 
     Args:
         estimate: with its interval, or the reason why there is none.
-        notes: takes the reason.
+        notes: collects the reason.
         scale: of its column; None for no strip.
-        lower_end: whether it is a worst case of which attacks are missing, so that it is "at least" the value.
+        lower_end: whether it is a worst case with attacks missing, and so "at least" the value.
 
     Returns:
         The cell.
@@ -270,13 +270,13 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column(key="rank", title="Rank", hint="Among the contestants of this table of which every cell is there."),
         Column(key="epsilon", title="Claimed ε", unit=unit, hint="What the accountant proves; lower is more private."),
     ]
-    # Where all share one budget, a column of almost equal multipliers says nothing.
+    # If all rows share a budget, a column of nearly equal multipliers says nothing.
     if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
         hint = "Noise standard deviation / sensitivity."
         wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
     strongest = Column(key="attack", title="Strongest attack", number=False)
     first, second = (_tried(half, rows) for half in halves(rows))
-    # Behind the first kind of attack, as in text, and at the end where a section has none of that kind.
+    # Behind the first kind of attack, as in text, or at the end if a section has none of that kind.
     attack_first = any(column.key in first for metric, column in columns(written=True) if metric.of_attack)
     wanted += [*first.values(), *([strongest] if attack_first else []), *second.values()]
     if not attack_first and any(strongest_words(row)[0] for row in rows):
@@ -285,9 +285,9 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
-    """The metrics' columns among these keys, without those of a kind of attack that the whole section lacks.
+    """Returns the metrics' columns among these keys, except those of a kind of attack that the whole section lacks.
 
-    That is said once, below the tables, and not in every row.
+    A missing kind is reported once, below the tables, and not in every row.
     """
     found = {}
     for metric, column in shown_columns(rows):
@@ -299,14 +299,14 @@ def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
 
 
 def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
-    """The scale of a metric, one for all of its columns, with room for every value, interval and floor."""
+    """Scale of a metric, shared by all of its columns, that holds every value, interval and floor."""
     estimates = [row.estimates[column.key] for row in rows for column in metric.columns]
     values = [v for e in estimates for v in (e.value, *(e.ends or ())) if v is not None]
     mark = metric.chance
     if metric.floor is not None:
         known = [row.estimates[column.key].value for row in rows for column in METRICS[metric.floor.metric].columns]
         floors = [floor for floor in known if floor is not None]
-        # Floors differ from row to row, and a scale has one mark: their mean.
+        # Floors differ between rows, and a scale has a single mark: their mean.
         mark = sum(floors) / len(floors) if floors else None
         values += floors
     return Scale(low=min([metric.scale[0], *values]), high=max([metric.scale[1], *values]), mark=mark)
@@ -315,7 +315,7 @@ def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
 def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
     strongest, other = strongest_words(row)
     counts = sorted({len(cell.records) for cell in row.cells})
-    # Only what is shown, because a footnote that no cell refers to would be added otherwise.
+    # Shown columns only: others would add footnotes that no cell refers to.
     numbers = {key: estimate for key, estimate in row.estimates.items() if key in shown}
     cells = {
         key: value(estimate, notes, scales[key], lower_end=at_least(row, estimate)) for key, estimate in numbers.items()
@@ -341,7 +341,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
             reason=other,
             note=notes.number(other),
         ),
-        # Last of the cells: it binds `why` anew, which `noise` above has read.
+        # Last of the cells: it rebinds `why`, which `noise` above has read.
         "seeds": Value(
             text=seeds_words(row), order=float(counts[0]), reason=(why := uneven_words(row)), note=notes.number(why)
         ),
@@ -359,7 +359,7 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
 
 
 def _meaning(flag: str) -> str:
-    # Back from the words of `claim_violated` to its name.
+    # Inverts the display form of `claim_violated`.
     key = flag.lower().replace(" ", "_")
     return FLAGS.get(key) or next((words for start, words in NUMBERED_FLAGS.items() if key.startswith(start)), "")
 
