@@ -31,14 +31,14 @@ class Expected:
     Attributes:
         id: of its record.
         kind: of its record.
+        control: as in its record.
         defense: with complete settings.
-        defense: with complete settings.
+        attack: the same; None for utility.
         budget: as requested.
         training: task as requested; None for values that the data decide.
         noise: variant, if its kind has several (`KindOfResult.variants`); None otherwise.
         secure: whether noise is from the operating system; such cells have a row of their own.
-        secure: whether noise is from the operating system, which makes a row of its own.
-        skip: why it cannot be run; empty if it can.
+        seed: of the cell.
         skip: why it cannot be run; empty if it can.
     """
 
