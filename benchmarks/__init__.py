@@ -1,5 +1,5 @@
-"""Real images with fixed splits, the architectures of the papers, and the suites that put them together."""
+"""Data sets of real images with fixed splits, the papers' architectures, and suites that combine them."""
 
 if __name__ == "benchmarks":
-    # Two classes of one name would make `isinstance` fail where both are imported.
+    # Two classes of the same name would make `isinstance` fail if both were imported.
     raise ImportError("benchmarks must be imported as leakbench.benchmarks")

@@ -1,7 +1,7 @@
-"""Finds data sets and architectures by name: in the file of that name, or in the table of a family's file.
+"""Catalogue of data sets and architectures by name: a file of that name, or a row in the table of a family's file.
 
 The module `digits` holds the function `digits`. The module `resnet` holds a table `VARIANTS`, name -> `Variant`: the
-networks of a family differ in a few numbers, and another one is another row.
+networks of a family differ in a few numbers, so a new network is a new row.
 """
 
 import difflib
@@ -18,14 +18,14 @@ from .nets.shapes import Natural
 
 @dataclass(frozen=True)
 class Variant:
-    """One architecture of a family, a row of `VARIANTS`.
+    """Architecture of a family, a row of `VARIANTS`.
 
     Attributes:
-        function: builds the family; `model`, which it is called with besides, is the row's name, for errors.
-        natural: the data that this one is quoted on.
-        title: what it is and who uses it, one line.
-        summary: its layers and its size, one line; the first line of the function's docstring where empty.
-        fixed: the arguments that make it this one; what else the function takes are settings.
+        function: builds the family; also called with `model`, the row's name, for errors.
+        natural: data for which this variant is quoted.
+        title: description and users of the variant, in a line.
+        summary: its layers and its size, in a line; the first line of the function's docstring where empty.
+        fixed: arguments that define the variant; the function's remaining arguments are settings.
     """
 
     function: Callable[..., Any]
@@ -35,7 +35,7 @@ class Variant:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def factory(self, name: str) -> Callable[..., Any]:
-        """The function with the row's arguments in place, and a signature and docstring that say so."""
+        """Returns the function with the row's arguments bound, and a matching signature and docstring."""
         fixed = {**self.fixed, "model": name}
         signature, doc = inspect.signature(self.function), inspect.getdoc(self.function) or ""
 
@@ -43,26 +43,26 @@ class Variant:
         def build(**arguments: Any) -> Any:
             return self.function(**arguments, **fixed)
 
-        # The signature is read off what a function wraps, where it says that it wraps one.
+        # `inspect.signature` would follow `__wrapped__` to the unbound function.
         del build.__wrapped__
-        # What is fixed is no setting: `defaults` reads settings and their values off this signature.
+        # Bound arguments are no settings: `defaults` reads settings and their values off this signature.
         own = [p for p in signature.parameters.values() if p.name not in fixed]
         vars(build)["__signature__"] = signature.replace(parameters=own)
-        # Lists show the first line, and a family's own is about none of its variants.
+        # Lists show the first line, and the family's own describes none of its variants.
         first, _, rest = doc.partition("\n")
         build.__doc__ = f"{self.summary or first}\n{rest}"
         return build
 
 
 class Catalogue:
-    """The modules of one folder, each of which holds a function of its own name, or a table `VARIANTS`.
+    """Modules of a folder, each of which holds a function of its own name, or a table `VARIANTS`.
 
     Args:
         package: full name of the package whose modules hold the entries.
         path: the package's `__path__`.
-        kind: what an entry is called in errors, in the singular ("data set").
-        families: whether there are tables. Names are then known once every module is imported; without, nothing is
-            imported before it is asked for, and a data set that needs an extra costs others nothing.
+        kind: noun for an entry in errors, in the singular ("data set").
+        families: whether modules hold tables. All modules are then imported to list names; otherwise a module is
+            imported only when it is used, so that a data set that needs an extra does not affect others.
     """
 
     def __init__(self, package: str, path: Iterable[str], kind: str, *, families: bool = False) -> None:
@@ -72,14 +72,14 @@ class Catalogue:
         self._families = families
 
     def names(self) -> tuple[str, ...]:
-        """Names of all entries, sorted."""
+        """Returns the names of all entries, sorted."""
         return tuple(sorted(self._modules()))
 
     def module(self, name: str) -> Any:
-        """The module that holds the entry called `name`.
+        """Returns the module that holds the entry called `name`.
 
         Raises:
-            ValueError: where there is no such entry; it proposes the nearest name.
+            ValueError: there is no such entry; the message suggests the nearest name.
         """
         modules = self._modules()
         if name not in modules:
@@ -89,23 +89,23 @@ class Catalogue:
         return self._imported(modules[name])
 
     def find(self, name: str) -> Callable[..., Any]:
-        """The function that makes the entry called `name`; raises as `module`."""
+        """Returns the function that makes the entry called `name`; raises as `module`."""
         module = self.module(name)
         variants = _variants(module)
         return variants[name].factory(name) if variants else getattr(module, name)
 
     def natural(self, name: str) -> Natural:
-        """The data that an architecture is quoted on; raises as `module`."""
+        """Returns the data for which an architecture is quoted; raises as `module`."""
         module = self.module(name)
         variants = _variants(module)
         return variants[name].natural if variants else module.NATURAL
 
     def describe(self, name: str) -> str:
-        """First line of what the entry says of itself."""
+        """Returns the first line of the entry's docstring."""
         return (inspect.getdoc(self.find(name)) or "").partition("\n")[0]
 
     def about(self, name: str) -> str:
-        """What its file says, a variant's title in the place of the family's, and the line of `describe`."""
+        """Returns the docstring of the entry's file, under a variant's own title, and its line of `describe`."""
         module = self.module(name)
         variants = _variants(module)
         title, _, rest = (inspect.getdoc(module) or "").partition("\n")
@@ -114,17 +114,17 @@ class Catalogue:
         return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Settings of the entry that have a default, with that default."""
+        """Returns the settings of the entry that have a default, with their defaults."""
         parameters = inspect.signature(self.find(name)).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
     def _modules(self) -> dict[str, str]:
-        """Name of each entry -> name of the module that holds it."""
+        """Name of each entry -> name of its module."""
         # Subpackages are other catalogues, such as `data/own`.
         files = sorted(module.name for module in pkgutil.iter_modules(self._path) if not module.ispkg)
         if not self._families:
             return {file: file for file in files}
-        # A file without a table is an entry by itself.
+        # A file without a table is itself an entry.
         return {name: file for file in files for name in _variants(self._imported(file)) or (file,)}
 
     def _imported(self, file: str) -> Any:
@@ -132,5 +132,5 @@ class Catalogue:
 
 
 def _variants(module: Any) -> Mapping[str, Variant]:
-    """The table of a family; empty for a file that holds one function."""
+    """Table of a family; empty for a file with a single function."""
     return getattr(module, "VARIANTS", {})

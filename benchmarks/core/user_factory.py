@@ -1,7 +1,7 @@
 """Factories of a user's own networks: `nets/mine.py:build` is the function `build` of that file.
 
-The function is called with those of `input_shape`, `classes` and the settings that its signature takes, and returns an
-`nn.Module`. The file is run anew for every model, as a script would be, so it may import from its own folder.
+The function is called with its settings and with `input_shape` and `classes` if its signature takes them, and returns
+an `nn.Module`. The file is run anew for every model, as a script, so it may import from its own folder.
 """
 
 import hashlib
@@ -19,23 +19,23 @@ from .nets.shapes import Answers, as_they_are, first_line, refuse_misfit
 
 PATTERN = "FILE.py:FUNCTION"
 DECIDED = ("input_shape", "classes")
-"""Arguments of a factory that the data decide, never settings."""
+"""Arguments of a factory that the data decide and that are never settings."""
 
 
 def named(name: str) -> bool:
-    """Whether a name has the form FILE.py:FUNCTION."""
+    """True if a name has the form FILE.py:FUNCTION."""
     path, colon, _ = name.rpartition(":")
     return bool(colon) and path.endswith(".py")
 
 
 def check(name: str) -> None:
-    """Refuses a file that is not there; runs nothing.
+    """Checks that the file exists, without running it.
 
     Args:
         name: path of a Python file, a colon, the name of a function.
 
     Raises:
-        ValueError: naming the file or the function.
+        ValueError: names the file or the function.
     """
     path, function = _parts(name)
     if not path.is_file():
@@ -45,7 +45,7 @@ def check(name: str) -> None:
 
 
 def describe(name: str) -> str:
-    """One line about a factory, without running its file; raises as `check`."""
+    """Returns a line about a factory, without running its file; raises as `check`."""
     check(name)
     path, function = _parts(name)
     return f"What {function}() of {path.name} builds."
@@ -59,17 +59,17 @@ def build(
     settings: Mapping[str, Any],
     answers: Answers = as_they_are,
 ) -> nn.Module:
-    """What the user's function returns, once it was seen to map inputs to logits.
+    """Builds the user's network, and checks that it maps inputs to logits.
 
     Args:
         name: as for `check`.
-        input_shape: shape of one input.
-        classes: number of logits; None for an encoder, which is not told any, and may put out any numbers.
-        settings: further keyword arguments.
-        answers: takes the logits out of what the network puts out; None where that is not looked at.
+        input_shape: of a single input.
+        classes: number of logits; None for an encoder, which is not passed `classes` and may return any numbers.
+        settings: further keyword arguments of the factory.
+        answers: extracts the logits from the network's output; None to skip the check.
 
     Raises:
-        ValueError: naming file and function, for whatever goes wrong in them.
+        ValueError: names file and function, for any error in them.
     """
     check(name)
     path, function = _parts(name)
@@ -82,12 +82,12 @@ def build(
                 if value.__module__ == module.__name__
             ]
             raise ValueError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
-        # Inside the context: a factory may import from its folder only when it is called.
+        # Inside the context, because a factory may import from its folder only when it is called.
         data = {"input_shape": input_shape} | ({} if classes is None else {"classes": classes})
         arguments = _arguments(name, factory, data, settings)
         try:
             model = factory(**arguments)
-        except Exception as error:  # whatever a user's code raises
+        except Exception as error:  # user code may raise anything
             raise ValueError(f"{function}() in {path} raised {type(error).__name__}: {first_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise ValueError(f"{function}() in {path} must return a torch.nn.Module, got {type(model).__name__}")
@@ -110,28 +110,28 @@ def _arguments(
         if setting in data or not (takes_all or setting in parameters):
             known = ", ".join(key for key in parameters if key not in data) or "none"
             raise ValueError(f"model {name!r} has no setting {setting!r}; it has {known}")
-    # Only what the signature takes, so a factory for one data set needs no arguments at all.
+    # Only arguments in the signature, so that a factory for a single data set needs none.
     return {key: value for key, value in data.items() if takes_all or key in parameters} | dict(settings)
 
 
 @contextmanager
 def _running(name: str, path: Path) -> Iterator[Any]:
-    """The user's file as a module, importable by its classes and from its own folder while it is in use."""
-    # The module stays in sys.modules, under a name that no other has: dataclasses and pickle look the module of a class
-    # up by name when a model is copied.
+    """Runs the user's file as a module, which can be looked up by its classes and imports from its own folder."""
+    # The module stays in sys.modules under a unique name: dataclasses and pickle look up the module of a class by name
+    # when a model is copied.
     label = f"leakbench_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"model {name!r} must be built by a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
-    # Before it is run: a dataclass looks for its own module while its class is made.
+    # Registered before it runs: a dataclass looks up its module while its class is created.
     sys.modules[label] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # whatever a user's code raises
+        except Exception as error:  # user code may raise anything
             raise ValueError(f"{path} raised {type(error).__name__}: {first_line(error)}") from error
         yield module
     finally:

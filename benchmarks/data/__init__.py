@@ -1,7 +1,7 @@
-"""Data sets by name: `load("digits", seed=0)`. A file here is a data set; nothing else needs an edit.
+"""Data sets by name: `load("digits", seed=0)`. Each file here is a data set; adding a file needs no other edit.
 
-One's own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`; a file in `own`
-is a kind. Images of several sizes are brought to one by `folder:PATH?size=32`.
+Users' own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`; each file in
+`own` is a kind. `folder:PATH?size=32` resizes images of different sizes.
 """
 
 from collections.abc import Callable
@@ -19,40 +19,40 @@ _NOT_OPTIONS = {"seed", "sizes"}
 
 
 def names() -> tuple[str, ...]:
-    """Names of all data sets, sorted; one's own are named by `patterns`."""
+    """Returns the names of all data sets, sorted; users' own data are named by `patterns`."""
     return _CATALOGUE.names()
 
 
 def patterns() -> dict[str, str]:
-    """How data of one's own are named, with one line about each kind."""
+    """Returns the address of users' own data for each kind, with a line about it."""
     return {f"{kind}:PATH": _OWN.describe(kind) for kind in _OWN.names()}
 
 
 def describe(name: str) -> str:
-    """One line about a data set; raises `ValueError` for an unknown name."""
+    """Returns a line about a data set; raises `ValueError` for an unknown name."""
     address = parse(name)
     return (_CATALOGUE if address.path is None else _OWN).describe(address.kind)
 
 
 def about(name: str) -> str:
-    """What its file says of one of `names()`; raises `ValueError` for another name."""
+    """Returns the docstring of the file of a data set in `names()`; raises `ValueError` for another name."""
     return _CATALOGUE.about(name)
 
 
 def factory(name: str) -> Callable[..., Splits]:
-    """The function that loads one of `names()`, whose keywords are its options; raises as `about`."""
+    """Returns the function that loads a data set in `names()`, with its options as keywords; raises as `about`."""
     return _CATALOGUE.find(name)
 
 
 def check(name: str, *, there: bool = True) -> None:
-    """Refuses a name that cannot be loaded, without loading anything.
+    """Checks that a name can be loaded, without loading anything.
 
     Args:
         name: as for `load`.
-        there: whether something must be at the path of one's own data.
+        there: whether something must exist at the path of a user's own data.
 
     Raises:
-        ValueError: if there is no such data set, or no such option of it, or nothing at its path.
+        ValueError: no such data set or option, or nothing at its path.
     """
     _find(name)
     address = parse(name)
@@ -61,20 +61,20 @@ def check(name: str, *, there: bool = True) -> None:
 
 
 def load(name: str, *, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
-    """The data set called `name`, split by `seed`.
+    """Loads the data set called `name`, split by `seed`.
 
     Args:
-        name: one of `names()`, or `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`, with options
-            after a question mark.
-        seed: decides who is a member; everything else about the data set is fixed.
-        sizes: how many examples each pool is to have.
+        name: in `names()`, or `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`, with options after a question
+            mark.
+        seed: decides which examples are members; the rest of the data set is fixed.
+        sizes: requested number of examples in each pool.
 
     Returns:
         Its disjoint pools. The same content, seed and sizes give the same pools everywhere.
 
     Raises:
-        ValueError: if there is no such data set, it is not to be had, its content is not what it must be, or it has
-            fewer examples than asked for.
+        ValueError: there is no such data set, it cannot be obtained, its content is not the expected content, or it has
+        fewer examples than requested.
     """
     return _find(name)(seed=seed, sizes=sizes)
 

@@ -1,4 +1,4 @@
-"""Small photographs of 10 kinds of things: 50,000 and 10,000 colour images of 32x32 pixels.
+"""CIFAR-10: 50,000 and 10,000 colour photographs of 32x32 pixels in 10 classes.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; torchvision's CIFAR10.
 """
@@ -17,11 +17,11 @@ def cifar10(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """60,000 photographs, 32x32 colour, 10 classes (downloaded, or LEAKBENCH_DATA/cifar-10-batches-py).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
 
     Raises:
-        ValueError: if the data are not there, or damaged.
+        ValueError: the data are not there, or damaged.
     """
     dataset = checked("cifar10", "CIFAR10", data_folder(), FILES, classes=10)
     about = "CIFAR-10 (Krizhevsky, 2009), by torchvision"

@@ -1,4 +1,4 @@
-"""Small photographs of 100 kinds of things: 50,000 and 10,000 colour images of 32x32 pixels.
+"""CIFAR-100: 50,000 and 10,000 colour photographs of 32x32 pixels in 100 classes.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; torchvision's CIFAR100, fine labels.
 """
@@ -15,11 +15,11 @@ def cifar100(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """60,000 photographs, 32x32 colour, 100 classes (downloaded, or LEAKBENCH_DATA/cifar-100-python).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
 
     Raises:
-        ValueError: if the data are not there, or damaged.
+        ValueError: the data are not there, or damaged.
     """
     dataset = checked("cifar100", "CIFAR100", data_folder(), FILES, classes=100)
     about = "CIFAR-100 (Krizhevsky, 2009), by torchvision"

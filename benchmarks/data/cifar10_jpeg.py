@@ -1,9 +1,10 @@
 """CIFAR-10 with each image stored as JPEG: its labels and its content, with slightly lossy pixels.
 
-A Parquet file a part, as on the Hugging Face Hub. Not CIFAR-10: results on it are to be shown under this name.
+A Parquet file for each part, as on the Hugging Face Hub. It is not CIFAR-10: its results have to be shown under this
+name.
 
-What is checked are the JPEG images and labels. Decoders differ by a grey level here and there, so the pixels are not
-refused for that; they are in the digest of the splits, which every record carries.
+The check covers the JPEG images and labels. Decoders may differ by a grey level, so pixels are not checked; they are in
+the digest of the splits, which every record carries.
 """
 
 from ..core.data.data_paths import VARIABLE, data_folder
@@ -12,7 +13,7 @@ from .own.parquet import read
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)
 FOLDER = "cifar10-jpeg"
-# Of the encoded images and labels, row by row, training part first.
+# SHA-256 of the encoded images and labels, row by row, training part first.
 SOURCE = "8800b84df341260a656987443a9366e5b718af4de74019344cfe9441013a10e8"
 
 
@@ -20,11 +21,11 @@ def cifar10_jpeg(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """60,000 photographs of CIFAR-10 stored as JPEG, 32x32 colour, 10 classes (LEAKBENCH_DATA/cifar10-jpeg/*.parquet).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the 50,000 training images; 20,000, 20,000 and 10,000 by default.
 
     Raises:
-        ValueError: if the data are not there, or are others.
+        ValueError: the data are not there, or differ.
     """
     folder = data_folder() / FOLDER
     for part in ("train", "test"):

@@ -1,7 +1,7 @@
-"""Articles of clothing: 60,000 and 10,000 grey images of 28x28 pixels.
+"""Fashion-MNIST: 60,000 and 10,000 grey images of clothing, 28x28 pixels.
 
-Xiao, Rasul & Vollgraf, "Fashion-MNIST", 2017, MIT licence; torchvision's FashionMNIST. The packed files must be
-there: it is of them that the MD5 sums are known.
+Xiao, Rasul & Vollgraf, "Fashion-MNIST", 2017, MIT licence; torchvision's FashionMNIST. The packed files are required,
+because the known MD5 sums are theirs.
 """
 
 from ..core.data.data_paths import data_folder
@@ -15,11 +15,11 @@ def fashion_mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """70,000 articles of clothing, 28x28 grey, 10 classes (downloaded, or LEAKBENCH_DATA/FashionMNIST/raw/*.gz).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the 60,000 training images; 20,000 each by default.
 
     Raises:
-        ValueError: if the data are not there, or damaged.
+        ValueError: the data are not there, or damaged.
     """
     # No digest of the content is recorded here, and torchvision reads unpacked files unchecked.
     dataset = packed("fashion_mnist", "FashionMNIST", data_folder(), unpacked_too=False)

@@ -1,9 +1,9 @@
-"""ILSVRC 2012: 1,281,167 and 50,000 photographs of 1,000 kinds of things, resized and cropped to squares.
+"""ImageNet (ILSVRC 2012): 1,281,167 and 50,000 photographs in 1,000 classes, resized and cropped to squares.
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, for non-commercial research;
-torchvision's ImageNet, which unpacks the archives but cannot download them. The test set is the validation part.
-All of it is decoded once and stays in memory, which at 224 pixels is more than most machines have; it is refused before
-anything is decoded where it does not fit.
+torchvision's ImageNet, which unpacks the archives but cannot download them. The test set is the validation part. All of
+it is decoded once and stays in memory, which at 224 pixels is more than most machines have; data that do not fit are
+refused before decoding.
 """
 
 import tarfile
@@ -27,12 +27,12 @@ def imagenet(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES, size: int = 224) ->
     """1,331,167 photographs, 1,000 classes, all in memory: imagenet?size=64 (archives in LEAKBENCH_DATA/imagenet).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the training images; 50,000 each by default.
         size: side of the squares, in pixels; the shorter side is resized to it, the centre cropped.
 
     Raises:
-        ValueError: if the data are not there or not complete, or do not fit into memory.
+        ValueError: the data are missing or incomplete, or do not fit into memory.
     """
     address = f"imagenet?size={size}"
     counts = pool_sizes(sizes, SIZES, available=EXAMPLES["train"], name="imagenet", tested=True)
@@ -45,7 +45,7 @@ def imagenet(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES, size: int = 224) ->
 
 
 def _listed(root: Path) -> tuple[list[Path], list[int], int]:
-    """All images with their classes, those of the training part first, and how many those are."""
+    """Lists all images with their classes, training part first, and the number of training images."""
     kind = torchvision("imagenet").ImageNet
     try:
         # Unpacks the archives at the first call, after checking their MD5 sums.
@@ -74,9 +74,9 @@ def _decoded(
     address: str,
     size: int,
     dealt: int,
-    state: int,  # of the files: part of the key alone
+    state: int,  # of the files; only a part of the cache key
 ) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
-    # Some of them are grey or have four colours.
+    # Some of the images are grey or have four channels.
     pixels = decode(encoded, len(files), size=size, channels=3, address=address, dealt=dealt)
     return LabelledImages(pixels=torch.from_numpy(pixels), labels=torch.tensor(labels), train=train, classes=CLASSES)

@@ -1,18 +1,17 @@
 """Colour crops of 32x32 pixels from scikit-learn's two sample photographs, for reconstruction.
 
-`china.jpg` and `flower.jpg`, 427x640 pixels each, Flickr photographs under CC BY 2.0. The grid of crops,
-without overlap, has 13 rows and 20 columns a photograph; the class is which photograph and which of five
-horizontal bands. Columns are dealt in ranges: the public crops lie to the left of the target crops, with a
-whole column between them, so that no attacker's prior holds a strip of the image that it is asked to find.
-Members and non-members are dealt from the same columns, since pools that differ in place could be told apart
-by it.
+`china.jpg` and `flower.jpg`, 427x640 pixels each, Flickr photographs under CC BY 2.0. The grid of crops, without
+overlap, has 13 rows and 20 columns per photograph; the class is the photograph and one of its five horizontal bands.
+Columns are dealt in ranges: the public crops lie to the left of the target crops, with a whole column between them, so
+that no attacker's prior contains a strip of the target image. Members and non-members are dealt from the same columns,
+because their position could otherwise reveal the pool.
 
-Crops without features (blurred background, empty sky) are no part of the data set: a flat guess would count
-as a reconstruction of them, and public and target ones would be near-copies. What remains is not balanced:
-class 0 (the sky over the roofs) has only public crops, class 9 (the foot of the flower) only target crops.
+Crops without features (blurred background, empty sky) are excluded: a flat guess would count as their reconstruction,
+and public and target crops would be near-copies. The remaining classes are not balanced: class 0 (the sky over the
+roofs) has only public crops, class 9 (the foot of the flower) only target crops.
 
-What is checked are the JPEG files. Decoders differ by a grey level here and there, so the pixels are
-not refused for that; they are in the digest of the splits, which every record carries.
+The check covers the JPEG files. Decoders may differ by a grey level, so pixels are not checked; they are in the digest
+of the splits, which every record carries.
 """
 
 import hashlib
@@ -34,8 +33,8 @@ CROP, ROWS, COLUMNS, BANDS = 32, 13, 20, 5
 PUBLIC_COLUMNS = range(8)  # column 8 is the gap
 TARGET_COLUMNS = range(9, COLUMNS)
 PRIVATE, NON_MEMBER = 64, 64
-# Standard deviation of the pixels, mean over colours, inputs in [0, 1]. No crop is within 0.0007 of it, which
-# is far more than a decoder's rounding moves any of them.
+# Standard deviation of the pixels, mean over colours, inputs in [0, 1]. No crop is within 0.0007 of it, far more than a
+# decoder's rounding changes.
 FEATURELESS = 0.048
 
 
@@ -44,14 +43,14 @@ def photos(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
 
     Args:
         seed: decides which target crops are members; the public crops are always the same.
-        sizes: of the pools: up to 64 members and 64 non-members. The public pool is fixed by place.
+        sizes: of the pools: up to 64 members and 64 non-members. The public pool is fixed by position.
 
     Returns:
-        64 members, 64 non-members and 109 public crops, inputs [n, 3, 32, 32] in [0, 1]. An id is the
-        crop's place: 260 * photograph + 20 * row + column.
+        64 members, 64 non-members and 109 public crops, inputs [n, 3, 32, 32] in [0, 1]. An id is the crop's position:
+        260 * photograph + 20 * row + column.
 
     Raises:
-        ValueError: if scikit-learn's copy is not the one that the recorded digests name, or for other sizes.
+        ValueError: scikit-learn's copy does not have the recorded digests, or `sizes` is out of range.
     """
     dealt = []
     for pool, most in (("private", PRIVATE), ("non_member", NON_MEMBER)):
@@ -81,7 +80,7 @@ def photos(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
 
 
 def photograph(name: str) -> Tensor:
-    """One photograph as [3, height, width] in [0, 1]."""
+    """Reads a photograph as [3, height, width] in [0, 1]."""
     content = (resources.files("sklearn.datasets.images") / name).read_bytes()
     verify(
         hashlib.sha256(content).hexdigest(),
@@ -95,6 +94,6 @@ def photograph(name: str) -> Tensor:
 
 
 def crops(image: Tensor) -> Tensor:
-    """Cuts [3, height, width] into [260, 3, 32, 32], row by row; a remainder is left over."""
+    """Cuts [3, height, width] into [260, 3, 32, 32], row by row; the remainder is dropped."""
     grid = image[:, : ROWS * CROP, : COLUMNS * CROP].unfold(1, CROP, CROP).unfold(2, CROP, CROP)
     return grid.permute(1, 2, 0, 3, 4).reshape(ROWS * COLUMNS, 3, CROP, CROP)

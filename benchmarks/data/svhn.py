@@ -1,4 +1,4 @@
-"""House numbers: 73,257 and 26,032 colour images of 32x32 pixels with the digit in the middle.
+"""SVHN: 73,257 and 26,032 colour images of house numbers, 32x32 pixels, with the digit in the middle.
 
 Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", 2011, for non-commercial use;
 torchvision's SVHN. Its extra part is not used.
@@ -16,13 +16,13 @@ def svhn(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """99,289 digits of house numbers, 32x32 colour, 10 classes (downloaded, or LEAKBENCH_DATA/svhn).
 
     Args:
-        seed: decides who is a member; who is public is fixed.
+        seed: decides which examples are members; the public pool is fixed.
         sizes: of the pools, dealt from the 73,257 training images; 25,000, 25,000 and 20,000 by default.
 
     Raises:
-        ValueError: if the data are not there, or damaged.
+        ValueError: the data are not there, or damaged.
     """
-    # A folder of ours: torchvision puts SVHN's files straight into its root, where CIFAR has folders.
+    # A folder of our own: torchvision puts SVHN's files directly into its root, while CIFAR has folders.
     dataset = checked("svhn", "SVHN", data_folder(), FILES, below="svhn", classes=10)
     about = "SVHN, cropped digits (Netzer et al., 2011, non-commercial use), by torchvision"
     return dataset.deal(name="svhn", about=about, seed=seed, sizes=sizes, defaults=SIZES)

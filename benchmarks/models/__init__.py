@@ -1,8 +1,8 @@
 """Architectures by name: `build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)`.
 
-A file here is an architecture, or a family of them with a table of its variants; nothing else needs an edit. None has
-BatchNorm, which mixes the examples of a batch, so that no example has a gradient of its own to bound. Two kinds of
-names are open-ended: `torchvision:NAME` and `FILE.py:FUNCTION`.
+Each file here is an architecture, or a family with a table of its variants; adding one needs no other edit. None has
+BatchNorm, which mixes the examples of a batch, so that there are no per-example gradients to bound. Two kinds of names
+are open-ended: `torchvision:NAME` and `FILE.py:FUNCTION`.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ _CATALOGUE = Catalogue(__name__, __path__, "model", families=True)
 
 
 def names() -> tuple[str, ...]:
-    """Names of all architectures that are written here, sorted."""
+    """Returns the names of all architectures in this package, sorted."""
     return _CATALOGUE.names()
 
 
 def patterns() -> dict[str, str]:
-    """The open-ended kinds of names, each with a line about it."""
+    """Returns the open-ended kinds of names, each with a line about it."""
     return {
         torchvision_models.PATTERN: "Any classifier of torchvision, untrained; needs the extra 'images'.",
         user_factory.PATTERN: "A function of yours, called with input_shape and classes, that returns an nn.Module.",
@@ -47,11 +47,11 @@ def patterns() -> dict[str, str]:
 
 
 def check(name: str) -> None:
-    """Refuses a name that `build` does not know; runs nothing of a user's file.
+    """Checks that `build` knows a name, without running a user's file.
 
     Raises:
-        ValueError: naming the nearest architecture, or the file that is not there.
-        ModuleNotFoundError: for torchvision's without torchvision; names the extra.
+        ValueError: names the nearest architecture, or the missing file.
+        ModuleNotFoundError: torchvision is missing for its classifiers; names the extra.
     """
     if _kind(name) is None:
         _CATALOGUE.find(name)
@@ -60,35 +60,35 @@ def check(name: str) -> None:
 
 
 def describe(name: str) -> str:
-    """One line about an architecture; raises as `check`."""
+    """Returns a line about an architecture; raises as `check`."""
     kind = _kind(name)
     return _CATALOGUE.describe(name) if kind is None else kind.describe(name)
 
 
 def about(name: str) -> str:
-    """What its file says of one of `names()`; raises `ValueError` for another name."""
+    """Returns the docstring of the file of an architecture in `names()`; raises `ValueError` for another name."""
     return _CATALOGUE.about(name)
 
 
 def factory(name: str) -> Callable[..., nn.Module]:
-    """The function that builds one of `names()`, whose keywords are its settings.
+    """Returns the function that builds an architecture in `names()`, with its settings as keywords.
 
     Raises:
-        ValueError: for another name.
+        ValueError: another name.
     """
     return _CATALOGUE.find(name)
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Settings of an architecture with their defaults, none for the open-ended kinds; raises as `check`."""
+    """Returns the settings of an architecture with defaults, none for the open-ended kinds; raises as `check`."""
     check(name)
     return _CATALOGUE.defaults(name) if _kind(name) is None else {}
 
 
 def takes(name: str, setting: str) -> bool:
-    """Whether an architecture may have a setting of that name.
+    """Returns whether an architecture may have a setting of that name.
 
-    Of the open-ended kinds only building shows it, so all are let through but what the data decide.
+    For the open-ended kinds only building can tell, so every name is accepted except those that the data decide.
 
     Raises:
         ValueError, ModuleNotFoundError: as `check`.
@@ -98,27 +98,27 @@ def takes(name: str, setting: str) -> bool:
 
 
 def natural(name: str) -> Natural:
-    """The input, number of classes and settings that an architecture is quoted for.
+    """Returns the input, number of classes and settings for which an architecture is quoted.
 
     Raises:
-        ValueError: for what is not one of `names()`.
+        ValueError: the name is not in `names()`.
     """
     return _CATALOGUE.natural(name)
 
 
 def count(name: str, **changes: Any) -> int:
-    """How many parameters are trained, counted without memory, time, or what an extra brings.
+    """Counts the trained parameters on the meta device, without memory, computation or extras.
 
     Args:
-        name: one of `names()`.
-        **changes: input_shape, classes or settings, where they are not those of `natural(name)`.
+        name: in `names()`.
+        **changes: input_shape, classes or settings, if they differ from `natural(name)`.
 
     Raises:
-        ValueError: for what is not one of `names()`, or an input that does not fit.
+        ValueError: the name is not in `names()`, or the input does not fit.
     """
     usual = natural(name)
     arguments = {"input_shape": usual.input_shape, "classes": usual.classes, **usual.settings, **changes}
-    # fork_rng all the same: whatever a constructor draws must not move the caller's generator.
+    # Constructors' draws must not advance the caller's generator, even here.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = _CATALOGUE.find(name)(**arguments)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -134,26 +134,25 @@ def build(
     answers: Answers = as_they_are,
     **settings: Any,
 ) -> nn.Module:
-    """A freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
+    """Builds a freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
 
     Args:
-        name: one of `names()`, or as `patterns()` says.
-        input_shape: shape of one input, (channels, height, width) for the convolutional ones.
-        classes: number of classes, at least 2; 1, for a binary logit, where `natural(name)` has it.
-        fewest_classes: that are let through; 1 for what is never trained here, as a binary classifier of others.
-        answers: takes the logits out of what a network of the user's puts out, whose shape is looked at; None to
-            look at nothing.
-        seed: of the initial weights; the same seed gives the same weights, and torch's own generator is left
-            as it was found.
+        name: in `names()`, or of a kind in `patterns()`.
+        input_shape: of a single input, (channels, height, width) for convolutional networks.
+        classes: number of classes, at least 2; 1, for a binary logit, if `natural(name)` has it.
+        fewest_classes: smallest number accepted; 1 for networks that are never trained here, as others' binary
+            classifiers.
+        answers: extracts the logits from the output of a user's network, whose shape is checked; None for no check.
+        seed: of the initial weights; the same seed gives the same weights, and torch's own generator is left unchanged.
         **settings: of the architecture, see `defaults(name)`.
 
     Raises:
-        ValueError: for an unknown name or setting, an input that does not fit, or whatever a user's file does wrong.
-        ModuleNotFoundError: for an extra that is not installed; names it.
+        ValueError: an unknown name or setting, an input that does not fit, or any error in a user's file.
+        ModuleNotFoundError: an extra is not installed; names it.
     """
     check(name)
     kind, shape = _kind(name), tuple(input_shape)
-    # One logit is for the networks of R-GAP, whose loss is binary.
+    # A single logit is for the networks of R-GAP, whose loss is binary.
     least = fewest_classes if kind else min(fewest_classes, natural(name).classes)
     if classes < least:
         raise ValueError(f"classes must be at least {least}, got {classes}")
@@ -172,7 +171,7 @@ def build(
 
 
 def _kind(name: str) -> Any:
-    """The module that builds what is not written here; None for what should be one of `names()`."""
+    """Module that builds an open-ended kind of name; None for a name that should be in `names()`."""
     if name.startswith(torchvision_models.PREFIX):
         return torchvision_models
     return user_factory if user_factory.named(name) else None

@@ -1,12 +1,12 @@
 """Networks that R-GAP inverts layer by layer: convolutions without biases, each followed by a leaky ReLU.
 
 Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021. A leaky ReLU has an inverse, and without
-biases the gradient of a layer is linear in its input, given the derivatives by its output. With one logit, the
-last layer shares a scalar from which the loss's derivative follows.
+biases the gradient of a layer is linear in its input, given the derivatives by its output. With a single logit, the
+last layer shares a scalar that determines the loss's derivative.
 
 On CNN6, with torch's initial weights, gradient and weights together determine the input of every layer. On CNN6-d,
-where 20 instead of 36 channels leave the second convolution, they leave 280 of the 3468 dimensions of its input open on
-CIFAR-10, although their equations, 3780, are more than the unknowns.
+whose second convolution has 20 instead of 36 channels, 280 of the 3468 dimensions of that layer's input stay
+undetermined on CIFAR-10, although there are more equations, 3780, than unknowns.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,23 @@ from ..core.nets.shapes import Natural, features, image_shape
 
 BINARY = Natural((3, 32, 32), classes=1)
 SLOPE = 0.2
-"""Of the negative half; a Python number, so that it is 0.2 in float64 too, where an inversion multiplies its error."""
+"""Slope of the negative half; a Python number, so that it is 0.2 in float64 too, because an inversion multiplies its
+error."""
 
 
 def leaky_relu_cnn(
     *, input_shape: tuple[int, ...], classes: int, convolutions: Sequence[tuple[int, int, int, int]], model: str
 ) -> nn.Sequential:
-    """Convolutions and one linear layer, all without biases.
+    """Convolutions and a linear layer, all without biases.
 
     Args:
         input_shape: (channels, height, width), at least 8x8.
-        classes: number of logits; 1 for a binary one.
+        classes: number of logits; 1 for a binary logit.
         convolutions: output channels, kernel size, stride and padding of each.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     entering, _, _ = image_shape(input_shape, smallest=8, model=model)
     layers: list[nn.Module] = []
@@ -45,7 +46,7 @@ def leaky_relu_cnn(
 
 
 def _convolutions(second: int) -> tuple[tuple[int, int, int, int], ...]:
-    """Those of CNN6 with so many channels after the second."""
+    """Convolutions of CNN6 with a given number of channels after the second."""
     # (channels, kernel size, stride, padding).
     return (12, 4, 2, 2), (second, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1)
 

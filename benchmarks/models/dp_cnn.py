@@ -1,8 +1,8 @@
 """DP-CNN: the tanh networks on which results of DP-SGD are compared.
 
-Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, with
-tanh after Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI
-2021: bounded activations keep gradients small, so that less of them is clipped.
+Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, with tanh after
+Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI 2021: bounded
+activations keep gradients small, so that less of them is clipped.
 """
 
 from torch import nn
@@ -20,7 +20,7 @@ def dp_cnn(*, input_shape: tuple[int, ...], classes: int, model: str) -> nn.Modu
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     channels, _, _ = image_shape(input_shape, smallest=8, model=model)
     layers: list[nn.Module] = []
@@ -41,11 +41,11 @@ def dp_cnn_small(
     Args:
         input_shape: (channels, height, width), at least 16x16.
         classes: number of logits.
-        channels_per_group: of a GroupNorm after each convolution; None: there is none.
+        channels_per_group: of a GroupNorm after each convolution; None for no GroupNorm.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     channels, _, _ = image_shape(input_shape, smallest=16, model=model)
 
@@ -53,7 +53,7 @@ def dp_cnn_small(
         return [] if channels_per_group is None else [nn.GroupNorm(width // channels_per_group, width)]
 
     body = nn.Sequential(
-        # Padding as in the authors' code; 3, which others have, gives as many parameters and another network.
+        # Padding as in the authors' code; a padding of 3, as elsewhere, gives as many parameters but another network.
         nn.Conv2d(channels, 16, 8, stride=2, padding=2),
         *norm(16),
         nn.Tanh(),

@@ -1,10 +1,10 @@
-"""The networks of DPDR.
+"""Networks of DPDR.
 
 Liu et al., "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning",
 arXiv:2406.02744.
-Deviation: all that is known of them here is the number of layers and that they normalise by group. The network of four
-layers is DP-CNN/S with a group norm after each convolution; in that of five, widths, tanh and pooling are our choice.
-Groups of 8 channels are, too.
+Deviation: only the number of layers and the group normalisation are known here. The network of four layers is DP-CNN/S
+with a group norm after each convolution; in the network of five, widths, tanh and pooling are our choice, as are groups
+of 8 channels.
 """
 
 from torch import nn
@@ -22,11 +22,11 @@ def dpdr_cnn5(*, input_shape: tuple[int, ...], classes: int, group_norm: bool = 
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits, which are the channels of the last convolution.
-        group_norm: normalises after each of the first four convolutions; 411,466 parameters without.
+        group_norm: whether the first four convolutions are each followed by a GroupNorm; 411,466 parameters without.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     entering, _, _ = image_shape(input_shape, smallest=8, model=model)
     layers: list[nn.Module] = []
@@ -38,7 +38,7 @@ def dpdr_cnn5(*, input_shape: tuple[int, ...], classes: int, group_norm: bool = 
         if width < 256:
             layers.append(nn.MaxPool2d(2))
         entering = width
-    # The last convolution has a channel a class, so its global average is the logits.
+    # The last convolution has a channel per class, so its global average is the logits.
     return nn.Sequential(*layers, nn.Conv2d(entering, classes, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 

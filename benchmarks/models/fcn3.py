@@ -1,7 +1,7 @@
-"""FCN3: the fully connected network on which R-GAP was shown for MNIST.
+"""FCN3: the fully connected network of R-GAP's results on MNIST.
 
 Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021.
-Deviation: nothing after the last layer, where the authors' code has one more leaky ReLU.
+Deviation: no activation after the last layer; the authors' code has a leaky ReLU there.
 """
 
 import math
@@ -19,7 +19,7 @@ def fcn3(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
     Args:
         input_shape: any.
-        classes: number of logits; 1 for a binary one.
+        classes: number of logits; 1 for a binary logit.
     """
     return nn.Sequential(
         nn.Flatten(),

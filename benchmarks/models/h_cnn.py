@@ -1,8 +1,8 @@
 """H-CNN: small tanh networks on ScatterNet features.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021. Features are
-normalised within each example, which says nothing about the others and so costs no privacy; with `groups = 0` they are
-left as they are, for the authors' other way: statistics of the data, which training releases with noise.
+normalised within each example, which uses no other example and so costs no privacy; with `groups = 0` they are not
+normalised, for the authors' alternative: statistics of the data, which training releases with noise.
 """
 
 from torch import nn
@@ -28,16 +28,16 @@ def h_cnn(
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits.
-        groups: of the channels that are normalised together, without parameters; divides 81 times the channels. 0 for
-            none.
+        groups: number of groups of channels that are normalised together, without parameters; divides 81 times the
+            channels. 0 for no normalisation.
         widths: channels of the two convolutions.
-        pooled: whether the resolution is halved by a pooling, or by the stride of the first convolution.
-        hidden: width of a hidden linear layer, if there is one.
+        pooled: whether a pooling halves the resolution, or the stride of the first convolution.
+        hidden: width of a hidden linear layer; None for no such layer.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: for an input that does not fit, or groups that do not divide the channels.
-        ModuleNotFoundError: without kymatio.
+        ValueError: the input does not fit, or the groups do not divide the channels.
+        ModuleNotFoundError: kymatio is missing.
     """
     image = image_shape(input_shape, smallest=8, model=model)
     shape = scattered_shape(image)
@@ -50,7 +50,7 @@ def h_cnn(
         nn.Tanh(),
         nn.Flatten(),
     )
-    # On the shape of the features: their computation needs kymatio, which counting parameters must not.
+    # From the shape of the features: computing them needs kymatio, which counting parameters must not.
     found = features(body, shape)
     if hidden is None:
         head = [nn.Linear(found, classes)]

@@ -1,8 +1,8 @@
 """LeNet-5 for colour images.
 
 LeCun, Bottou, Bengio & Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
-Deviation: three channels, full connections, max-pooling and a linear output, as usual for CIFAR-10; papers on
-private training say "LeNet" without more.
+Deviation: three channels, full connections, max-pooling and a linear output, as usual for CIFAR-10; papers on private
+training call it "LeNet" without details.
 """
 
 from torch import nn
@@ -20,7 +20,7 @@ def lenet(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         classes: number of logits.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     channels, _, _ = image_shape(input_shape, smallest=16, model="lenet")
     body = nn.Sequential(

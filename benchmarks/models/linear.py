@@ -10,7 +10,7 @@ NATURAL = Natural((4096,), classes=10)
 
 
 def linear(*, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """One linear layer on the flattened input (40,970 parameters on 4096 features).
+    """A linear layer on the flattened input (40,970 parameters on 4096 features).
 
     Args:
         input_shape: any.

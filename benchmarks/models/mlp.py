@@ -1,4 +1,4 @@
-"""The smallest network that learns `digits`: one hidden layer."""
+"""Multilayer perceptron with a hidden layer: the smallest network here that learns `digits`."""
 
 import math
 
@@ -10,7 +10,7 @@ NATURAL = Natural((1, 8, 8), classes=10)
 
 
 def mlp(*, input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.Module:
-    """One hidden tanh layer on the flattened input.
+    """A hidden tanh layer on the flattened input.
 
     Args:
         input_shape: any.
@@ -21,7 +21,7 @@ def mlp(*, input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.M
         `hidden * (inputs + 1) + classes * (hidden + 1)` parameters: 2,410 on `digits`.
 
     Raises:
-        ValueError: if `hidden` is not positive.
+        ValueError: `hidden` is not positive.
     """
     if hidden < 1:
         raise ValueError(f"hidden must be at least 1, got {hidden}")

@@ -1,9 +1,9 @@
 """ResNets with GroupNorm: a stem, four stages of residual blocks, a global average and a linear layer.
 
-He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, with Wu & He, "Group Normalization",
-ECCV 2018, in the place of BatchNorm, because each example needs a gradient of its own. Weights are drawn as in the
-first of the two. The layout is torchvision's: no biases in convolutions, the stride of a bottleneck in its 3x3
-convolution, 1x1 projections where a shortcut changes shape.
+He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, with GroupNorm (Wu & He, "Group
+Normalization", ECCV 2018) instead of BatchNorm, because DP-SGD needs per-example gradients. Initial weights are those
+of He et al. The layout is torchvision's: no biases in convolutions, the stride of a bottleneck in its 3x3 convolution,
+1x1 projections at shortcuts that change shape.
 
 ResNet-20 has the shortcuts without parameters of He et al., section 4.2, and the norms without parameters, in four
 groups, of Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private
@@ -22,7 +22,7 @@ from ..core.nets.shapes import Natural, image_shape, refuse_groups
 COLOUR = Natural((3, 32, 32), classes=10)
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages, before a bottleneck's expansion."""
-# 6 n + 2 layers with n blocks a stage (He et al., section 4.2): n = 3 is ResNet-20.
+# 6 n + 2 layers with n blocks per stage (He et al., section 4.2): n = 3 is ResNet-20.
 GROUPS_OF_GEP, BLOCKS_OF_GEP = 4, 3
 
 
@@ -42,15 +42,15 @@ def resnet(
     Args:
         input_shape: (channels, height, width), at least 8x8; 32x32 with the stem of ImageNet.
         classes: number of logits.
-        stem: "cifar", one 3x3 convolution, or "imagenet", a 7x7 one with stride 2 and a pooling.
+        stem: "cifar", a 3x3 convolution, or "imagenet", a 7x7 convolution with stride 2 and a pooling.
         groups: of every GroupNorm; divides 64.
-        block: from (channels entering, width, stride, groups) to a block.
-        expansion: channels that leave a block, in widths.
+        block: maps (input channels, width, stride, groups) to a block.
+        expansion: output channels of a block, in widths.
         depths: number of blocks in each stage.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: for an input that does not fit, an unknown stem, or groups that do not divide 64.
+        ValueError: the input does not fit, the stem is unknown, or the groups do not divide 64.
     """
     if stem not in ("cifar", "imagenet"):
         raise ValueError(f"stem must be 'cifar' or 'imagenet', got {stem!r}")
@@ -58,7 +58,7 @@ def resnet(
     refuse_groups(groups, WIDTHS[0])
     channels, _, _ = image_shape(input_shape, smallest=8 if stem == "cifar" else 32, model=model)
     entering = WIDTHS[0]
-    # At 32x32 pixels, ImageNet's stem would leave 8x8 of them to the first stage.
+    # At 32x32 pixels, ImageNet's stem would leave 8x8 pixels to the first stage.
     if stem == "cifar":
         layers: list[nn.Module] = [conv(channels, entering, 3), nn.GroupNorm(groups, entering), nn.ReLU()]
     else:
@@ -75,7 +75,7 @@ def resnet(
 
 
 def basic(entering: int, width: int, stride: int, groups: int) -> Residual:
-    """Two 3x3 convolutions (ResNet-18 and 34)."""
+    """Block of two 3x3 convolutions (ResNet-18 and 34)."""
     body = nn.Sequential(
         conv(entering, width, 3, stride=stride),
         nn.GroupNorm(groups, width),
@@ -87,7 +87,7 @@ def basic(entering: int, width: int, stride: int, groups: int) -> Residual:
 
 
 def bottleneck(entering: int, width: int, stride: int, groups: int) -> Residual:
-    """A 3x3 convolution between two 1x1 ones, the last of which has four times the channels (ResNet-50)."""
+    """Block of a 3x3 convolution between 1x1 convolutions, the last with four times the channels (ResNet-50)."""
     body = nn.Sequential(
         conv(entering, width, 1),
         nn.GroupNorm(groups, width),
@@ -108,11 +108,11 @@ def _projection(entering: int, leaving: int, stride: int, groups: int) -> nn.Mod
 
 
 class Subsampled(nn.Module):
-    """Every other pixel, and further channels of zeros on both sides: the shortcut without parameters."""
+    """Shortcut without parameters: every other pixel, with channels of zeros added on both sides."""
 
     # Option A of He et al. (section 3.3), their choice on CIFAR-10; projections would add parameters.
     def forward(self, inputs: Tensor) -> Tensor:
-        """Twice the channels at half the resolution."""
+        """Returns twice the channels at half the resolution."""
         new = inputs.shape[1] // 2
         return functional.pad(inputs[:, :, ::2, ::2], (0, 0, 0, 0, new, new))
 
@@ -126,7 +126,7 @@ def resnet20(*, input_shape: tuple[int, ...], classes: int, model: str) -> nn.Mo
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: if the input does not fit.
+        ValueError: the input does not fit.
     """
     channels, _, _ = image_shape(input_shape, smallest=8, model=model)
 

@@ -1,10 +1,10 @@
-"""Wide residual networks with GroupNorm, as they were published and as De et al. train them privately.
+"""Wide residual networks with GroupNorm, as published and as De et al. train them privately.
 
-Zagoruyko & Komodakis, "Wide Residual Networks", BMVC 2016: (depth - 4) / 6 blocks a stage, norm -> ReLU -> conv, and
-the first block of a stage projects what has been through its first norm and ReLU.
+Zagoruyko & Komodakis, "Wide Residual Networks", BMVC 2016: (depth - 4) / 6 blocks per stage, norm -> ReLU -> conv, and
+the first block of a stage projects the output of its first norm and ReLU.
 De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
-2022: ReLU -> norm -> standardised convolution with bias, and a norm of its own on each of the three projections.
-Deviation: convolutions with stride 2 are padded by one pixel on each side, where theirs pad after the image only.
+2022: ReLU -> norm -> standardised convolution with bias, and a separate norm on each of the three projections.
+Deviation: convolutions with stride 2 are padded by a pixel on each side, where theirs pad after the image only.
 """
 
 from torch import nn
@@ -16,7 +16,7 @@ from ..core.nets.standardise import standardise
 
 COLOUR = Natural((3, 32, 32), classes=10)
 STEM = 16
-"""Channels that leave the first convolution, and enter the narrowest norm."""
+"""Channels of the first convolution's output, which enter the narrowest norm."""
 
 
 def wide_resnet(
@@ -30,21 +30,21 @@ def wide_resnet(
     widening: int,
     model: str,
 ) -> nn.Sequential:
-    """A first convolution, three stages of 16, 32 and 64 times `widening` channels, norm, average, linear layer.
+    """A convolution, three stages of 16, 32 and 64 times `widening` channels, norm, average, linear layer.
 
     Args:
         input_shape: (channels, height, width), at least 8x8.
         classes: number of logits.
         standardised: the variant of De et al.: standardised convolutions with gains and biases, ReLU before norm, and a
             norm on each projection.
-        bias: whether the plain convolutions have biases; standardised ones always do.
+        bias: whether plain convolutions have biases; standardised convolutions always do.
         groups: of every GroupNorm; divides 16.
-        depth: of the published name: 4 more than a multiple of 6.
-        widening: of the published name.
+        depth: in the published name; 4 more than a multiple of 6.
+        widening: in the published name.
         model: name of the architecture, for errors.
 
     Raises:
-        ValueError: for an input that does not fit, or groups that do not divide 16.
+        ValueError: the input does not fit, or the groups do not divide 16.
     """
     refuse_groups(groups, STEM)
     channels, _, _ = image_shape(input_shape, smallest=8, model=model)
@@ -59,7 +59,7 @@ def wide_resnet(
     def block(entering: int, width: int, stride: int) -> nn.Module:
         first = layer(entering, width, 3, stride)
         rest = (*before(width), layer(width, width, 3))
-        # Identity shortcut; the others project, He et al.'s option B.
+        # Identity shortcut; the other blocks project, He et al.'s option B.
         if stride == 1 and entering == width:
             return Residual(nn.Sequential(*before(entering), first, *rest))
         projection = layer(entering, width, 1, stride)
@@ -81,8 +81,8 @@ def wide_resnet(
 
 
 def _draw_as_de_et_al(network: nn.Module) -> None:
-    """Variance 1 / fan-in, biases zero; the scale of standardised weights only sets their learning rate."""
-    # A list, because `standardise` adds modules while we walk.
+    """Draws weights of variance 1 / fan-in, zero biases; a standardised weight's scale sets only its learning rate."""
+    # A list, because `standardise` adds modules during the iteration.
     for layer in list(network.modules()):
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)

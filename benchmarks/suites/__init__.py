@@ -1,1 +1,1 @@
-"""Suites that come with the package, as TOML files."""
+"""TOML files of the suites that come with the package."""

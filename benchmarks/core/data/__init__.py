@@ -1,1 +1,1 @@
-"""Core of data sets: splits, how pools are dealt, decoding of images, paths and downloads."""
+"""Core of the data sets: splits, dealing of pools, decoding of images, paths and downloads."""

@@ -1,4 +1,4 @@
-"""NumPy archives of inputs and classes, read without ever loading a pickle, which can run any program."""
+"""NumPy archives of inputs and classes, read without loading pickles, which can execute any program."""
 
 import zipfile
 import zlib
@@ -12,18 +12,18 @@ from .images import reason
 
 
 def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names; of others the names alone, each with an empty array.
+    """Reads the arrays of these names; other arrays appear as empty arrays under their names.
 
     Raises:
-        ValueError: if the file is damaged, no archive, or has pickled objects among them.
+        ValueError: the file is damaged, is no archive, or contains pickled objects.
     """
     refuse_pointer(file)
     try:
-        with file.open("rb") as opened:  # by us, because NumPy does not close what it cannot read
+        with file.open("rb") as opened:  # opened here, because NumPy leaves a file open that it cannot read
             archive = np.load(opened, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError("one array, not an archive of several")
-            # Other arrays keep their names, for the error, and are not read: they may be large.
+            # Other arrays keep their names, for the error, and are not read because they may be large.
             return {name: archive[name] if name in wanted else np.empty(0) for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
@@ -33,10 +33,10 @@ def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
 
 
 def array_pair(file: Path, arrays: Mapping[str, np.ndarray], names: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """The first pair of names, of inputs and classes, that an archive has both of.
+    """Returns the first pair of names, of inputs and classes, whose arrays are both in the archive.
 
     Raises:
-        ValueError: if it has none.
+        ValueError: the archive has no such pair.
     """
     for x, y in names:
         if x in arrays and y in arrays:
@@ -46,17 +46,17 @@ def array_pair(file: Path, arrays: Mapping[str, np.ndarray], names: Sequence[tup
 
 
 def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, what: str = "image") -> np.ndarray:
-    """Classes as [n], whole numbers of 64 bits.
+    """Classes as int64 [n].
 
     Args:
-        file: for errors.
+        file: path, for errors.
         name: of the array.
-        array: as it was stored.
-        examples: how many there are.
-        what: an example is called in errors.
+        array: as stored.
+        examples: number of examples.
+        what: noun for an example, in errors.
 
     Raises:
-        ValueError: if they are no whole numbers, or not one an example.
+        ValueError: the classes are no whole numbers, or their number is not that of the examples.
     """
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

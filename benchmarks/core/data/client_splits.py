@@ -1,4 +1,4 @@
-"""Client splits: the examples of a pool divided among the clients of federated learning, evenly, by class, or between.
+"""Client splits: the examples of a pool divided among clients of federated learning, at random, by class or between.
 
 - "iid": at random, sizes within one of each other.
 - "by_class": sorted by class and cut into shards, `classes_per_client` of them to a client: McMahan et al.,
@@ -7,8 +7,8 @@
   "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019, in the
   form of Yurochkin et al., ICML 2019 (per class, so that nothing is dealt twice or left over).
 
-Random numbers come from NumPy's Philox generator keyed by the seed. Its stream is fixed, but NumPy may change how a
-permutation or a gamma variable is made from it, so the splits belong to a release of NumPy.
+Random numbers come from NumPy's Philox generator keyed by the seed. Its stream is fixed, but NumPy may change how it
+derives a permutation or a gamma variable, so the splits are tied to a release of NumPy.
 """
 
 import math
@@ -32,21 +32,21 @@ def client_splits(
     classes_per_client: int = 2,
     smallest: int = 1,
 ) -> list[Int64[Tensor, "_"]]:
-    """Positions in `labels` that each client holds: disjoint, together all of them, each sorted.
+    """Positions in `labels` held by each client: disjoint, complete, each sorted.
 
     Args:
         labels: class of each example.
-        clients: how many.
+        clients: number of clients.
         how: "iid", "by_class" or "dirichlet".
         seed: the same seed gives the same splits.
-        alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 nearly one client a class, above
-            100 nearly alike.
-        classes_per_client: shards a client gets of the sorted examples; a shard may lie across two classes.
-        smallest: least number of examples of a client. Where chance left one fewer, it gets examples drawn from
-            the largest.
+        alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 a class lies at almost a single
+            client, above 100 clients are nearly alike.
+        classes_per_client: number of shards of the sorted examples per client; a shard may span two classes.
+        smallest: least number of examples of a client. Clients that get fewer by chance are filled with random examples
+            of the largest.
 
     Raises:
-        ValueError: for a value out of range, or fewer examples than the clients need.
+        ValueError: a value is out of range, or the clients need more examples than there are.
     """
     # Dealt on the CPU by NumPy, so that a seed gives the same clients on every device.
     labels = labels.cpu()
@@ -92,8 +92,8 @@ def _check(
 def _by_class(
     labels: np.ndarray, shuffled: np.ndarray, clients: int, classes_per_client: int, coins: np.random.Generator
 ) -> list[np.ndarray]:
-    """Shards of the examples sorted by class (in random order within one), dealt at random."""
-    # Stable, so that examples of one class stay in random order.
+    """Shards of the examples sorted by class (in random order within a class), dealt at random."""
+    # Stable, so that examples of a class stay in random order.
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, clients * classes_per_client)
     dealt = coins.permutation(len(shards)).reshape(clients, classes_per_client)
@@ -103,7 +103,7 @@ def _by_class(
 def _dirichlet(
     labels: np.ndarray, shuffled: np.ndarray, clients: int, alpha: float, coins: np.random.Generator
 ) -> list[np.ndarray]:
-    """Each class cut, in random order, where the sums of its proportions lie."""
+    """Splits each class, in random order, at the cumulative sums of its proportions."""
     cuts = []
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
@@ -114,11 +114,11 @@ def _dirichlet(
 
 
 def _top_up(parts: list[np.ndarray], smallest: int, coins: np.random.Generator) -> None:
-    """Fills clients below `smallest`, each time with random examples of whoever has most."""
+    """Fills clients below `smallest` with random examples of the client that has the most."""
     for poor in range(len(parts)):
         while (short := smallest - len(parts[poor])) > 0:
             rich = max(range(len(parts)), key=lambda client: len(parts[client]))
             given = coins.permutation(parts[rich])
-            # No further than `smallest`, or the giver would be poor in turn.
+            # The giver must keep `smallest` examples itself.
             taken = min(short, len(given) - smallest)
             parts[rich], parts[poor] = given[taken:], np.concatenate([parts[poor], given[:taken]])

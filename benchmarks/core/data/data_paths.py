@@ -9,13 +9,13 @@ from .images import is_pointer
 
 VARIABLE = "LEAKBENCH_DATA"
 TRAIN, TEST = "train", ("test", "val", "validation")
-"""What the training part and the test part are called; of several test parts the first is read."""
-# Pixels; 10,000 colour images of this side are 31 GB of bytes.
+"""Names of the training part and the test part; of several test parts the first is read."""
+# In pixels; 10,000 colour images of this side are 31 GB of bytes.
 LARGEST_SIDE = 1024
 
 
 class Address(NamedTuple):
-    """A data set as it is named: `digits`, `imagenet?size=64`, `folder:PATH?size=32&channels=3`."""
+    """Parsed name of a data set, as `digits`, `imagenet?size=64` or `folder:PATH?size=32&channels=3`."""
 
     kind: str
     path: str | None
@@ -23,12 +23,12 @@ class Address(NamedTuple):
 
 
 def parse(name: str) -> Address:
-    """Takes an address apart.
+    """Parses the address of a data set.
 
     Raises:
-        ValueError: if what follows the question mark are no options, or sizes that no image has.
+        ValueError: malformed options, or sizes that no image has.
     """
-    # The last question mark, because a path may have others.
+    # The last question mark, because a path may contain others.
     whole, mark, tail = name.rpartition("?")
     if not mark:
         whole, tail = name, ""
@@ -47,10 +47,10 @@ def parse(name: str) -> Address:
 
 
 def data_folder() -> Path:
-    """The folder that LEAKBENCH_DATA names; otherwise `leakbench` in the user's cache.
+    """Returns the folder that LEAKBENCH_DATA names; otherwise `leakbench` in the user's cache.
 
     Raises:
-        ValueError: if it names something that is no folder.
+        ValueError: the variable does not name a folder.
     """
     named = os.environ.get(VARIABLE)
     if not named:
@@ -63,15 +63,15 @@ def data_folder() -> Path:
 
 
 def existing(path: str, *, what: str, file: bool | None = None) -> Path:
-    """The absolute path of a file or folder that is there; `path` may start with ~.
+    """Returns the absolute path of an existing file or folder; `path` may start with ~.
 
     Args:
         path: as the user wrote it.
-        what: the kind of data set, for errors.
-        file: True: it must be a file; False: a folder; None: either.
+        what: kind of data set, for errors.
+        file: True requires a file, False a folder; None accepts either.
 
     Raises:
-        ValueError: if it is not there, or is the other of the two.
+        ValueError: nothing is there, or it is of the other type.
     """
     located = Path(path).expanduser().absolute()
     if not located.exists():
@@ -85,7 +85,7 @@ def refuse_pointer(file: Path) -> None:
     """Refuses a file that Git-LFS has not fetched.
 
     Raises:
-        ValueError: for such a file.
+        ValueError: the file is a Git-LFS pointer.
     """
     with file.open("rb") as opened:
         if is_pointer(opened.read(64)):
@@ -95,9 +95,9 @@ def refuse_pointer(file: Path) -> None:
 
 
 def stamp(files: list[Path]) -> int:
-    """A key of the files' state for caches of decoded images: it changes when a file does.
+    """Key of the files' state for caches of decoded images: it changes when a file does.
 
-    Size and time of change stand for the content, so that a cached data set is used without reading its files again.
+    Size and modification time stand for the content, so that a cached data set is used without reading its files again.
     """
-    # Trap: hashes of strings differ between processes, so it is a key for caches in memory alone.
+    # Trap: hashes of strings differ between processes, so this is a key for caches in memory alone.
     return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))

@@ -1,4 +1,4 @@
-"""A whole data set in memory, and how its private, non-member and public pools are dealt from it."""
+"""Whole data set in memory, from which the private, non-member and public pools are dealt."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,16 +14,16 @@ POOLS = ("private", "non_member", "public")
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImages:
-    """All examples of a data set, its training part first.
+    """Examples of a data set, its training part first.
 
     Args:
-        pixels: bytes, or floats in [0, 1]. Bytes where the source has them: a quarter of the memory. Vectors of
-            features have any floats, until whoever reads them scales what was dealt.
+        pixels: bytes, or floats in [0, 1]. Bytes if the source has bytes, at a quarter of the memory. Feature vectors
+            may hold any floats; their reader scales them after the deal.
         labels: classes, from 0.
-        train: how many of the first examples are the training part; the others are the official test set.
+        train: number of leading examples that are the training part; the others are the official test set.
         classes: number of classes.
-        source: SHA-256 of the encoded images and labels as they were stored, where they were read one by one: unlike
-            the pixels it does not depend on a decoder.
+        source: SHA-256 of the encoded images and labels as stored, if they were read one by one; unlike the pixels it
+            does not depend on a decoder.
     """
 
     pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples *shape"]
@@ -41,17 +41,17 @@ class LabelledImages:
         what: str,
         source: str = "",
     ) -> "LabelledImages":
-        """Somebody's own data: labels are renumbered from 0, in their order, where there are gaps.
+        """Wraps a user's own data; labels with gaps are renumbered from 0, in their order.
 
         Args:
             pixels: see `LabelledImages`.
             labels: any whole numbers from 0.
             train: see `LabelledImages`.
-            what: the data, for errors.
+            what: noun for the data, in errors.
             source: see `LabelledImages`.
 
         Raises:
-            ValueError: if there are fewer than two classes, or one is in the test part alone.
+            ValueError: there are fewer than two classes, or a class is in the test part alone.
         """
         if len(labels) and int(labels.min()) < 0:
             first = int((labels < 0).nonzero()[0])
@@ -68,7 +68,7 @@ class LabelledImages:
                 f"{what} must have every class in its training part, got class {int(labels[strange[0]])} in the test "
                 "part alone"
             )
-        # `unique` sorts, so the place of a label among the known ones is its new number.
+        # `unique` sorts, so the position of a label among the known labels is its new number.
         numbered = torch.searchsorted(known, labels)
         return LabelledImages(pixels=pixels, labels=numbered, train=train, classes=len(known), source=source)
 
@@ -79,28 +79,28 @@ class LabelledImages:
 
     @cached_property
     def _looks(self) -> Int64[Tensor, " train"]:
-        """A hash of each training image, by which copies of one image are found."""
-        # Of the exact pixels: near copies, another crop of one photograph, count as other images.
+        """Hash of each training image, which identifies copies of an image."""
+        # Exact pixels: near copies, such as another crop of a photograph, count as different images.
         content = self.pixels[: self.train].numpy()
-        # 64 bits: a collision, improbable among a million images, would leave one more image out of the deal.
+        # 64 bits: a collision, improbable among a million images, would leave an additional image out of the deal.
         return torch.tensor([hash(image.tobytes()) for image in content], dtype=torch.int64)
 
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
         """Deals all three pools from the training part, so that members and non-members are exchangeable.
 
-        The public pool is dealt first and does not depend on the seed: settings that were tuned on it under one seed
-        have then seen no member of another. The seed deals the rest, less the images that equal a public one: an
-        image that anybody may know is nobody's secret.
+        The public pool is dealt first and does not depend on the seed: settings tuned on it under one seed have then
+        used no member of another. The seed deals the rest, without images that equal a public image, because a public
+        image cannot be secret.
 
         Args:
             name: of the data set.
             about: source and licence.
-            seed: decides who is a member.
-            sizes: what is asked for.
-            defaults: sizes of what is not asked for; None: 40 %, 40 % and 20 % of the training part.
+            seed: decides which examples are members.
+            sizes: requested sizes.
+            defaults: sizes of the remaining pools; None: 40 %, 40 % and 20 % of the training part.
 
         Raises:
-            ValueError: if there are not as many examples as asked for.
+            ValueError: fewer examples than requested.
         """
         tested = torch.arange(self.train, len(self.labels))
         counts = pool_sizes(sizes, defaults, available=self.train, name=name, tested=len(tested) > 0)
@@ -109,7 +109,7 @@ class LabelledImages:
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
         rest = everyone[~torch.isin(self._looks, self._looks[public])]
-        # Copies are known only once the public pool is, so sizes are dealt out a second time without them.
+        # Copies are known only after the public pool is, so sizes are computed again without them.
         if copies := self.train - len(public) - len(rest):
             counts = pool_sizes(
                 replace(sizes, public=len(public)),
@@ -133,20 +133,20 @@ class LabelledImages:
 
 
 def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: str, tested: bool) -> dict[str, int]:
-    """The number of examples in each pool: what is asked for, and of the others what there is room for.
+    """Number of examples in each pool: requested sizes, and for the other pools the remaining examples.
 
-    A pool that is not asked for has its default size, or shrinks in proportion to what is left. It never shrinks to
-    nothing, because an empty pool changes what a figure means: that has to be asked for, with 0.
+    A pool without a request has its default size, or shrinks in proportion to the remaining examples. It never shrinks
+    to 0, because an empty pool changes the meaning of a figure: 0 has to be requested.
 
     Args:
-        sizes: what is asked for.
-        defaults: of the data set; None: 40 %, 40 % and 20 % of what there is.
-        available: how many examples there are to deal.
+        sizes: requested sizes.
+        defaults: of the data set; None: 40 %, 40 % and 20 % of the examples.
+        available: number of examples to deal.
         name: of the data set, for errors.
         tested: whether an official test set can stand in for the non-members.
 
     Raises:
-        ValueError: if that cannot be done.
+        ValueError: the request cannot be met.
     """
     if defaults is None:
         fifths = max(1, 2 * available // 5)
@@ -169,7 +169,7 @@ def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: st
     if sum(others.values()) > left:
         total = sum(others.values())
         others = {pool: max(1, left * count // total) for pool, count in others.items()}
-        # Rounding a pool up to one example may exceed what is left; the largest pool gives it.
+        # Rounding a pool up to 1 example may exceed the remaining examples; the largest pool gives it up.
         while sum(others.values()) > left:
             others[max(others, key=lambda pool: others[pool])] -= 1
     return asked | others

@@ -1,8 +1,8 @@
 """Data sets that torchvision reads from the data folder, or downloads into it.
 
-torchvision checks the MD5 sums of CIFAR and SVHN whenever it reads them. Of MNIST and its like it has sums of the
-packed files alone, and reads unpacked files unchecked. So the packed files are checked and unpacked afresh, into a
-temporary folder. A download that was cut off leaves nothing that passes for the data.
+torchvision checks the MD5 sums of CIFAR and SVHN whenever it reads them. For MNIST and similar sets it has sums of the
+packed files alone, and reads unpacked files unchecked; so the packed files are checked, and unpacked afresh into a
+temporary folder. An interrupted download leaves nothing that passes for the data.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from .images import reason
 
 PATIENCE = 30
 """Seconds without an answer after which a download is given up."""
-# What the network, the disk and torn archives raise; RuntimeError is torchvision's own.
+# Raised by network, disk and torn archives; RuntimeError is torchvision's own.
 FAILURES = (OSError, RuntimeError, http.client.HTTPException, tarfile.TarError, EOFError, zlib.error)
 
 Parts = TypeVar("Parts")
 
 
 def torchvision(name: str) -> Any:
-    """Module `torchvision.datasets`.
+    """Imports `torchvision.datasets`.
 
     Args:
-        name: the data set that needs it.
+        name: of the data set that needs it.
 
     Raises:
-        ValueError: without the extra `images`, naming it.
+        ValueError: the extra `images` is missing; the message names it.
     """
     try:
         return optional("torchvision.datasets", needed_by=f"data set {name!r}")
@@ -53,21 +53,21 @@ def torchvision(name: str) -> Any:
 def checked(
     name: str, dataset: str, folder: Path, files: tuple[str, ...], *, below: str = "", classes: int
 ) -> LabelledImages:
-    """A data set whose files torchvision checks itself whenever it reads them: CIFAR, SVHN.
+    """Reads a data set whose files torchvision checks itself at every read: CIFAR, SVHN.
 
     Args:
         name: of the data set.
-        dataset: torchvision's name of it.
-        folder: the data folder.
-        files: what lies in it, for the error.
-        below: where torchvision's root is, below the data folder.
+        dataset: its name in torchvision.
+        folder: data folder.
+        files: its files in that folder, for the error.
+        below: torchvision's root, relative to the data folder.
         classes: number of classes.
 
     Raises:
-        ValueError: if it is neither there nor to be had.
+        ValueError: it is neither there nor can be downloaded.
     """
     kind = getattr(torchvision(name), dataset)
-    # SVHN asks for a part by name, CIFAR by a flag.
+    # SVHN takes a part by name, CIFAR by a flag.
     by_name = hasattr(kind, "split_list")
     which = [{"split": part} if by_name else {"train": part == "train"} for part in ("train", "test")]
 
@@ -85,16 +85,16 @@ def checked(
 
 @lru_cache(maxsize=2)
 def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> LabelledImages:
-    """A data set in four packed files of which torchvision knows the MD5 sums: MNIST and its like.
+    """Reads a data set of four packed files whose MD5 sums torchvision has: MNIST and similar sets.
 
     Args:
         name: of the data set.
-        dataset: torchvision's name of it.
-        folder: the data folder, which is torchvision's root.
-        unpacked_too: whether the unpacked files alone will do, because the caller checks their content.
+        dataset: its name in torchvision.
+        folder: data folder, which is torchvision's root.
+        unpacked_too: whether unpacked files alone suffice, because the caller checks their content.
 
     Raises:
-        ValueError: if it is neither there nor to be had.
+        ValueError: it is neither there nor can be downloaded.
     """
     datasets = torchvision(name)
     kind = getattr(datasets, dataset)
@@ -110,9 +110,9 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Labe
 
         def parts(download: bool) -> list[Any]:
             if download or not missing:
-                # Unpacks what is there already, and downloads the rest.
+                # Unpacks the files that are there, and downloads the rest.
                 with aside():
-                    # Both parts come with the first download, as torchvision fetches all four files at once.
+                    # The first download brings both parts, because torchvision fetches all four files at once.
                     read = [kind(temporary, train=train, download=train) for train in (True, False)]
                 for file in missing:
                     _keep(staging / file, raw / file)
@@ -128,18 +128,18 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Labe
 
 
 def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tuple[str, ...]) -> Parts:
-    """What `parts(False)` reads, or else what `parts(True)` downloads.
+    """Returns the result of `parts(False)`, or of `parts(True)`, which downloads, if reading fails.
 
     Args:
         parts: reads the data set; its argument says whether to download.
         name: of the data set.
         folder: the data folder.
-        files: what lies in it.
+        files: its files in that folder.
 
     Raises:
-        ValueError: if it is not there, or damaged, and cannot be downloaded either.
+        ValueError: it is absent or damaged, and cannot be downloaded either.
     """
-    # Files that are not whole make torchvision raise one of many things while it reads them.
+    # torchvision raises many kinds of errors when it reads incomplete files.
     with contextlib.suppress(*FAILURES, ValueError, AssertionError):
         return parts(False)
     try:
@@ -147,7 +147,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
         with aside():
             return parts(True)
     except FAILURES as error:
-        # Unpacked files alone are incomplete data, not absent ones: without the packed ones nothing vouches for them.
+        # Unpacked files alone count as incomplete data, not as absent: without the packed files they cannot be checked.
         there = any((folder / name).exists() for file in files for name in (file, file.removesuffix(".gz")))
         state = "damaged or incomplete" if there else "not"
         raise ValueError(
@@ -158,8 +158,8 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Sends what torchvision prints to standard error, and gives up on a server that is silent for `PATIENCE`."""
-    # torchvision opens addresses without a timeout, so the default of all sockets is the only way to set one.
+    """Sends torchvision's output to standard error, and gives up on a server that is silent for `PATIENCE`."""
+    # torchvision opens addresses without a timeout, so only the default of all sockets can set it.
     patience = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
     try:
@@ -170,7 +170,7 @@ def aside() -> Iterator[None]:
 
 
 def _keep(downloaded: Path, kept: Path) -> None:
-    """Copies a file so that under its name there is the whole of it or nothing."""
+    """Copies a file atomically."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     beside = kept.with_name(f".{kept.name}.{os.getpid()}")
     shutil.copyfile(downloaded, beside)

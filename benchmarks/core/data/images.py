@@ -1,6 +1,6 @@
-"""Decoding of images into one array of bytes; the first image of another size or mode than the others is refused.
+"""Decoding of images into an array of bytes; images whose size or mode differs from the first are refused.
 
-Decoders are Pillow's. What is stored sideways with an orientation tag stays sideways, as in torchvision.
+Decoders are Pillow's. Images stored sideways with an orientation tag stay sideways, as in torchvision.
 """
 
 import io
@@ -16,15 +16,15 @@ from PIL import Image, ImageOps
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
-"""Formats that bytes are tried as; some of Pillow's others, such as PostScript, run programs of their own."""
+"""Accepted formats; others of Pillow's, such as PostScript, run external programs."""
 
 MODES = ("L", "RGB")
-# Below this many pixels an image decodes faster than threads take turns.
+# Below this many pixels, decoding is faster than switching threads.
 WORTH_A_THREAD = 128 * 128
 CHUNK = 256
 
 Encoded = tuple[str, Callable[[], bytes]]
-"""What an image is called in errors, and how to get at its bytes."""
+"""(name of an image in errors, function that reads its bytes)."""
 
 
 def decode(
@@ -36,26 +36,26 @@ def decode(
     address: str,
     dealt: int | None = None,
 ) -> UInt8[np.ndarray, "images channels height width"]:
-    """All images as bytes.
+    """Decodes all images into bytes.
 
     Args:
-        images: encoded, one at a time: they are never in memory together.
-        count: how many there are.
+        images: encoded images, read one at a time so that they are never in memory together.
+        count: number of images.
         size: side of the square that is kept, in pixels: the shorter side is resized to it, the centre cropped. None:
-            as they are, which must be one size.
-        channels: 1 (grey) or 3 (colour) to convert to; None: as they are, which must be one of the two for all.
-        address: name of the data set, for the way out.
-        dealt: how many are copied into pools; None: all.
+            as stored, which requires a common size.
+        channels: 1 (grey) or 3 (colour) to convert to; None: as stored, which requires a common mode.
+        address: of the data set, for errors.
+        dealt: number of images copied into pools; None: all.
 
     Raises:
-        ValueError: if one cannot be read, or differs from the first; or if all of them would not fit into memory.
+        ValueError: an image cannot be read or differs from the first, or all together would not fit into memory.
     """
     rest = iter(images)
     first = next(rest, None)
     if first is None:
         raise ValueError(f"{address} must hold images, got none")
     name, read = first
-    # The first image decides shape and size of all, so one is decoded before memory is taken.
+    # The first image decides the shape of all, so it is decoded before memory is allocated.
     start = _open(name, read, size, channels, address)
     refuse_too_large(count, count if dealt is None else dealt, start.size, address=address)
     out = np.empty((count, *start.shape), dtype=np.uint8)
@@ -68,10 +68,10 @@ def decode(
                 raise ValueError(_unlike(label, image.shape, name, start.shape, address))
             out[i] = image
 
-    # Threads, because Pillow's decoders let go of the interpreter's lock.
+    # Threads, because Pillow's decoders release the interpreter's lock.
     workers = (os.cpu_count() or 1) if start[0].size >= WORTH_A_THREAD or size is not None else 1
     with ThreadPoolExecutor(workers) as pool:
-        # In rounds, so that no more than a few chunks wait; errors come in order, so the first offender is named.
+        # In rounds, so that only a few chunks wait; errors come in order, so the first bad image is named.
         for chunks in _batched(enumerate(_batched(rest, CHUNK)), 4 * workers):
             pending = [pool.submit(fill, 1 + i * CHUNK, chunk) for i, chunk in chunks]
             try:
@@ -84,18 +84,18 @@ def decode(
 
 
 def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> None:
-    """Refuses data that would not fit into memory, before all of them are decoded.
+    """Refuses data that would not fit into memory, before they are all decoded.
 
     Args:
-        images: how many are decoded, at a byte a value.
-        dealt: how many of them are copied into pools, at five bytes a value at the peak.
-        values: of one image: channels x height x width.
-        address: name of the data set.
+        images: number of images decoded, at a byte per value.
+        dealt: number of images copied into pools, at five bytes per value at the peak.
+        values: per image: channels x height x width.
+        address: of the data set.
 
     Raises:
-        ValueError: if that exceeds the memory.
+        ValueError: the data exceed the memory.
     """
-    # Bytes of all, and of those dealt a copy in bytes and one in float32: 1 + 4.
+    # A byte per value of all, and for dealt images a copy in bytes and another in float32: 1 + 4.
     needed, there = (images + 5 * dealt) * values, memory_bytes()
     if needed > there:
         raise ValueError(
@@ -105,13 +105,13 @@ def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> N
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, or of the container where that is less."""
+    """Returns the memory of this machine, or of the container if that is less."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        physical = 16 * 2**30  # where the system does not say, a common size
+        physical = 16 * 2**30  # a common size, for systems that do not report it
     try:
-        # Limit of a control group, version 2; it says `max`, which is no number, where there is none.
+        # Limit of a control group, version 2; without a limit it is `max`, which is no number.
         return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     except (OSError, ValueError):
         return physical
@@ -123,19 +123,19 @@ def _open(
     encoded = read()
     try:
         with Image.open(io.BytesIO(encoded), formats=FORMATS) as opened:
-            # Image.open reads the header alone; damage shows while pixels are decoded.
+            # Image.open reads the header alone; damage shows when pixels are decoded.
             opened.load()
             mode, image = opened.mode, opened
-            # More than 8 bits a channel have no one way to fewer, so they are not converted.
+            # Reducing more than 8 bits per channel is ambiguous, so such images are not converted.
             if channels is not None and not mode.startswith(("I", "F")):
                 image = image.convert("RGB" if channels == 3 else "L")
             if image.mode in MODES:
                 if size is not None:
-                    # Bilinear with antialiasing, as torchvision's Resize has it by default.
+                    # Bilinear with antialiasing, the default of torchvision's Resize.
                     image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
                 pixels = np.asarray(image)
                 return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    except Exception as error:  # decoders raise all sorts of things at damaged bytes
+    except Exception as error:  # decoders raise many kinds of errors on damaged bytes
         raise ValueError(f"{name} of {address} must be an image, got {_damage(encoded, error)}") from error
     if mode.startswith(("I", "F")):
         way_out = "scale it to 8 bits"
@@ -166,17 +166,17 @@ def _unlike(name: str, shape: tuple[int, ...], first: str, expected: tuple[int, 
 
 
 def with_option(address: str, option: str) -> str:
-    """The address of a data set with one option more."""
+    """Returns the address of a data set with a further option."""
     return f"{address}{'&' if '?' in address else '?'}{option}"
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in a few words: its first sentence, since some go on to give advice."""
+    """First sentence of an error's message, without the advice that some append."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")[:160] or type(error).__name__
 
 
 def is_pointer(content: bytes) -> bool:
-    """Whether a file is what Git-LFS leaves in the place of one that was not fetched."""
+    """True if the content is a Git-LFS pointer instead of the file itself."""
     return content.startswith(b"version https://git-lfs")
 
 

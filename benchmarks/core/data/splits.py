@@ -1,8 +1,8 @@
 """Fixed splits of a data set into members, non-members and public examples, with checks of their content.
 
-A leakage figure means something only if members and non-members come from one distribution, if no example is in two
-pools, and if the next person has the same pixels. So the pools are exchangeable where they are compared, disjoint by
-construction, and identified by a digest that is written into every record.
+A leakage figure is meaningful only if members and non-members come from the same distribution, if no example is in two
+pools, and if others can obtain the same pixels. So compared pools are exchangeable, all pools are disjoint by
+construction, and a digest in every record identifies them.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How many examples each pool is to have; None: the data set's own number.
+    """Requested number of examples in each pool; None: the data set's default.
 
     Args:
         private: members, at least 1.
-        non_member: non-members; 0 only where an official test set can stand in for them.
+        non_member: non-members; 0 only if an official test set can stand in for them.
         public: public examples.
     """
 
@@ -37,15 +37,15 @@ class Sizes:
 
 
 DEFAULT_SIZES = Sizes()
-"""Every pool as large as the data set has it."""
+"""Default size of every pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One pool of examples.
+    """Pool of examples.
 
     Args:
-        ids: position of each example in the whole data set; the same image has the same id under every seed.
+        ids: position of each example in the whole data set; an image has the same id under every seed.
         inputs: images in model-input units.
         labels: classes, from 0.
     """
@@ -60,25 +60,23 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """A data set cut into pools that share no example. All of them are slices of the same tensors.
+    """Data set cut into disjoint pools, which are slices of the same tensors.
 
     Args:
-        name: name of the data set.
-        private: the members, which models are trained on.
-        non_member: never trained on, and exchangeable with `private`; where none were dealt, it is `test`, and
-            `about` says so.
-        public: what anybody may know: an attacker's prior, a defense's public data.
-        input_shape: shape of one input.
+        name: of the data set.
+        private: members, on which models are trained.
+        non_member: non-members, exchangeable with `private`; if none were dealt, it is `test`, and `about` says so.
+        public: public examples: an attacker's prior, a defense's public data.
+        input_shape: of a single input.
         classes: number of classes.
         low: least valid input value.
         high: greatest valid input value.
-        digest: SHA-256 of all pixels and labels and of who is in which pool.
-        in_distribution_public: whether `public` comes from the same source as `private`, which flatters
-            defenses and attacks that use it.
-        about: source and licence, in one line.
-        test: the official test set, on which utility is measured; None: `non_member` is it.
-        scaled_by_public: whether inputs are in units of statistics of `public`, so that whatever is trained on them
-            reads it.
+        digest: SHA-256 of all pixels and labels and of the assignment to pools.
+        in_distribution_public: whether `public` comes from the same source as `private`, which favours defenses and
+            attacks that use it.
+        about: source and licence, in a line.
+        test: official test set, on which utility is measured; None: `non_member` serves as test set.
+        scaled_by_public: whether inputs are scaled by statistics of `public`, so that training on them uses it.
     """
 
     name: str
@@ -108,31 +106,31 @@ class Splits:
         test: Int64[Tensor, " tested"] | None = None,
         content: str | None = None,
     ) -> "Splits":
-        """Cuts a whole data set by the ids of its private, non-member and public pool.
+        """Cuts a whole data set by the ids of its private, non-member and public pools.
 
         Args:
             inputs: of all examples; floats in [0, 1], or bytes, which are divided by 255.
             labels: of all examples.
-            pools: ids of the three pools; an empty second one means that `test` stands in for it.
-            name: see `Splits`, as for the next three.
-            classes: see there.
-            in_distribution_public: see there.
-            about: see there.
+            pools: ids of the three pools; an empty second pool is replaced by `test`.
+            name: see `Splits`, also for the next three.
+            classes: see `Splits`.
+            in_distribution_public: see `Splits`.
+            about: see `Splits`.
             test: ids of the official test set.
-            content: digest of inputs and labels where it is known already; hashing them takes a while.
+            content: digest of inputs and labels, if it is known already; hashing takes a while.
 
         Raises:
-            ValueError: if an example is in two pools, or there is no one to compare the members with.
+            ValueError: an example is in two pools, or there are no non-members and no test set.
         """
         dealt = [*pools, *([] if test is None else [test])]
         order = torch.cat(dealt)
         if len(order.unique()) != len(order):
             raise ValueError(f"pools of {name} must share no example, got one of them twice")
         stand_in = len(pools[1]) == 0
-        # Members are compared with somebody: the non-members, or the official test set in their place.
+        # Members are compared with the non-members, or with the official test set in their place.
         if stand_in and test is None:
             raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
-        # One copy in the order of the pools, of which each pool is a slice: a copy a pool would double the memory.
+        # A single copy in the order of the pools, which are slices of it: a copy per pool would double the memory.
         chosen, classed = inputs[order], labels[order]
         if chosen.dtype == torch.uint8:
             chosen = chosen.float().div_(255)  # in place: another float copy would double the peak of memory
@@ -151,14 +149,14 @@ class Splits:
             classes=classes,
             low=0.0,
             high=1.0,
-            # With the ids of every pool, because one data set has as many splits as seeds and sizes.
+            # Includes the ids of every pool, because a data set has as many splits as seeds and sizes.
             digest=content_digest(*([inputs, labels] if content is None else [content]), *dealt),
             in_distribution_public=in_distribution_public,
             about=f"{about}; non-members are the official test set" if stand_in else about,
         )
 
     def to(self, device: torch.device | str) -> "Splits":
-        """The same splits on a device: what the pools share is moved once, and they go on sharing it."""
+        """Moves the splits to a device; storage that pools share is moved once and stays shared."""
         if torch.empty(0, device=device).device == self.private.inputs.device:
             return self
         moved: dict[int, Tensor] = {}
@@ -185,11 +183,11 @@ class Splits:
 def choose(candidates: Int64[Tensor, " candidates"], sizes: Sequence[int], *, salt: str) -> list[Int64[Tensor, "_"]]:
     """Deals `candidates` at random, without replacement, into pools of the given sizes, each sorted by id.
 
-    Orders by SHA-256 of salt and id rather than by a random generator, whose stream may change from one
-    release of a library to the next: a split must not.
+    Orders by SHA-256 of salt and id instead of a random generator, whose stream may change between releases of a
+    library; a split must not change.
 
     Raises:
-        ValueError: if there are too few candidates.
+        ValueError: there are too few candidates.
     """
     if sum(sizes) > len(candidates):
         raise ValueError(f"sizes must add up to at most {len(candidates)}, got {list(sizes)}")
@@ -199,14 +197,14 @@ def choose(candidates: Int64[Tensor, " candidates"], sizes: Sequence[int], *, sa
 
 
 def content_digest(*contents: Tensor | str) -> str:
-    """SHA-256 over shape, dtype and bytes of each tensor, and over digests made earlier, in hexadecimal."""
+    """SHA-256 over shape, dtype and bytes of each tensor, and over earlier digests, in hexadecimal."""
     digest = hashlib.sha256()
     for content in contents:
         if isinstance(content, str):
             digest.update(f"{content};".encode())
             continue
         array = content.detach().cpu().contiguous().numpy()
-        # Little-endian, so that the digest is of the values and not of the machine.
+        # Little-endian, so that the digest depends on the values and not on the machine.
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{array.shape} {array.dtype.str};".encode())
         digest.update(array.reshape(-1).view("u1").data)
@@ -214,10 +212,10 @@ def content_digest(*contents: Tensor | str) -> str:
 
 
 def verify(found: str, expected: str, *, what: str, way_out: str) -> None:
-    """Refuses data whose digest is not the one that published results are about.
+    """Refuses data whose digest differs from that of the published results.
 
     Raises:
-        ValueError: if the two differ.
+        ValueError: the digests differ.
     """
     if found != expected:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Core of architectures: residual blocks, scattering, weight standardisation, low-rank adaptation, checks of shapes."""
+"""Core of the architectures: residual blocks, scattering, weight standardisation, low-rank adaptation, shape checks."""

@@ -1,14 +1,14 @@
-"""Low-rank adaptation (LoRA): a layer with a frozen weight W, to which a trained product of two small layers is added.
+"""Low-rank adaptation (LoRA): layers with a frozen weight W plus a trained product of two small layers.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022, section 4.1: W x + (alpha / rank) B A x,
-where A is Gaussian and B is zero, so that training starts from the network as it is. Trained privately: Yu et al.,
-"Differentially Private Fine-tuning of Language Models", ICLR 2022. As there for classification, the last layer is
-trained as it is, and biases and norms stay frozen.
+where A is Gaussian and B is zero, so that training starts from the original network. Private training: Yu et al.,
+"Differentially Private Fine-tuning of Language Models", ICLR 2022. As in their classification, the last layer is
+trained in full, and biases and norms stay frozen.
 Deviation: all linear layers and convolutions get a product, where the papers choose among those of a transformer.
 
-A and B are ordinary layers without bias, so that whoever knows per-example gradients of those knows these. Of a
-convolution A has its kernel, stride and padding and `rank` channels, and B is 1 x 1: together they are a product of
-matrices [entering x kernel, rank] and [rank, leaving], for each of its groups.
+A and B are ordinary layers without bias, so engines for per-example gradients support them. For a convolution, A has
+its kernel, stride and padding and `rank` channels, and B is 1 x 1: together they are a product of matrices [entering x
+kernel, rank] and [rank, leaving], for each of its groups.
 """
 
 import math
@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 ADAPTED = (nn.Linear, nn.Conv2d)
-"""Layers that products are added to, also with parametrised weights; other subclasses may compute something else."""
+"""Layers to which products are added, also with parametrised weights; other subclasses may compute something else."""
 
 
 class LoRALayer(nn.Module):
     """frozen(x) + scale * up(down(x)).
 
     Args:
-        frozen: a linear layer or convolution, which is frozen here.
-        name: of it, for errors.
+        frozen: linear layer or convolution, which is frozen here.
+        name: of that layer, for errors.
         rank: of the product, for each group of channels.
-        scale: that it is multiplied by (dimensionless).
-        coins: source of the first weights of `down`.
+        scale: factor of the product (dimensionless).
+        coins: generator of the initial weights of `down`.
 
     Raises:
-        ValueError: the layer has no larger rank itself.
+        ValueError: `rank` exceeds that of the layer.
     """
 
     def __init__(
@@ -62,33 +62,34 @@ class LoRALayer(nn.Module):
         if rank > (most := min(entering, leaving // groups)):
             raise ValueError(f"rank must be at most {most}, that of layer '{name}', got {rank}")
         with torch.no_grad():
-            # So that A x is of the size of x's entries. Drawn on the CPU: a seed gives the same on every device.
+            # Scaled so that A x is of the size of x's entries. Drawn on the CPU, so a seed gives the same on every
+            # device.
             drawn = torch.randn(self.down.weight.shape, generator=coins) / math.sqrt(entering)
             self.down.weight.copy_(drawn)
             nn.init.zeros_(self.up.get_parameter("weight"))
         self.to(frozen.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The output of the frozen layer with the product's."""
+        """Output of the frozen layer plus that of the product."""
         return self.frozen(inputs) + self.scale * self.up(self.down(inputs))
 
 
 def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: torch.Generator) -> nn.Module:
-    """Freezes a model but its head, and adds a product to each other linear layer and convolution, in place.
+    """Freezes a model except its head, and adds a product to each other linear layer and convolution, in place.
 
     Args:
-        model: which is returned.
-        head: a layer of it, which is trained as it is: a new task needs one.
+        model: changed in place and returned.
+        head: layer of it that is trained in full, because a new task needs a new head.
         rank: of the products.
         scale: of the products.
-        coins: source of their first weights.
+        coins: generator of their initial weights.
 
     Raises:
-        ValueError: the rank is not below a layer's, or there is no other layer.
+        ValueError: the rank exceeds that of a layer, or there is no other layer.
     """
     model.requires_grad_(False)
-    made: dict[nn.Module, LoRALayer] = {}  # a layer in several places stays one
-    # What constructors draw is not kept, and must not move the caller's generator.
+    made: dict[nn.Module, LoRALayer] = {}  # a layer used in several places stays a single layer
+    # Constructors' draws are discarded, and must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         for above, parent in list(model.named_modules()):
             for name, layer in parent._modules.items():

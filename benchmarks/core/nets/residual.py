@@ -1,4 +1,4 @@
-"""Residual networks: a block with a shortcut, a convolution that keeps the resolution, the initial weights.
+"""Residual networks: block with a shortcut, convolution that keeps the resolution, initial weights.
 
 He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
 """
@@ -7,27 +7,27 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """after(body(x) + skip(x)): a block with a shortcut.
+    """Block with a shortcut: after(body(x) + skip(x)).
 
     Args:
-        body: the branch with the weights.
-        skip: the other branch; passes its input on where None.
-        after: what is applied to the sum, as a ReLU; nothing where None.
+        body: branch with the weights.
+        skip: other branch; the identity where None.
+        after: applied to the sum, as a ReLU; the identity where None.
     """
 
     def __init__(self, body: nn.Module, skip: nn.Module | None = None, after: nn.Module | None = None) -> None:
         super().__init__()
-        # Modules even where they do nothing, so that every block prints and saves alike.
+        # Modules even for identities, so that every block prints and saves alike.
         self.body, self.skip, self.after = body, skip or nn.Identity(), after or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[n, entering, height, width] -> the block's output."""
+        """Maps [n, entering, height, width] to the block's output."""
         return self.after(self.body(inputs) + self.skip(inputs))
 
 
 def conv(entering: int, leaving: int, size: int, *, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """A convolution that keeps the resolution up to its stride."""
-    # For odd sizes; an even one with this padding would add a pixel.
+    """Returns a convolution that keeps the resolution up to its stride."""
+    # For odd sizes; with an even size this padding would add a pixel.
     return nn.Conv2d(entering, leaving, size, stride=stride, padding=size // 2, bias=bias)
 
 

@@ -1,11 +1,11 @@
 """ScatterNet features: two layers of fixed wavelets with moduli, averaged over patches of 4 x 4 pixels.
 
 Bruna & Mallat, "Invariant Scattering Convolution Networks", PAMI 2013; Oyallon & Mallat, "Deep Roto-Translation
-Scattering for Object Classification", CVPR 2015. Two scales (J = 2) and eight angles give 81 channels for each one that
-enters: the average, 16 of first and 64 of second order. Nothing is learnt from data, so features cost no privacy.
+Scattering for Object Classification", CVPR 2015. Two scales (J = 2) and eight angles give 81 channels per input
+channel: the average, 16 of first and 64 of second order. Nothing is learnt from data, so features cost no privacy.
 
 The filters are kymatio's. The transform is written out here, for all angles at once, because kymatio's for PyTorch is
-an autograd function and assignments into views, on which `torch.func` cannot map; its results are the same.
+an autograd function with assignments into views, which `torch.func` cannot map; the results are the same.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,22 @@ from .shapes import refuse_groups
 SCALES, ANGLES = 2, 8
 STRIDE = 2**SCALES
 PATHS = 1 + SCALES * ANGLES + ANGLES**2
-"""Channels that leave for each one that enters: 81."""
+"""Output channels per input channel: 81."""
 
 
 class Scattering(nn.Module):
-    """[n, channels, height, width] -> [n, 81 channels, height // 4, width // 4], without parameters.
+    """Maps [n, channels, height, width] to [n, 81 channels, height // 4, width // 4], without parameters.
 
     Differentiable any number of times, also by its inputs; at a modulus of zero the derivative is zero. Filters are
-    buffers, so they follow the model to another device or dtype; they are not saved with it, being constants.
+    buffers, so they follow the model to another device or dtype; they are constants, so they are not saved.
 
     Args:
         height: of the images, at least 8.
         width: of the images, at least 8.
 
     Raises:
-        ModuleNotFoundError: without kymatio; names the extra. Not on the meta device, where models are only counted.
+        ModuleNotFoundError: kymatio is missing; names the extra. Not on the meta device, on which models are only
+        counted.
     """
 
     fine: Tensor
@@ -49,23 +50,24 @@ class Scattering(nn.Module):
 
     def __init__(self, height: int, width: int) -> None:
         super().__init__()
-        # To the multiple of 4 that leaves one patch of margin on each side, which is cut off in the end.
+        # Pads to the multiple of 4 that leaves a margin of a patch on each side, which is cut off in the end.
         extra = [(size // STRIDE + 2) * STRIDE - size for size in (width, height)]
         self.padding = [side for total in extra for side in (total // 2, total - total // 2)]
-        # Counting parameters needs no filters, and no kymatio.
+        # Counting parameters needs neither filters nor kymatio.
         if torch.get_default_device().type == "meta":
             return
         for name, values in _filters(height + extra[1], width + extra[0]).items():
             self.register_buffer(name, values.to(torch.get_default_device()), persistent=False)
 
     def forward(self, images: Float[Tensor, "n channels height width"]) -> Float[Tensor, "n features rows columns"]:
-        """Averages, first order, second order of each channel in turn; kymatio's order."""
+        """Averages, first order, second order of each channel in turn, in kymatio's order."""
         padded = functional.pad(images, self.padding, mode="reflect").unsqueeze(2)
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(_times(spectrum, self.fine)).abs()
         averages = [self.down @ signals @ self.across for signals in (padded, fine)]
-        # Second order goes from fine to coarse only, because there is next to no energy the other way. One angle at a
-        # time, because then the numbers stay in the processor's cache, which saves more than long batches do.
+        # Second order goes from fine to coarse only, because there is next to no energy the other way. Each angle is
+        # computed separately, because then the numbers stay in the processor's cache, which saves more than long
+        # batches do.
         for before in (spectrum, *torch.fft.fft2(fine).split(1, dim=2)):
             coarse = torch.fft.ifft2(_halved(_times(before, self.coarse))).abs()
             averages.append(self.down_halved @ coarse @ self.across_halved)
@@ -73,11 +75,11 @@ class Scattering(nn.Module):
 
 
 class Coloured(nn.Module):
-    """Images in [0, 1] less the mean of public pixels, in units of their standard deviation, per colour.
+    """Standardises images in [0, 1] by mean and standard deviation of public pixels, per colour.
 
     Args:
-        mean: of each colour; those of ImageNet's training images by default, constants that every library has.
-        deviation: the same, standard deviations.
+        mean: of each colour; by default of ImageNet's training images, constants that every library has.
+        deviation: standard deviation of each colour; by default of the same images.
     """
 
     mean: Tensor
@@ -91,30 +93,30 @@ class Coloured(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation).view(3, 1, 1), persistent=False)
 
     def forward(self, images: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n 3 height width"]:
-        """Standardised colours."""
+        """Returns the standardised images."""
         return (images - self.mean) / self.deviation
 
 
 def scattered_shape(input_shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Shape of the features of one image of this shape."""
+    """Returns the shape of the features of an image of this shape."""
     channels, height, width = input_shape
     return PATHS * channels, height // STRIDE, width // STRIDE
 
 
 def scattering(input_shape: tuple[int, int, int], *, groups: int) -> nn.Sequential:
-    """Normalised features: those of each example by itself, in groups of channels, without parameters.
+    """Builds features that are normalised within each example, in groups of channels, without parameters.
 
-    Colours are standardised before, as Tramèr & Boneh do, by public constants; grey images are taken as they are. It
-    matters, because the features of high frequencies are not large against the constant in GroupNorm.
+    Colours are standardised first, as Tramèr & Boneh do, by public constants; grey images are not. This matters,
+    because the features of high frequencies are not large against the constant in GroupNorm.
 
     Args:
         input_shape: (channels, height, width).
-        groups: of channels; divides 81 times the channels. 0 for features as they are, where training standardises
-            them by statistics of the data.
+        groups: of channels; divides 81 times the channels. 0 for unnormalised features, if training standardises them
+            by statistics of the data.
 
     Raises:
-        ValueError: for groups that do not.
-        ModuleNotFoundError: without kymatio.
+        ValueError: `groups` does not divide the channels.
+        ModuleNotFoundError: kymatio is missing.
     """
     channels, height, width = input_shape
     colours = [Coloured()] if channels == 3 else []
@@ -125,7 +127,7 @@ def scattering(input_shape: tuple[int, int, int], *, groups: int) -> nn.Sequenti
 
 
 def _times(spectrum: Tensor, filters: Tensor) -> Tensor:
-    """Complex numbers times real ones, as a product of real numbers, which torch computes far faster."""
+    """Multiplies complex numbers by real numbers as real products, which torch computes far faster."""
     return torch.view_as_complex(torch.view_as_real(spectrum) * filters)
 
 
@@ -138,9 +140,9 @@ def _halved(spectrum: Tensor) -> Tensor:
 
 @cache
 def _filters(height: int, width: int) -> dict[str, Tensor]:
-    """Spectra of the wavelets [angles, height, width, 2], matrices that average columns and rows.
+    """Spectra of the wavelets [angles, height, width, 2], and matrices that average columns and rows.
 
-    Spectra are real, and are here twice: for the real and the imaginary parts that they are multiplied by.
+    Spectra are real and stored twice, for the real and imaginary parts of their factors.
     """
     bank: dict[str, Any] = optional("kymatio.scattering2d.filter_bank", needed_by="scattering").filter_bank(
         height, width, SCALES, ANGLES
@@ -149,10 +151,10 @@ def _filters(height: int, width: int) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for scale, name in enumerate(("fine", "coarse")):
             spectra = [torch.as_tensor(psi["levels"][0]) for psi in bank["psi"] if psi["j"] == scale]
-            # A quarter where `_halved` follows, which adds four aliases instead of averaging them.
+            # A quarter if `_halved` follows, which adds four aliases instead of averaging them.
             found[name] = torch.stack(spectra).unsqueeze(-1).repeat(1, 1, 1, 2) / 4**scale
         for level, suffix in enumerate(("", "_halved")):
-            # A round Gaussian is a product of two, so that averaging is a matrix along each axis.
+            # A round Gaussian is a product of two, so averaging is a matrix along each axis.
             gaussian = (
                 torch.as_tensor(bank["phi"]["levels"][level]).double() / bank["phi"]["levels"][level][0, 0] ** 0.5
             )
@@ -162,6 +164,6 @@ def _filters(height: int, width: int) -> dict[str, Tensor]:
 
 
 def _averaging(spectrum: Float[Tensor, " size"], stride: int) -> Float[Tensor, "rows size"]:
-    """The matrix that convolves a periodic signal and keeps every `stride`-th sample without the first and last."""
+    """Matrix that convolves a periodic signal and keeps every `stride`-th sample except the first and last."""
     responses = torch.fft.ifft(torch.fft.fft(torch.eye(len(spectrum), dtype=torch.float64)) * spectrum).real
     return responses.T[::stride][1:-1]

@@ -1,4 +1,4 @@
-"""Shapes: the input that an architecture is quoted for, inputs that fit, and the features that layers put out."""
+"""Shapes: the input for which an architecture is quoted, checks of inputs, and the number of output features."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Natural:
-    """The data that an architecture is quoted on: NATURAL in its file, or in its row of a family's table.
+    """Data for which an architecture is quoted: NATURAL in its file, or in its row of a family's table.
 
     Args:
-        input_shape: shape of one input.
-        classes: number of logits; 1 for a network with a binary logit, which may be built so.
+        input_shape: of a single input.
+        classes: number of logits; 1 for a network with a binary logit, which may then be built so.
         settings: of the architecture, over its defaults.
     """
 
@@ -25,15 +25,15 @@ class Natural:
 
 
 def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> tuple[int, int, int]:
-    """`input_shape` as (channels, height, width), refused where the convolutions of `model` have no room.
+    """Returns `input_shape` as (channels, height, width), if it is large enough for the convolutions of `model`.
 
     Args:
-        input_shape: shape of one input without the batch dimension.
+        input_shape: of a single input, without the batch dimension.
         smallest: least height and width, in pixels, that leave one feature after the last pooling.
         model: name of the architecture, for the error.
 
     Raises:
-        ValueError: if it is not an image or is too small.
+        ValueError: it is no image, or too small.
     """
     if len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[1:]) < smallest:
         raise ValueError(
@@ -45,24 +45,24 @@ def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> t
 
 
 def features(body: nn.Module, input_shape: tuple[int, ...]) -> int:
-    """Number of values per example that `body` puts out; measured, so that no formula can disagree."""
+    """Returns the number of output values of `body` per example, measured by a forward pass."""
     with torch.no_grad():
-        # One forward pass of a blank image; it draws nothing, so initial weights stay those of the seed.
+        # A forward pass of a blank image draws nothing, so initial weights stay those of the seed.
         return math.prod(body(torch.zeros(1, *input_shape)).shape[1:])
 
 
 def refuse_groups(groups: int, channels: int) -> None:
-    """Raises `ValueError` for a number of groups that does not divide the channels of the narrowest norm."""
+    """Raises ValueError if `groups` does not divide the channels of the narrowest norm."""
     if groups < 1 or channels % groups:
         raise ValueError(f"groups must divide {channels}, the channels of the narrowest norm, got {groups}")
 
 
 Answers = Callable[[Any], Any] | None
-"""Takes the logits out of what a network puts out."""
+"""Extracts the logits from a network's output."""
 
 
 def as_they_are(outputs: Any) -> Any:
-    """Outputs that are logits themselves."""
+    """Returns outputs that are logits already."""
     return outputs
 
 
@@ -75,31 +75,31 @@ def refuse_misfit(
     compute: bool = True,
     answers: Callable[[Any], Any] = as_they_are,
 ) -> None:
-    """Runs a network that somebody else wrote on two blank inputs, and refuses what does not come out as logits.
+    """Runs a user's network on two blank inputs, and refuses outputs that are no logits.
 
     Args:
-        model: on the CPU; left in the mode in which it came.
+        model: on the CPU; its training mode is restored.
         name: of the model, for the error.
-        input_shape: shape of one input.
-        classes: number of logits, of which one may lack its axis; None for an encoder, which may put out any numbers of
-            each input.
-        compute: whether numbers are computed; if not, shapes only, by meta tensors in the place of parameters and
-            buffers, which takes a network without tensors of any other kind.
-        answers: takes the logits out of what it puts out.
+        input_shape: of a single input.
+        classes: number of logits; a single logit may lack its axis. None for an encoder, which may return any numbers
+            for each input.
+        compute: whether numbers are computed; if not, only shapes, with meta tensors for parameters and buffers, which
+            requires a network without other tensors.
+        answers: extracts the logits from the output.
 
     Raises:
-        ValueError: naming the model and what it does instead.
+        ValueError: names the model and its actual output.
     """
     modes = {module: module.training for module in model.modules()}
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {} if compute else {key: value.to("meta") for key, value in own.items()}
-    # Two examples: with one, a network that loses the batch dimension could pass.
+    # Two examples: with a single example, a network that loses the batch dimension could pass.
     inputs = torch.zeros(2, *input_shape, device="cpu" if compute else "meta")
     try:
         with torch.no_grad():
-            # Evaluation mode: what a layer counts or draws while training is not to be touched.
+            # Evaluation mode: training would update counters and draw random numbers.
             found = answers(torch.func.functional_call(model.eval(), values, (inputs,)))
-    except Exception as error:  # whatever somebody else's layers raise on a shape that they were not written for
+    except Exception as error:  # user layers may raise anything on a shape that they do not support
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: {first_line(error)}") from error
     finally:
         for module, training in modes.items():
@@ -113,5 +113,5 @@ def refuse_misfit(
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or the name of its type where it has none."""
+    """Returns the first line of an error's message, or the name of its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,7 +1,7 @@
-"""torchvision's classifiers by name: `torchvision:resnet18`, untrained, for the classes of the data.
+"""Classifiers of torchvision by name: `torchvision:resnet18`, untrained, for the classes of the data.
 
-They are built as they are: whoever trains one privately converts its BatchNorm first. With their published weights they
-are encoders of public features, which nothing is trained of.
+They are built unchanged: private training has to convert their BatchNorm first. With published weights they are
+encoders of public features, and no part of them is trained.
 """
 
 import difflib
@@ -20,7 +20,7 @@ PREFIX = "torchvision:"
 PATTERN = "torchvision:NAME"
 DECIDED = ("weights", "num_classes", "progress")
 """Arguments of torchvision's builders that are not settings: models start untrained and fit the data."""
-# Their further heads put out tuples in training; and torchvision warns unless it is told how to draw the weights.
+# Their auxiliary heads return tuples in training, and torchvision warns unless `init_weights` is given.
 _SINGLE_HEADED = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -28,17 +28,17 @@ _SINGLE_HEADED = {
 
 
 def check(name: str) -> None:
-    """Refuses a name that torchvision does not have.
+    """Checks that torchvision has a classifier of that name.
 
     Args:
         name: with its prefix.
 
     Raises:
-        ValueError: with the nearest name.
-        ModuleNotFoundError: without torchvision; names the extra.
+        ValueError: it has none; the message suggests the nearest name.
+        ModuleNotFoundError: torchvision is missing; names the extra.
     """
     vision = optional("torchvision.models", needed_by=f"model {name!r}")
-    # `module` leaves out detection and segmentation, whose models lie in modules of their own.
+    # `module` excludes detection and segmentation, whose models are in modules of their own.
     wanted, known = name.removeprefix(PREFIX), vision.list_models(module=vision)
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, n=1)
@@ -47,23 +47,23 @@ def check(name: str) -> None:
 
 
 def describe(name: str) -> str:
-    """One line about a classifier; raises as `check`."""
+    """Returns a line about a classifier; raises as `check`."""
     check(name)
     return f"{name.removeprefix(PREFIX)} of torchvision, untrained; its BatchNorm, if it has any, must be converted."
 
 
 def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> nn.Module:
-    """A freshly initialised classifier on the default device.
+    """Builds a freshly initialised classifier on the default device.
 
     Args:
         name: with its prefix.
         input_shape: (3, height, width).
         classes: number of logits.
-        settings: for torchvision's builder.
+        settings: of torchvision's builder.
 
     Raises:
-        ValueError: for an unknown name, settings that the builder refuses, or inputs that do not fit.
-        ModuleNotFoundError: without torchvision; names the extra.
+        ValueError: an unknown name, settings that the builder refuses, or inputs that do not fit.
+        ModuleNotFoundError: torchvision is missing; names the extra.
     """
     check(name)
     if len(input_shape) != 3 or input_shape[0] != 3:
@@ -78,38 +78,38 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
     make = optional("torchvision.models", needed_by=f"model {name!r}").get_model
     try:
         model = make(wanted, **arguments)
-    except Exception as error:  # whatever a builder raises on settings that it does not know
+    except Exception as error:  # a builder may raise anything on unknown settings
         raise ValueError(f"model {name!r} cannot be built with {dict(settings)}: {first_line(error)}") from error
-    # Shapes alone: a forward pass of the largest classifiers takes seconds on a CPU.
+    # Only shapes: a forward pass of the largest classifiers takes seconds on a CPU.
     refuse_misfit(model, name, input_shape, classes, compute=False)
     return model
 
 
 def published(name: str, *, download: bool = True) -> tuple[nn.Module, nn.Module, str]:
-    """A classifier with the classes and weights of ImageNet, on the CPU.
+    """Returns a classifier with the classes and weights of ImageNet, on the CPU.
 
     Args:
         name: with its prefix.
         download: whether torchvision's default weights are fetched; if not, the weights are random.
 
     Returns:
-        What standardises the colours of images in [0, 1] as those that it was trained on; it; what torchvision calls
-        the weights.
+        Module that standardises the colours of images in [0, 1] as in its training; the classifier; torchvision's name
+        of the weights.
 
     Raises:
-        ValueError: for an unknown name, one without weights, or weights that are not to be had.
-        ModuleNotFoundError: without torchvision; names the extra.
+        ValueError: an unknown name, a classifier without weights, or weights that cannot be fetched.
+        ModuleNotFoundError: torchvision is missing; names the extra.
     """
     check(name)
     vision = optional("torchvision.models", needed_by=f"encoder {name!r}")
     wanted = name.removeprefix(PREFIX)
     weights = vision.get_model_weights(wanted).DEFAULT
     with torch.device("cpu"):
-        # With auxiliary heads, which its weights have, and warns unless it is told whether to draw others.
+        # Keeps the auxiliary heads, which the weights include; torchvision warns unless `init_weights` is given.
         model = vision.get_model(wanted, weights=None, **({"init_weights": False} if wanted in _SINGLE_HEADED else {}))
     if download:
         try:
-            # Tensors alone, and by the hash in the file's name.
+            # Loads tensors only, checked by the hash in the file's name.
             with aside():
                 model.load_state_dict(weights.get_state_dict(check_hash=True, weights_only=True))
         except FAILURES as error:
