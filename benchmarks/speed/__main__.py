@@ -1,4 +1,4 @@
-"""The command line: `python -m leakbench.benchmarks.speed [PART]`, from the root of the checkout."""
+"""Command line: `python -m leakbench.benchmarks.speed [PART]`, from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Benchmark = Literal[
     "shadows",
     "informed",
 ]
-# Plain tracebacks: typer's own are for users, and who runs this reads code.
+# Plain tracebacks: typer's own are for users, and readers of these know the code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -74,7 +74,7 @@ def speed(
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    # As `leakbench` does: else what is measured depends on what the process has freed before.
+    # As in `leakbench`: otherwise measurements depend on the memory that the process has freed before.
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -108,7 +108,7 @@ def speed(
 
 
 def _finish(document: dict[str, Any], out: Path) -> None:
-    """Prints and writes one benchmark's results."""
+    """Prints and writes the results of a benchmark."""
     name = document["benchmark"]
     # Before the documents, which name them.
     figures = _figures(document, out)
@@ -116,14 +116,14 @@ def _finish(document: dict[str, Any], out: Path) -> None:
     report.write(
         out / f"{name}.md", report.markdown(document, [figure for figure in figures if figure.endswith("png")])
     )
-    # To standard output, progress to standard error: tables can be piped.
+    # Results go to standard output and progress to standard error, so that tables can be piped.
     for table in report.tables(document):
         print(table.text())
     _say(f"wrote {', '.join([f'{name}.json', f'{name}.md', *figures])} to {out}")
 
 
 def _figures(document: dict[str, Any], out: Path) -> list[str]:
-    """Curves of the sweeps, and dots where there are none."""
+    """Curves for the sweeps, or dots if there are no sweeps."""
     name, files = document["benchmark"], []
     if sweeps := document.get("sweeps"):
         for axis in ("batch", "dimension"):

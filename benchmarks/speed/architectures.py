@@ -1,4 +1,4 @@
-"""A DP-SGD step on every network of the catalogue, against plain SGD in the faster of its two memory formats."""
+"""DP-SGD step on every network of the catalogue, against plain SGD in the faster of its two memory formats."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PLAIN = ("sgd", "sgd-channels-last")
 OURS = "auto"
 BATCHES = (64, 256)
 LIMIT = 1.3
-# A network without convolutions: its products over the batch are all that plain training does, and there is one more.
+# A network without convolutions: plain training is products over the batch alone, and DP-SGD adds another.
 LIMIT_OF_LINEAR = 2.0
-_MOST_PARAMETERS = 5_000_000  # wider ones have narrower sisters of the same code
+_MOST_PARAMETERS = 5_000_000  # wider networks have narrower variants of the same code
 _QUICK = 30_000
-_LEAST = 0.02  # seconds of steps, one after another as a run takes them
+_LEAST = 0.02  # seconds of consecutive steps, as in a run
 
 
 def names(*, quick: bool = False) -> list[str]:
-    """Networks that are measured."""
+    """Returns the networks that are measured."""
     return [name for name in models.names() if models.count(name) < (_QUICK if quick else _MOST_PARAMETERS)]
 
 
@@ -38,16 +38,16 @@ def refuse_unknown(only: Sequence[str], *, quick: bool) -> None:
 
 
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
-    """One way's step on one network, at random data of its natural shape.
+    """Builds a way's step on a network, with random data of its natural shape.
 
     Args:
         network: of the catalogue.
         batch: number of examples.
-        way: one of `ways.WAYS`.
+        way: key of `ways.WAYS`.
         device: "cpu" or "cuda".
     """
     natural, coins = models.natural(network), torch.Generator().manual_seed(0)
-    # Of one logit cross-entropy is zero, whatever the input.
+    # With a single logit, cross-entropy is zero for any input.
     classes = max(2, natural.classes)
     model = models.build(network, input_shape=natural.input_shape, classes=classes, seed=0)
     inputs = torch.randn(batch, *natural.input_shape, generator=coins).to(device)
@@ -69,15 +69,15 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 where quick.
+        rounds: of each comparison, at most; 15, or 3 if quick.
         quick: the smallest networks and few rounds.
-        budget: seconds for the rounds of one comparison, 10 where None.
-        memory: whether peak memory is measured, in a process for each way; not where None.
-        only: some networks; all where empty.
-        say: told what comes next.
+        budget: seconds for the rounds of a comparison, 10 where None.
+        memory: whether peak memory is measured, in a process for each way; False where None.
+        only: names of networks; all if empty.
+        say: receives progress messages.
 
     Raises:
-        ValueError: for a network that is not measured.
+        ValueError: a network is not measured.
     """
     refuse_unknown(only, quick=quick)
     limit, seconds = rounds or (3 if quick else 15), 10.0 if budget is None else budget
@@ -118,9 +118,9 @@ def measure(
 
 
 def _target(comparison: SpeedComparison) -> SpeedTarget:
-    """The limit on a network: of our time over that of the faster plain format."""
+    """Limit on a network: ratio of our time to that of the faster plain format."""
     between = comparison.time_ratio(*PLAIN)
-    # Where channels-last failed there are no convolutions.
+    # Channels-last fails on networks without convolutions.
     linear = not comparison.measurement(PLAIN[1]).seconds
     faster = PLAIN[1] if isinstance(between, Ratio) and between.median > 1 else PLAIN[0]
     limit = LIMIT_OF_LINEAR if linear else LIMIT

@@ -1,8 +1,8 @@
-"""Comparison of the speed of several ways of doing one thing, in one process, in turn, round by round.
+"""Comparison of the speed of several ways of doing the same work, in one process, interleaved round by round.
 
-The speed of a machine drifts from minute to minute by more than the differences that are to be measured. So each way
-runs once in every round, in an order that rotates, and two ways are compared by the median of their ratios within a
-round, in which drift cancels. A way that fails has no number but a reason, in one sentence.
+The speed of a machine drifts from minute to minute by more than the differences of interest. So each way runs once in
+every round, in an order that rotates, and two ways are compared by the median of their ratios within a round, in which
+drift cancels. A way that fails has a reason instead of a number.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .memory import Memory, Probe, measured
 
 TimedCall = Callable[[], object]
 
-# The budget never cuts a comparison below this many rounds: a median of fewer is no median.
+# The budget never cuts a comparison below this number of rounds, so that medians remain meaningful.
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of two times: the median over the rounds, and where 8 rounds in 10 lie.
+    """Ratio of two times: the median over the rounds, and the range of 8 rounds in 10.
 
     Attributes:
         median: of the ratios within a round.
@@ -45,8 +45,8 @@ class Ratio:
 
     @classmethod
     def of(cls, numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-        """The ratio of times that were taken in pairs, one pair a round."""
-        # Within a round, in which the machine's drift is the same for both.
+        """Ratio of times taken in pairs, one pair per round."""
+        # Within a round, the machine's drift is the same for both.
         ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
         low, high = np.quantile(ratios, (0.1, 0.9))
         return cls(statistics.median(ratios), float(low), float(high), len(ratios))
@@ -58,8 +58,8 @@ class Rounds:
 
     Attributes:
         seconds: way -> its time in each round.
-        notes: way -> what it says of itself in its attribute `note`, where it has one.
-        failed: way -> why it has no times.
+        notes: way -> its attribute `note`, if it has one.
+        failed: way -> reason why it has no times.
     """
 
     seconds: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -84,20 +84,20 @@ def interleaved(
     clock: Callable[[], float] = time.perf_counter,
     synchronize: Callable[[], object] = lambda: None,
 ) -> Rounds:
-    """Builds and warms up each way, then runs one of each per round.
+    """Builds and warms up each way, then runs all of them in turn in each round.
 
     Args:
-        ways: name -> what builds the callable that is timed; building is not timed.
-        rounds: at most so many.
+        ways: name -> function that builds the callable to be timed; building is not timed.
+        rounds: largest number of rounds.
         budget: seconds after which no further round begins, once there are three.
         warmup: calls of each way before the first round.
-        least: seconds for which a way is called again in each round, whose time is then the mean. A run takes its steps
-            one after another; a short one by itself finds in the caches what another way has left there.
-        clock: says the time in seconds.
-        synchronize: waits until the device has done what was asked of it.
+        least: seconds for which a way is called repeatedly in each round; its time is then the mean. A run takes its
+            steps consecutively; a single short step would find the caches as another way left them.
+        clock: returns the time in seconds.
+        synchronize: waits until the device has finished its work.
 
     Raises:
-        ValueError: for a number of rounds below 1 or a budget that is not positive.
+        ValueError: `rounds` is below 1, or `budget` is not positive.
     """
     _check(rounds, budget)
     steps: dict[str, TimedCall] = {}
@@ -106,10 +106,10 @@ def interleaved(
     def attempt(name: str, act: Callable[[], object]) -> bool:
         try:
             act()
-        except Exception as error:  # whatever a tool raises on a model that it does not know
+        except Exception as error:  # a tool may raise anything on unknown models
             failed[name] = reason(error)
             steps.pop(name, None)
-            gc.collect()  # what failed may have been large
+            gc.collect()  # the failed objects may have been large
         return name not in failed
 
     def warmed(name: str) -> None:
@@ -124,7 +124,7 @@ def interleaved(
 
     def timed(name: str) -> None:
         synchronize()
-        # After waiting: what another way left on the device would be counted here.
+        # Started after waiting, so that another way's pending work on the device is not counted.
         start, calls = clock(), 0
         while not calls or clock() - start < least:
             steps[name]()
@@ -142,33 +142,33 @@ def interleaved(
 
 
 def _rotated(names: list[str], number: int) -> list[str]:
-    """The order of a round: the first way of one finds the caches that the last one of the round before left."""
+    """Order of the ways in a round, rotated because the first finds the caches as the previous round left them."""
     turn = number % max(1, len(names))
     return names[turn:] + names[:turn]
 
 
 def _notes(steps: Mapping[str, TimedCall]) -> dict[str, str]:
-    """What the ways say of themselves, as the engine that was chosen."""
+    """Notes of the ways, such as the engine that was chosen."""
     return {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error, with its kind where that is not a plain refusal."""
+    """First line of an error, preceded by its type if it is no plain refusal."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {line}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Time and memory of one way.
+    """Time and memory of a way.
 
     Attributes:
-        way: its name.
-        seconds: its time in each round; empty where it failed.
+        way: name of the way.
+        seconds: its time in each round; empty if it failed.
         reason: why there are no times.
-        note: what it says of itself.
-        memory: what it needs beyond what was there before its first step; None where that is not known.
-        memory_reason: why it is not.
+        note: its attribute `note`.
+        memory: bytes needed beyond those in use before its first step; None if unknown.
+        memory_reason: why it is unknown.
     """
 
     way: str
@@ -181,14 +181,14 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedComparison:
-    """Time and memory of all ways of doing one thing.
+    """Time and memory of all ways of doing the same work.
 
     Attributes:
-        name: of the thing.
+        name: of the work.
         about: its sizes.
         measurements: way by way.
-        peer: the way that all are measured against: how many times as fast?
-        floor: the way whose cost is the least to be expected; None where there is none.
+        peer: way against which the speed-up of the others is measured.
+        floor: way with the least cost to be expected; None for none.
     """
 
     name: str
@@ -198,19 +198,19 @@ class SpeedComparison:
     floor: str | None = None
 
     def measurement(self, way: str) -> Measurement:
-        """The measurement of a way; an empty one that says so where the way was not run."""
+        """Returns the measurement of a way; an empty measurement with the reason if the way was not run."""
         missing = f"'{way}' was not run"
         found = {measurement.way: measurement for measurement in self.measurements}
         return found.get(way, Measurement(way=way, reason=missing, memory_reason=missing))
 
     def time_ratio(self, numerator: str, denominator: str) -> Ratio | str:
-        """Time of one way over that of another, or why there is none."""
+        """Ratio of the times of two ways, or the reason why there is none."""
         pair = self.measurement(numerator), self.measurement(denominator)
         missing = [f"{measurement.way}: {measurement.reason}" for measurement in pair if not measurement.seconds]
         return missing[0] if missing else Ratio.of(pair[0].seconds, pair[1].seconds)
 
     def memory_ratio(self, numerator: str, denominator: str) -> float | str:
-        """Peak extra memory of one way over that of another, or why there is none."""
+        """Ratio of the peak extra memory of two ways, or the reason why there is none."""
         first, second = (self.measurement(way) for way in (numerator, denominator))
         if first.memory is None or second.memory is None:
             lacking = first if first.memory is None else second
@@ -235,26 +235,26 @@ def compare(
     warmup: int = 2,
     least: float = 0.0,
 ) -> SpeedComparison:
-    """Times all ways of doing one thing, and measures their memory.
+    """Times all ways of doing the same work, and measures their memory.
 
     Args:
-        name: of the thing.
-        probes: way -> how to build it.
-        peer: the way that others are compared with.
-        floor: the way whose cost is the least to be expected.
+        name: of the work.
+        probes: way -> its probe.
+        peer: way with which others are compared.
+        floor: way with the least cost to be expected.
         about: sizes, for the record.
         device: "cpu" or "cuda".
-        rounds: at most so many.
+        rounds: largest number of rounds.
         budget: seconds for the rounds.
-        memory: whether to start a fresh process for each way and look at its memory.
-        memory_calls: of each way in its process; 1 where a single one takes long and leaves nothing behind.
+        memory: whether to measure memory, in a fresh process for each way.
+        memory_calls: of each way in its process; 1 if a single call takes long and leaves nothing behind.
         warmup: calls of each way before the first round.
-        least: seconds for which a way is called again in each round; see `interleaved`.
+        least: seconds for which a way is called repeatedly in each round; see `interleaved`.
     """
     wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
     builders = {way: probe.build for way, probe in probes.items()}
     found = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, synchronize=wait)
-    gc.collect()  # models and their hooks point at one another, and the fresh processes need the room
+    gc.collect()  # models and hooks form reference cycles, and the fresh processes need their memory
     measurements = []
     for way, probe in probes.items():
         failure = found.failed.get(way, "")
@@ -277,4 +277,4 @@ def compare(
 
 
 def _nothing() -> None:
-    """Waits for nothing: on a CPU the work is done when a call returns."""
+    """Does nothing: on a CPU the work is done when a call returns."""

@@ -1,7 +1,7 @@
-"""What an informed adversary's score costs: an inner product and a norm of every example's bounded contribution.
+"""Cost of an informed adversary's score: inner product and norm of every example's bounded contribution.
 
-One direction, the noise of a step, serves all candidates. Training an example, its share in a clipped sum, is the price
-to be compared with; by the book every contribution is formed, and multiplied. Of the second, memory grows with examples
+The same direction, the noise of a step, serves all candidates. The baseline is the cost of training an example, its
+share in a clipped sum. The direct way forms every contribution and multiplies it, with memory proportional to examples
 times parameters.
 """
 
@@ -40,12 +40,12 @@ QUICK_NETWORKS = tuple(NETWORKS)[:1]
 EXAMPLES = {"mlp": 256, "dp_cnn_small": 128, "dp_cnn": 64}
 KEPT, RANK = 0.3, 4
 MOST = 1.5
-"""Times the price of training an example."""
+"""Limit on the ratio to the cost of training an example."""
 
 
 @cache
 def _case(network: str, plan: str, examples: int, device: str) -> tuple[Engine, StepPlan, Tensor, Tensor, Tensor]:
-    """An engine, a plan, and examples with a direction in the plan's space."""
+    """Builds an engine, a plan, and examples with a direction in the plan's space."""
     shape, coins = NETWORKS[network], torch.Generator().manual_seed(0)
     engine = Engine(models.build(network, input_shape=shape, classes=10, seed=0).to(device), expected_batch=examples)
     dim = engine.layout.dim
@@ -62,13 +62,13 @@ def _case(network: str, plan: str, examples: int, device: str) -> tuple[Engine, 
 
 
 def build(*, network: str, plan: str, examples: int, way: str, device: str = "cpu") -> Callable[[], list[Tensor]]:
-    """One way: inner products and squared norms [examples], or the clipped sum.
+    """Builds a way: inner products and squared norms [examples], or the clipped sum.
 
     Args:
-        network: of `NETWORKS`.
-        plan: of `PLANS`.
-        examples: how many.
-        way: one of `WAYS`.
+        network: in `NETWORKS`.
+        plan: in `PLANS`.
+        examples: number of examples.
+        way: in `WAYS`.
         device: "cpu" or "cuda".
     """
     engine, made, inputs, labels, direction = _case(network, plan, examples, device)
@@ -86,7 +86,7 @@ def build(*, network: str, plan: str, examples: int, way: str, device: str = "cp
 
 
 def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> None:
-    """Raises where the two ways do not give the same; a wrong answer has no speed."""
+    """Raises if the two ways disagree: a wrong answer has no speed."""
     sizes = {"network": network, "plan": plan, "examples": examples, "device": device}
     for found, expected in zip(build(**sizes, way=ALONG)(), build(**sizes, way=ROWS)(), strict=True):
         torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
@@ -107,13 +107,13 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 where quick.
+        rounds: of each comparison, at most; 15, or 3 if quick.
         quick: the smallest network and few rounds.
-        budget: seconds for the rounds of one comparison, 90 where None.
+        budget: seconds for the rounds of a comparison, 90 where None.
         memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        networks: names; the usual ones where empty.
-        examples: of each; the usual number where None.
-        say: told what comes next.
+        networks: names; the usual networks if empty.
+        examples: number for each network; the usual number where None.
+        say: receives progress messages.
     """
     limit = rounds or (3 if quick else 15)
     seconds = 90.0 if budget is None else budget

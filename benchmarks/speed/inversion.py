@@ -1,10 +1,10 @@
-"""Gradient inversion: one iteration of a search for an image, of several restarts in turn or side by side.
+"""Gradient inversion: an iteration of a search for an image, with several restarts in turn or side by side.
 
-What is timed is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, which is
-nearly all of an iteration. In turn, each restart has its own backward pass and the one through it. Side by side is
-`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, and of a dense update no gradient of a
-parameter is formed. Masked updates keep half of the coordinates, projected ones are coefficients along random
-orthonormal directions.
+The timed work is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, nearly
+all of an iteration. In turn, each restart has its own backward pass and the pass through it. Side by side is
+`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, which for a dense update forms no parameter
+gradient. Masked updates keep half of the coordinates, projected updates are coefficients along random orthonormal
+directions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESTARTS = 8
 DIRECTIONS = 10
 TV_WEIGHT = 1e-3
 SEED = 0
-BUDGET = 180.0  # seconds a case, beyond its first three rounds
+BUDGET = 180.0  # seconds per case, beyond its first three rounds
 IN_TURN, SIDE_BY_SIDE = "in turn", "side by side"
 
 Encode = Callable[[Tensor], Tensor]
@@ -38,13 +38,13 @@ def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
     """Times both ways of every case, in turn.
 
     Args:
-        device: where the model lives, as torch names it.
-        rounds: how often each way is timed at most, after one untimed call.
+        device: torch device of the model.
+        rounds: largest number of timed rounds of each way, after an untimed call.
         quick: only the smaller network.
 
     Returns:
-        The title and the cases as plain data. `ratio` is the median over rounds of a way's time over that in turn in
-        the same round: below 1 is faster. Times are of all restarts together.
+        Title and cases as plain data. `ratio` is the median over rounds of a way's time over that in turn in the same
+        round: below 1 is faster. Times are of all restarts together.
     """
     cases = []
     for name in ("dp_cnn",) if quick else ("dp_cnn", "resnet18_gn"):
@@ -56,15 +56,15 @@ def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 
 def _case(name: str, model: nn.Module, release: str, *, device: str, rounds: int) -> dict[str, Any]:
-    """Times one network under one kind of release."""
+    """Times a network under a kind of release."""
     in_turn, side_by_side, dim, size = _ways(name, model, release, device)
-    # In float64 too: in float32 an activation at 0 up to rounding is on in one way and off in the other.
+    # In float64 too: in float32, rounding may switch an activation at 0 on in one way and off in the other.
     exact = _ways(name, copy.deepcopy(model).double(), release, device)[:2]
     checks = {
         "largest_difference": _apart(side_by_side(), in_turn()),
         "largest_difference_float64": _apart(exact[1](), exact[0]()),
     }
-    del exact  # half a gigabyte of a large network, which the timed ways should not share a machine with
+    del exact  # half a gigabyte for a large network, freed before the timed ways run
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     ways = {IN_TURN: lambda: in_turn, SIDE_BY_SIDE: lambda: side_by_side}
     seconds = interleaved(ways, rounds=rounds, budget=BUDGET, warmup=1, synchronize=wait).seconds
@@ -91,7 +91,7 @@ def _case(name: str, model: nn.Module, release: str, *, device: str, rounds: int
 def _ways(
     name: str, model: nn.Module, release: str, device: str
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor], int, int]:
-    """Both ways, the number of parameters, and of released numbers; in the dtype of the model."""
+    """Returns both ways, the number of parameters, and the number of released values; in the dtype of the model."""
     layout = Layout.of(model)
     coins, like = torch.Generator().manual_seed(SEED), layout.read(model)
     guesses = torch.rand(RESTARTS, 1, *COLOUR, generator=coins).to(like).requires_grad_()
@@ -135,7 +135,7 @@ def _ways(
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Largest difference, relative to the largest number."""
+    """Largest difference, relative to the largest value."""
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
@@ -144,7 +144,7 @@ def _flat(parts: list[Tensor]) -> Tensor:
 
 
 def _encoder(release: str, dim: int, coins: torch.Generator, like: Tensor) -> Encode | None:
-    """Rows [r, dim] -> what is released of them [r, m]; None for all."""
+    """Maps rows [r, dim] to released values [r, m]; None if everything is released."""
     if release == "dense":
         return None
     if release == "masked":

@@ -1,7 +1,7 @@
-"""Norms and clipped sums under a mask that all examples share, as random sparsification needs them in a linear layer.
+"""Norms and clipped sums under a mask shared by all examples, as random sparsification needs in a linear layer.
 
-By the book the gradients s xᵀ of all examples are formed, masked and measured. The closed form needs none of them:
-|M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of scaled signals and inputs.
+The direct way forms, masks and measures the gradients s xᵀ of all examples. The closed form forms none of them: |M ∘ (s
+xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of scaled signals and inputs.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ KEPT = 0.3
 BOOK, CLOSED = "per-example gradients", "closed form"
 NORMS = "norms by "
 WAYS = (NORMS + BOOK, NORMS + CLOSED, BOOK, CLOSED)
-# Of weights in a layer, from which on the closed form has to be far ahead.
+# Number of weights in a layer from which on the closed form has to be far ahead.
 MANY_WEIGHTS = 2**18
 GAIN = 50.0
 
 Answer = tuple[Tensor, Tensor | None]
-"""Norms [rows], and the clipped masked sum [out, in] where it is asked for."""
+"""Norms [rows], and the clipped masked sum [out, in] if it is requested."""
 
 
 def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu") -> Callable[[], Answer]:
-    """One way on random factors.
+    """Builds a way on random factors.
 
     Args:
         batch: number of examples.
         inputs: of the layer.
         outputs: of the layer.
-        way: one of `WAYS`.
+        way: in `WAYS`.
         device: "cpu" or "cuda".
     """
     coins = torch.Generator().manual_seed(0)
@@ -52,14 +52,14 @@ def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu
 
     def by_the_book() -> Answer:
         rows = signals.unsqueeze(2) * went_in.unsqueeze(1)
-        # In place: at the largest size one table of gradients is 1.1 GB, and a fair opponent holds one.
+        # In place: at the largest size one table of gradients is 1.1 GB, and a fair comparison holds a single table.
         rows = rows.mul_(kept).flatten(1)
         norms = torch.linalg.vector_norm(rows, dim=1)
         return (norms, None) if alone else (norms, (bound.scale(norms, rows.dtype) @ rows).view_as(mask))
 
     def closed_form() -> Answer:
         gradients = Outer(went_in, signals)
-        # |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x): rows x (in + out) numbers, where the gradients are rows x in x out.
+        # |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x): rows x (in + out) numbers, instead of rows x in x out for the gradients.
         norms = gradients.masked_squares(mask.flatten()).value.sqrt()
         if alone:
             return norms, None
@@ -70,7 +70,7 @@ def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu
 
 
 def check(*, batch: int, inputs: int, outputs: int, device: str = "cpu") -> None:
-    """Raises where the two ways do not give the same; a wrong answer has no speed."""
+    """Raises if the two ways disagree: a wrong answer has no speed."""
     sizes = {"batch": batch, "inputs": inputs, "outputs": outputs, "device": device}
     (norms, total), (expected, sums) = (build(**sizes, way=way)() for way in (CLOSED, BOOK))
     torch.testing.assert_close(norms.float(), expected, rtol=1e-4, atol=0)
@@ -93,12 +93,12 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 where quick.
+        rounds: of each comparison, at most; 15, or 3 if quick.
         quick: the two smallest sizes and few rounds.
-        budget: seconds for the rounds of one comparison, 90 where None.
+        budget: seconds for the rounds of a comparison, 90 where None.
         memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: (batch, inputs, outputs); the usual ones where empty.
-        say: told what comes next.
+        sizes: (batch, inputs, outputs); the usual sizes if empty.
+        say: receives progress messages.
     """
     limit = rounds or (3 if quick else 15)
     seconds = 90.0 if budget is None else budget

@@ -1,8 +1,8 @@
-"""Peak memory of a callable, in a process of its own: what it needs beyond what is there before its first call.
+"""Peak memory of a callable in its own process, beyond the memory in use before its first call.
 
-On a CPU the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark also rises
-for what an allocator keeps for later, which a machine has to have all the same. Libraries run once before, so that the
-workspaces that they allocate for good are not counted; a megabyte or so remains uncertain.
+On a CPU it is the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark includes
+memory that an allocator keeps for later, which a machine needs all the same. Libraries run once before, so that their
+permanent workspaces are not counted; about a megabyte remains uncertain.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PATIENCE = 600.0  # seconds for one process
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes beyond what was there before the first call.
+    """Bytes beyond those in use before the first call.
 
     Attributes:
         extra: at the peak of the first calls, one-off preparations included.
-        later: at the peak of calls that come after the first; never above `extra`.
+        later: at the peak of calls after the first; never above `extra`.
     """
 
     extra: int
@@ -43,10 +43,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Probe:
-    """Something to measure, by name, so that another process can build it too.
+    """Callable to measure, by name, so that another process can build it too.
 
     Attributes:
-        function: "module:function" whose result is the callable to measure.
+        function: "module:function" that returns the callable to measure.
         arguments: its keyword arguments, numbers and strings.
     """
 
@@ -54,20 +54,20 @@ class Probe:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> Callable[[], object]:
-        """The callable."""
+        """Builds the callable."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(**self.arguments)
 
 
 class Unavailable(RuntimeError):
-    """There is no high-water mark on this platform, or none that can be reset."""
+    """The platform has no high-water mark, or none that can be reset."""
 
 
 def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None, calls: int = 3) -> Memory | str:
-    """Memory of a callable in a fresh process, or why it is not known.
+    """Memory of a callable in a fresh process, or the reason why it is unknown.
 
     Args:
-        probe: what to build and to call there.
+        probe: callable to build and call there.
         device: "cpu" or "cuda".
         threads: of PyTorch in that process; as many as here where None.
         calls: of the callable, the first included.
@@ -104,12 +104,12 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     """Memory of a callable in this process, which should have done nothing else before.
 
     Args:
-        build: makes the callable; what it allocates is there before.
+        build: makes the callable; memory that it allocates is not counted.
         device: "cpu" or "cuda".
-        calls: how many, the first included; of a single one the later peak is its own.
+        calls: number of calls, the first included; with a single call, its peak is the later peak too.
 
     Raises:
-        Unavailable: where the platform keeps no high-water mark.
+        Unavailable: the platform keeps no high-water mark.
     """
     mark = _Cuda() if device.startswith("cuda") else _Resident()
     _wake_libraries(device)
@@ -117,7 +117,7 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
     gc.collect()
     before = mark.restart()
     step()
-    # The first call with its preparations: workspaces, hooks, compiled kernels.
+    # The first call includes preparations: workspaces, hooks, compiled kernels.
     first = mark.peak()
     later = first
     if calls > 1:
@@ -125,12 +125,12 @@ def measure_here(build: Callable[[], Callable[[], object]], *, device: str = "cp
         for _ in range(calls - 1):
             step()
         later = mark.peak()
-    # Not below 0: the kernel may take pages back, and a peak then lies under the start.
+    # Not below 0: the kernel may reclaim pages, and a peak then lies under the start.
     return Memory(extra=max(0, first - before, later - before), later=max(0, later - before))
 
 
 class _Resident:
-    """The resident set of this process, as Linux counts it."""
+    """Resident set of this process, from Linux's /proc."""
 
     def restart(self) -> int:
         """Resets the peak; returns the bytes in use now."""
@@ -145,7 +145,7 @@ class _Resident:
         return self._read("VmHWM")
 
     def _read(self, key: str) -> int:
-        # Not getrusage's ru_maxrss: a process inherits that from the one that started it.
+        # Not getrusage's ru_maxrss, which a process inherits from its parent.
         try:
             lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
             return int(lines[key].split()[0]) * 1024
@@ -154,7 +154,7 @@ class _Resident:
 
 
 class _Cuda:
-    """PyTorch's allocator on the GPU."""
+    """Allocator of PyTorch on the GPU."""
 
     def restart(self) -> int:
         """Resets the peak; returns the bytes in use now."""
@@ -169,19 +169,19 @@ class _Cuda:
 
 
 def _wake_libraries(device: str) -> None:
-    """Runs a convolution and a product, forward and backward, so that libraries allocate the workspaces they keep."""
+    """Runs a convolution and a product, forward and backward, so that libraries allocate their permanent workspaces."""
     layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(8 * 14 * 14, 10))
     layers.to(device)(torch.zeros(4, 3, 16, 16, device=device)).sum().backward()
 
 
 def main(job: str) -> None:
-    """Measures one probe and prints the answer as a line of JSON."""
+    """Measures a probe and prints the answer as a line of JSON."""
     settings = json.loads(job)
     torch.set_num_threads(settings["threads"])
     probe = Probe(settings["function"], settings["arguments"])
     try:
         print(json.dumps(asdict(measure_here(probe.build, device=settings["device"], calls=settings.get("calls", 3)))))
-    except Exception as error:  # whatever a tool raises on a model that it does not know
+    except Exception as error:  # a tool may raise anything on unknown models
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(json.dumps({"reason": line}))
 

@@ -1,8 +1,8 @@
-"""Ten training steps of every defense: what they cost beside those of plain DP-SGD, sampling and optimizer included.
+"""Cost of ten training steps of every defense relative to plain DP-SGD, including sampling and optimizer.
 
-Methods are found by their files and run at their default settings. Of one that keeps its directions for some steps, a
-second way keeps them for ten, so that one refresh has its share in the time; where they may be drawn in two ways, both
-are there.
+Methods are found by their files and run at their default settings. A method that keeps its directions for some steps
+has a second way that keeps them for ten, so that the time includes a refresh; a method with two ways of drawing
+directions is measured with both.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from .targets import SpeedTarget
 
 PLAIN = "plain DP-SGD"
 KEPT = 10
-"""Steps of a call, for which directions are kept in the second way of a method that has some."""
+"""Number of steps per call, for which the second way of such methods keeps its directions."""
 AFTER = f", kept {KEPT} steps"
 SKETCHED = ", sketch"
-"""Behind a method with random directions: those of a count sketch, in place of Gaussian ones."""
+"""Suffix of a method with random directions: they are those of a count sketch instead of Gaussian."""
 
 CASES = (Workload("dp_cnn_small", 256),)
 QUICK_CASES = (Workload("dp_cnn_small", 32),)
 SPARSE, PROJECTED, PROJECTED_ANEW = 1.1, 1.6, 2.5
-_PER_BATCH = 20  # private examples for each that is expected in a batch
+_PER_BATCH = 20  # private examples per expected example of a batch
 _PUBLIC = 1024
-_STEPS = 400  # planned, for what a method changes in the course of a run
-_MOST_ROUNDS = _STEPS // KEPT - 2  # and two to warm up
+_STEPS = 400  # planned steps, for methods that change in the course of a run
+_MOST_ROUNDS = _STEPS // KEPT - 2  # leaves two calls to warm up
 
 
 def names() -> list[str]:
-    """All methods, by the names of their files."""
+    """Returns all methods, by the names of their files."""
     folder = Path(inspect.getfile(Context)).parents[2]  # of `defenses/core/plan/`
     return sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
 
 
 def ways() -> list[str]:
-    """Plain DP-SGD, every method, and again those that keep directions, or draw them in two ways."""
+    """Returns plain DP-SGD, every method, and the further ways of methods with directions."""
     found = []
     for name in names():
         options = inspect.signature(_function(name)).parameters
@@ -76,7 +76,7 @@ def _function(name: str) -> Callable[..., Defense]:
 
 
 def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:
-    """Raises `ValueError` for a way that does not exist, or more rounds than a run has steps for."""
+    """Raises `ValueError` for an unknown way, or for more rounds than a run has steps."""
     if rounds is not None and rounds > _MOST_ROUNDS:
         raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, of {KEPT} steps each, got {rounds}")
     if unknown := set(only) - set(ways()):
@@ -84,7 +84,7 @@ def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:
 
 
 def defense_of(way: str) -> Defense:
-    """The defense that a way trains under, at noise multiplier 1 where it has one."""
+    """Returns the defense of a way, at noise multiplier 1 if it has one."""
     if way == PLAIN:
         return Defense(Whole(bound=clip(1.0)), 1.0, name=PLAIN)
     name, *options = way.split(", ")
@@ -98,26 +98,26 @@ def defense_of(way: str) -> Defense:
 
 
 class MethodSteps:
-    """A run under way, of which every call takes the next `KEPT` steps."""
+    """Training run of which every call takes the next `KEPT` steps."""
 
     def __init__(self, training: OngoingRun) -> None:
-        """Begins the run, which may release something before its first step."""
+        """Begins the run, which may include a release before its first step."""
         self._training, self._next = training, training.begin()
 
     def __call__(self) -> None:
-        """Takes the steps."""
+        """Takes the next `KEPT` steps."""
         for _ in range(KEPT):
             self._training.step(self._next)
             self._next += 1
 
 
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
-    """A run of one method on random data, to be taken step by step.
+    """Builds a run of a method on random data, to be taken step by step.
 
     Args:
         network: see `Workload`.
         batch: expected number of examples, drawn by Poisson sampling.
-        way: one of `ways`.
+        way: in `ways()`.
         device: "cpu" or "cuda".
     """
     load = Workload(network, batch * _PER_BATCH)
@@ -134,12 +134,12 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         execution=Execution(device=torch.device(device)),
         recording=Recording(),
     )
-    # Other images than the private ones, which are refused as public data.
+    # Images other than the private ones, which would be refused as public data.
     return MethodSteps(OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings))
 
 
 def targets(case: str) -> list[SpeedTarget]:
-    """Limits, by what a method does: which coordinates it releases, and how long it keeps its directions."""
+    """Limits by type of method: released coordinates, and how long directions are kept."""
     limits = {}
     for way in ways()[1:]:
         if way.endswith(AFTER):
@@ -152,7 +152,7 @@ def targets(case: str) -> list[SpeedTarget]:
 
 
 def _is_sparse(way: str) -> bool:
-    """Whether some coordinates alone are released by the end of a run."""
+    """Returns whether only some of the coordinates are released by the end of a run."""
     *_, last = rehearsed(defense_of(way), Account(Ledger(poisson(0.1))), steps=20)
     codecs = [block.codec for block in last.plan.blocks] if last.plan else []
     return all(isinstance(c, Coordinates) for c in codecs) and sum(c.size for c in codecs) < TOY_DIM
@@ -168,19 +168,19 @@ def measure(
     only: Sequence[str] = (),
     say: Callable[[str], None] = lambda _line: None,
 ) -> dict[str, Any]:
-    """Compares a step of every method with one of plain DP-SGD.
+    """Compares steps of every method with those of plain DP-SGD.
 
     Args:
         device: "cpu" or "cuda".
-        rounds: at most; 15, or 3 where quick.
+        rounds: at most; 15, or 3 if quick.
         quick: a small batch and few rounds.
         budget: seconds for the rounds, 300 where None.
-        memory: whether peak memory is measured, in a process for each way; not where None.
-        only: some of `ways`; all where empty.
-        say: told what comes next.
+        memory: whether peak memory is measured, in a process for each way; False where None.
+        only: subset of `ways()`; all if empty.
+        say: receives progress messages.
 
     Raises:
-        ValueError: for a way that does not exist.
+        ValueError: an unknown way.
     """
     refuse_unknown(only, rounds)
     limit, seconds = rounds or (3 if quick else 15), 300.0 if budget is None else budget

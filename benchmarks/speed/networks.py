@@ -1,6 +1,6 @@
 """Workloads of the speed benchmarks: networks of the papers, two families of growing width, random data.
 
-Everything that counts here is the shape of a network, so weights are fresh and data random.
+Speed depends on the shape of a network alone, so weights are fresh and data random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
 
 class ResNetBlock(nn.Module):
-    """Two 3x3 convolutions with GroupNorm, and a shortcut."""
+    """Residual block: two 3x3 convolutions with GroupNorm, and a shortcut."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ class ResNetBlock(nn.Module):
         self.last = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """ReLU(body + shortcut)."""
+        """Returns ReLU(body + shortcut)."""
         return self.last(self.body(inputs) + self.around(inputs))
 
 
 def _normed(entering: int, width: int, kernel: int, stride: int) -> list[nn.Module]:
     padding = (kernel - 1) // 2
-    # Without biases: the GroupNorm behind has one for each channel.
+    # Without biases: the following GroupNorm has one for each channel.
     return [nn.Conv2d(entering, width, kernel, stride, padding, bias=False), nn.GroupNorm(16, width)]
 
 
@@ -70,7 +70,7 @@ def _named(name: str, shape: tuple[int, ...]) -> Callable[[], nn.Module]:
     return lambda: models.build(name, input_shape=shape, classes=CLASSES)
 
 
-# name -> (shape of one input, what builds it, how many parameters it must have)
+# name -> (shape of an input, its builder, its required number of parameters)
 _FIXED: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], int]] = {
     "dp_cnn_small": (GREY, _named("dp_cnn_small", GREY), 26_010),
     "dp_cnn": (COLOUR, _named("dp_cnn", COLOUR), 550_570),
@@ -84,7 +84,7 @@ _FAMILIES: dict[str, tuple[tuple[int, ...], Callable[[int], nn.Module]]] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """One network at one batch size.
+    """Network at a batch size.
 
     Attributes:
         network: "dp_cnn_small", "dp_cnn", "resnet18_gn", or a family, "mlp" or "cnn".
@@ -98,14 +98,14 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         return f"{self.network}{self.width or ''}-{self.batch}"
 
     def model(self) -> nn.Module:
-        """A freshly initialised network on the CPU; torch's own generator is left as it was found.
+        """Builds a freshly initialised network on the CPU; torch's own generator is left unchanged.
 
         Raises:
-            ValueError: when it does not have the parameters that figures about it are quoted for.
+            ValueError: it does not have the number of parameters that is quoted for it.
         """
         with torch.random.fork_rng(devices=[]):
             # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
@@ -119,7 +119,7 @@ class Workload:
         return model
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Random images and labels on the CPU, always the same."""
+        """Returns random images and labels on the CPU, always the same."""
         coins = torch.Generator().manual_seed(0)
         shape = (_FAMILIES if self.network in _FAMILIES else _FIXED)[self.network][0]
         return (
@@ -129,5 +129,5 @@ class Workload:
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

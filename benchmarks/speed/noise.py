@@ -1,8 +1,8 @@
-"""Cost of one step's noise: each of our kinds against Opacus', from a sum in float32 to a release in float32.
+"""Cost of the noise of a step: each of our kinds against Opacus', from a sum in float32 to a release in float32.
 
-Opacus adds normals in float32, or, in its secure mode, half the sum of four of them. Ours are rounded to a public unit:
-`os` adds normals in float64, `secure` discrete Gaussians to whole numbers. What `secure` costs elsewhere, sums without
-rounding, is no part of this: a whole step with it is `--way secure` of the step.
+Opacus adds normals in float32, or, in its secure mode, half the sum of four normals. Ours are rounded to a public unit:
+`os` adds normals in float64, `secure` discrete Gaussians to whole numbers. Further costs of `secure`, sums without
+rounding, are not included: for a whole step use `--way secure` of the step benchmark.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .harness import SpeedComparison, compare
 from .memory import Probe
 from .ways import opacus_module
 
-# Parameters of the networks that steps are timed on, roughly.
+# Approximate parameters of the networks in the step benchmark.
 SIZES = (26_000, 551_000, 11_000_000)
 QUICK_SIZES = SIZES[:2]
 STD = 1.0
 
 Draw = Callable[[], Tensor]
-"""One release: float32 [size]."""
+"""Single release: float32 [size]."""
 
 
 def _os(sums: Tensor) -> Draw:
@@ -38,7 +38,7 @@ def _os(sums: Tensor) -> Draw:
 
 def _secure(sums: Tensor) -> Draw:
     source = secure()
-    whole = (sums.double() / source.unit(STD)).long()  # as exact sums come
+    whole = (sums.double() / source.unit(STD)).long()  # exact sums come as integers
     return lambda: source.add(whole, STD).to(sums.dtype)
 
 
@@ -65,11 +65,11 @@ WAYS: dict[str, Callable[[Tensor], Draw]] = {
 
 
 def build(*, size: int, way: str, device: str = "cpu") -> Draw:
-    """One way on a random sum.
+    """Builds a way on a random sum.
 
     Args:
         size: of the sum.
-        way: one of `WAYS`.
+        way: in `WAYS`.
         device: "cpu" or "cuda".
     """
     return WAYS[way](torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device))
@@ -89,12 +89,12 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 where quick.
+        rounds: of each comparison, at most; 15, or 3 if quick.
         quick: the two smallest sizes and few rounds.
-        budget: seconds for the rounds of one comparison, 90 where None.
+        budget: seconds for the rounds of a comparison, 90 where None.
         memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: numbers in a release; the usual ones where empty.
-        say: told what comes next.
+        sizes: numbers in a release; the usual sizes if empty.
+        say: receives progress messages.
     """
     limit = rounds or (3 if quick else 15)
     seconds = 90.0 if budget is None else budget

@@ -1,4 +1,4 @@
-"""Curves of cost against size, and dots where there is no size: PNG and SVG, one colour and mark for each way."""
+"""Plots of cost against size, or dots without a size: PNG and SVG, with a colour and marker for each way."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
 
 from . import report
 
-# Okabe & Ito's colours, told apart by most eyes, and grey; marks tell them apart without colour.
+# Okabe & Ito's colours, which most people can distinguish, and grey; markers work without colour.
 _COLOURS = ("#000000", "#999999", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#D55E00", "#7F3C8D")
 _MARKS = "osD^v<>PX"
 
 
 def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[str]:
-    """Milliseconds a step against size, both axes logarithmic, one panel for each sweep.
+    """Plots milliseconds per step against size, both axes logarithmic, one panel per sweep.
 
     Args:
         sweeps: with a title, an axis (a key of `about`) and comparisons.
-        folder: where the files go.
+        folder: of the files.
         name: of the files, without their ending.
 
     Returns:
-        The names of the files written.
+        Names of the files written.
     """
     ways = list(dict.fromkeys(w["way"] for s in sweeps for c in s["comparisons"] for w in c["ways"]))
-    # Without pyplot, which keeps every figure and may ask for a display.
+    # Without pyplot, which keeps every figure and may need a display.
     figure = Figure(figsize=(5.2 * len(sweeps) + 2.2, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     for panel, sweep in zip(panels, sweeps, strict=True):
         for number, way in enumerate(ways):
-            # A way that failed at one size has no point there, and its line joins the others.
+            # A way that failed at some size has no point there, and its line joins the others.
             points = [
                 (c["about"][sweep["axis"]], 1e3 * w["median_seconds"], 1e3 * min(w["seconds"]), 1e3 * max(w["seconds"]))
                 for c in sweep["comparisons"]
@@ -59,15 +59,15 @@ def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[st
 
 
 def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str) -> list[str]:
-    """Milliseconds of each way of each case, logarithmic, one line for each.
+    """Plots milliseconds of each way of each case, logarithmic, on a line each.
 
     Args:
         cases: (title, way -> median seconds).
-        folder: where the files go.
+        folder: of the files.
         name: of the files, without their ending.
 
     Returns:
-        The names of the files written.
+        Names of the files written.
     """
     ways = list(dict.fromkeys(way for _, found in cases for way in found))
     rows = sum(len(found) + 1 for _, found in cases)
@@ -101,10 +101,10 @@ def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str)
 
 
 def _plain_numbers(panel: Any, sizes: Sequence[int]) -> None:
-    """Labels at the sizes measured, and 1, 10, 100 instead of powers of ten."""
+    """Labels the measured sizes, and writes 1, 10, 100 instead of powers of ten."""
     panel.set_xticks(sizes, [_short(size) for size in sizes])
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.yaxis.set_minor_formatter(LogFormatter())  # it labels them only where there is no room for decades
+    panel.yaxis.set_minor_formatter(LogFormatter())  # labels minor ticks only if the axis is too short for decades
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
@@ -115,7 +115,7 @@ def _short(size: int) -> str:
 
 
 def _save(figure: Figure, folder: Path, name: str) -> list[str]:
-    # Text stays text in the SVG; no date in it, so that the same figures give the same file.
+    # Text stays text in the SVG, without a date, so that the same figures give the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         for ending, metadata in (("png", {}), ("svg", {"Date": None})):
             report.write(

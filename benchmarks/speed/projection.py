@@ -1,10 +1,10 @@
-"""Public subspaces: the leading directions of public gradients, and projecting a private batch on them.
+"""Public subspaces: the leading directions of public gradients, and the projection of a private batch on them.
 
-The bases of `leakbench.defenses.core.plan.linear_algebra.basis` against what PyTorch offers, a full singular value
-decomposition and `svd_lowrank`; and one step's projection by the codec, coefficients of every row and one product back
-for their sum, against projecting every row and back. Rows are synthetic: 10^-2 lies between the first singular value
-and the last, over a floor of noise. The dimensions are those of a small CNN for 28x28 images (26,010) and of one for
-32x32 colour images (550,570).
+The bases of `leakbench.defenses.core.plan.linear_algebra.basis` are compared with PyTorch's, a full singular value
+decomposition and `svd_lowrank`. A step's projection by the codec, coefficients of every row and one product back for
+their sum, is compared with projecting every row and back. Rows are synthetic: the last singular value is 10^-2 of the
+first, over a floor of noise. The dimensions are those of a small CNN for 28x28 images (26,010) and of a CNN for 32x32
+colour images (550,570).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ RANK = 100
 BATCH = 256
 SMALL, LARGE = 26_010, 550_570
 SEED = 0
-BUDGET = 180.0  # seconds a case, beyond its first three rounds
+BUDGET = 180.0  # seconds per case, beyond its first three rounds
 
 
 def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Times every way of every case, all ways of a case in turn.
+    """Times every way of every case, with the ways of a case in turn.
 
     Args:
-        device: where the matrices live, as torch names it.
-        rounds: how often each way is timed at most, after one untimed call.
+        device: torch device of the matrices.
+        rounds: largest number of timed rounds of each way, after an untimed call.
         quick: only the cases of the small dimension.
 
     Returns:
-        The title and the cases as plain data. `ratio` is the median over rounds of a way's time over the baseline's
-        in the same round: below 1 is faster.
+        Title and cases as plain data. `ratio` is the median over rounds of a way's time over the baseline's in the same
+        round: below 1 is faster.
     """
     bases = [(SMALL, 256), (SMALL, 100)] + ([] if quick else [(LARGE, 100)])
     projections = [SMALL] + ([] if quick else [LARGE])
@@ -56,7 +56,7 @@ def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
         return torch.linalg.svd(public, full_matrices=False).Vh[:RANK].T
 
     def by_svd_lowrank() -> Tensor:
-        torch.manual_seed(SEED)  # it takes no generator
+        torch.manual_seed(SEED)  # takes no generator
         return torch.svd_lowrank(public, q=min(RANK + 10, rows), niter=2)[2][:, :RANK]
 
     def by_gram() -> Tensor:
@@ -76,13 +76,13 @@ def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
             "smallest_cosine_to_svd": _cosines(exact, basis).min().item(),
             "captured": _captured(public, basis),
         }
-    # 220 MB at the large dimension, which nothing that is timed needs.
+    # 220 MB at the large dimension, not needed by the timed ways.
     del exact
     return _case("leading directions", dim, rows, ways, baseline="svd", checks=checks, device=device, rounds=rounds)
 
 
 def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
-    """Times the ways to the sum of a private batch's components inside a subspace, before any bound."""
+    """Times the ways to the sum of a private batch's components in a subspace, before any bound."""
     basis = leading_directions(_gradients(RANK, dim, device), RANK)
     codec = Subspace.of(basis)
     private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(device)
@@ -112,7 +112,7 @@ def _case(
     device: str,
     rounds: int,
 ) -> dict[str, Any]:
-    """Times the ways of one case: medians, and median ratios to the baseline of the same round."""
+    """Times the ways of a case: medians, and median ratios to the baseline of the same round."""
     on_gpu = torch.device(device).type == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     builders = {way: lambda call=call: call for way, call in ways.items()}
@@ -130,7 +130,7 @@ def _case(
 
 
 def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
-    """Synthetic gradients whose spectrum decays over two decades, above a floor."""
+    """Draws synthetic gradients whose spectrum decays over two decades, above a floor."""
     coins = torch.Generator().manual_seed(SEED)
     mixed = torch.randn(rows, rows, generator=coins) * torch.logspace(0, -2, rows) / rows**0.5
     gradients = mixed @ torch.randn(rows, dim, generator=coins)
@@ -138,7 +138,7 @@ def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
 
 
 def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) -> float:
-    """Fraction of the rows' squared length that lies in the span: tells more than angles where the spectrum is flat."""
+    """Fraction of the rows' squared norm in the span, which is more informative than angles for a flat spectrum."""
     vectors = basis.double()
     # |Q^T rows|^2 / |rows|^2 with Q = V L^-T and V^T V = L L^T, so that V need not be orthonormal.
     factor = torch.linalg.cholesky(vectors.T @ vectors)
@@ -147,7 +147,7 @@ def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) ->
 
 
 def _cosines(one: Float[Tensor, "dim k"], other: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
-    """Principal cosines in float64, of the spans: neither basis needs to be quite orthonormal."""
+    """Principal cosines of the spans, in float64; neither basis needs to be exactly orthonormal."""
     a, b = one.double(), other.double()
     # Cosines: singular values of L_a^-1 A^T B L_b^-T (Björck & Golub, 1973).
     left, right = torch.linalg.cholesky(a.T @ a), torch.linalg.cholesky(b.T @ b)

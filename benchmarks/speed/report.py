@@ -1,7 +1,7 @@
 """Reports of measurements: JSON with every round, tables for the terminal and in Markdown, and the environment.
 
 A document is a dict of a benchmark's name, title, environment and settings, with some of: `comparisons`, `targets`,
-`sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took by itself, way by way).
+`sweeps` (family -> axis and comparisons), `cases` (timings that a benchmark took itself, by way).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MIB = 2**20
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What a figure depends on beside the code: versions, device, threads, date. Names neither machine nor user."""
+    """Factors of a measurement besides the code: versions, device, threads, date. Names neither machine nor user."""
     on_gpu = device.startswith("cuda")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -40,7 +40,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        # Of the last minute; above 0, somebody else was at work when this began.
+        # Of the last minute; above 0, other work was running at the start.
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -50,7 +50,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Returns the processor's model name."""
     if _CPU_INFO.exists():
         for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -67,7 +67,7 @@ def _version(name: str) -> str | None:
 
 
 def as_dict(comparison: SpeedComparison) -> dict[str, Any]:
-    """A comparison for JSON, with every round and the ratios that tables show."""
+    """Converts a comparison for JSON, with every round and the ratios that tables show."""
     return {
         "name": comparison.name,
         "about": comparison.about,
@@ -99,11 +99,11 @@ def _way(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any
 
 
 def write(path: Path, content: str | Callable[[Any], None]) -> Path:
-    """Writes a file so that a reader sees the old one or the whole new one.
+    """Writes a file atomically: a reader sees the old file or the whole new file.
 
     Args:
-        path: where; its folder is made when absent.
-        content: the text, or what writes bytes into an open file.
+        path: of the file; its folder is created if absent.
+        content: text, or a function that writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # As `leakbench.leaderboard.records.files.write_bytes`, which this leaf may not import.
@@ -121,20 +121,20 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
 
 
 def write_json(document: dict[str, Any], path: Path) -> Path:
-    """A document as JSON; NaN is refused, which strict readers of JSON refuse."""
+    """Writes a document as JSON; NaN is refused, because strict JSON parsers refuse it."""
     return write(path, json.dumps({"schema": SCHEMA, **document}, indent=2, allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text cells.
+    """Table of text cells.
 
     Attributes:
         title: above it.
-        columns: their headings.
-        rows: as many cells each as there are columns.
-        remarks: below it, one line each.
-        words: how many columns, from the left, hold words; the others are aligned to the right.
+        columns: headings.
+        rows: with a cell for each column.
+        remarks: below it, a line each.
+        words: number of columns, from the left, that hold words; the others are aligned to the right.
     """
 
     title: str
@@ -144,19 +144,19 @@ class TextTable:
     words: int = 1
 
     def markdown(self) -> str:
-        """For a file."""
+        """Formats the table as Markdown, for a file."""
         sides = [":--" if number < self.words else "--:" for number in range(len(self.columns))]
         lines = [f"### {self.title}", "", _pipes(self.columns), _pipes(sides)]
         lines += [_pipes(row) for row in self.rows]
         return "\n".join(lines + [f"\n{remark}" for remark in self.remarks]) + "\n"
 
     def text(self, width: int = 120) -> str:
-        """For a terminal."""
+        """Formats the table for a terminal."""
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE, expand=False)
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="left" if number < self.words else "right", overflow="fold")
         for row in self.rows:
-            # rich takes [1.2, 3.4] for markup.
+            # Rich would parse [1.2, 3.4] as markup.
             table.add_row(*(cell.replace("[", r"\[") for cell in row))
         sink = io.StringIO()
         console = Console(file=sink, width=width, highlight=False, color_system=None)
@@ -171,7 +171,7 @@ def _pipes(cells: Sequence[str]) -> str:
 
 
 def tables(document: dict[str, Any]) -> Iterator[TextTable]:
-    """Every table of a document."""
+    """Yields every table of a document."""
     for comparison in document.get("comparisons", ()):
         yield _comparison(comparison)
     if document.get("targets"):
@@ -198,7 +198,7 @@ def _comparison(comparison: dict[str, Any]) -> TextTable:
             remarks.append(f"{way['way']}: n/a, {way['reason']}.")
         elif way["note"] and way["note"] != way["way"]:
             remarks.append(f"{way['way']} is {way['note']}.")
-    # One sentence for all ways: memory is missing for a reason of the platform, or was not asked for.
+    # A single sentence for all ways: the platform lacks the measurement, or it was not requested.
     reasons = {way["memory_reason"] for way in comparison["ways"] if not way["reason"]} - {None}
     remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
     about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())
@@ -222,7 +222,7 @@ def _targets(targets: Sequence[dict[str, Any]]) -> TextTable:
 
 
 def _sweep(sweep: dict[str, Any]) -> TextTable:
-    """Medians in milliseconds, one column for each point."""
+    """Table of medians in milliseconds, with a column for each point."""
     points = sweep["comparisons"]
     ways = list(dict.fromkeys(way["way"] for point in points for way in point["ways"]))
     found = [{way["way"]: way for way in point["ways"]} for point in points]
@@ -233,7 +233,7 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
 
 
 def _case(case: dict[str, Any]) -> TextTable:
-    """Table of one entry of `cases`, timings that a benchmark took by itself."""
+    """Table of an entry of `cases`, timings that a benchmark took itself."""
     rows = tuple(
         (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
         for way, found in case["ways"].items()
@@ -250,7 +250,7 @@ def _case(case: dict[str, Any]) -> TextTable:
 
 
 def markdown(document: dict[str, Any], figures: Sequence[str] = ()) -> str:
-    """The whole document for a reader, with its figures."""
+    """Formats the whole document as Markdown, with its figures."""
     where = document["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
     lines = [f"## {document['title']}", ""]

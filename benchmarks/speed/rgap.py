@@ -1,8 +1,8 @@
 """R-GAP on CNN6, one image: our inversion against dense least squares of the same equations in float32.
 
-The paper's code writes the equations of a layer as one dense matrix in float32 and solves it by singular values
-(LAPACK's gelsd). The opponent here does that with matrices that come from the same maps as ours, which is much
-faster than filling them entry by entry, and without the rows for padded pixels: what is left is the arithmetic.
+The paper's code writes the equations of a layer as a dense matrix in float32 and solves it by singular values (LAPACK's
+gelsd). The baseline here does the same with matrices from the same maps as ours, which is much faster than filling them
+entry by entry, and without the rows for padded pixels, so that only the arithmetic is compared.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .memory import Probe
 from .targets import SpeedTarget
 
 SIZES, FULL_SIZES, QUICK_SIZES = (24,), (32,), (16,)
-"""Heights and widths of images: a dense inversion of the paper's 32 takes minutes, one of 24 about 20 s."""
+"""Heights and widths of images: a dense inversion at the paper's 32 takes minutes, at 24 about 20 s."""
 
 DENSE, OURS = "dense float32, gelsd", "structured float64"
 WAYS = (DENSE, OURS)
 LARGEST_ERROR = 1e-15
-"""Of our image, mean square; that of float32 is reported."""
+"""Limit on the mean squared error of our image; that of float32 is reported."""
 
 Inversion = Callable[[], Tensor]
-"""One inversion: the image found."""
+"""Inversion of a gradient; returns the image found."""
 
 
 def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
-    """CNN6 as equations, the gradient of a smooth image by name of the operation, and the image."""
+    """Returns CNN6 as equations, the gradient of a smooth image by name of the operation, and the image."""
     body, head = models.build("cnn6", input_shape=(3, size, size), classes=1, seed=0).double().to(device).children()
     layers = [*body.children(), head]
     coins = torch.Generator().manual_seed(0)
@@ -76,11 +76,11 @@ def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
 
 
 def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
-    """One way to invert the gradient of one image.
+    """Builds a way to invert the gradient of an image.
 
     Args:
         size: height and width of the image.
-        way: one of `WAYS`.
+        way: in `WAYS`.
         device: "cpu" or "cuda".
     """
     network, gradients, _ = _case(size, device)
@@ -94,7 +94,7 @@ def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
 
 
 def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
-    """The recursion on stacked matrices, all in float32; the root and the sign of the head are given."""
+    """Recursion on stacked matrices, all in float32; the root and the sign of the head are given."""
     *body, head = network.operations
     by_name = {one.name: one for one in network.operations}
     weight = network.parameters[str(head.weight)]
@@ -132,10 +132,10 @@ def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
 
 
 def errors(*, size: int, device: str = "cpu") -> dict[str, float]:
-    """Mean squared error of the image by each way; a wrong answer has no speed.
+    """Mean squared error of the image by each way: a wrong answer has no speed.
 
     Raises:
-        ValueError: ours is not exact.
+        ValueError: ours is not exact, or the dense error is not finite.
     """
     _, _, image = _case(size, device)
     found = {way: float((build(size=size, way=way, device=device)() - image).square().mean()) for way in WAYS}
@@ -159,13 +159,13 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 1, or 3 where full.
+        rounds: of each comparison, at most; 1, or 3 if full.
         quick: a small image; its ratio says little about the large one.
-        full: the image of the paper's networks, 32 x 32, instead of one that is inverted in about a minute in all.
-        budget: seconds for the rounds of one comparison, 1200 where None: a dense inversion takes minutes.
+        full: image size of the paper's networks, 32 x 32, instead of a size that takes about a minute in all.
+        budget: seconds for the rounds of a comparison, 1200 where None: a dense inversion takes minutes.
         memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: heights and widths of images; the usual ones where empty.
-        say: told what comes next.
+        sizes: heights and widths of images; the usual sizes if empty.
+        say: receives progress messages.
     """
     limit, seconds = rounds or (3 if full else 1), 1200.0 if budget is None else budget
     space = not quick if memory is None else memory
@@ -177,7 +177,7 @@ def measure(
         name = f"CNN6, {size}x{size}"
         say(f"rgap: {name}" + ("" if size in FULL_SIZES else f" (smaller than the paper's {FULL_SIZES[0]}: --full)"))
         probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
-        # The calls that find the errors warm both ways up.
+        # The calls that compute the errors warm both ways up.
         about = {"size": size, **{f"error of {way}": value for way, value in errors(size=size, device=device).items()}}
         found.append(
             compare(

@@ -1,8 +1,8 @@
-"""Training many shadow models: as `leakbench` does it, against a plain loop of the same trainer over the models.
+"""Training of many shadow models: as `leakbench` does it, against a plain loop of the same trainer over the models.
 
-Chains of linear layers are trained as one stack, with a leading model axis, and networks of convolutions are on CUDA.
-On a CPU these lose by it, which is timed too, so that it shows: there it is processes of one thread each, one a core,
-against a loop in one process that has all threads. What it takes to start a process is not counted: a run starts them
+Chains of linear layers are trained as one stack, with a leading model axis, and so are convolutional networks on CUDA.
+On a CPU stacking slows the latter down, which is timed too: there, processes with a thread each, one per core, run
+against a loop in one process that has all threads. The start of a process is not counted, because a run starts them
 once.
 """
 
@@ -41,7 +41,7 @@ ON_CUDA = {(CNN, 64): 1.4}
 
 @cache
 def methods() -> dict[str, dict[str, Any]]:
-    """Defenses of the quick suite that bound contributions one by one and are executed by a stack: name -> settings."""
+    """Defenses of the quick suite that clip each contribution and can train as a stack: name -> settings."""
     asked = tomllib.loads((Path(__file__).parents[1] / "suites" / "quick.toml").read_text(encoding="utf-8"))["defense"]
     found = {}
     for entry in asked:
@@ -76,7 +76,7 @@ def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[str, Any], device: str) -> list[Tensor]:
-    """Models trained one after another; their parameters."""
+    """Trains models one after another; returns their parameters."""
     inputs, labels = _pool(network, device)
     found = []
     for number in numbers:
@@ -128,12 +128,12 @@ def _together(
 
 
 def build(*, network: str, models: int, method: str, way: str, device: str = "cpu") -> Callable[[], list[Tensor]]:
-    """One way of training the models.
+    """Builds a way of training the models.
 
     Args:
         network: `MLP` or `CNN`.
-        models: how many.
-        method: one of `methods`.
+        models: number of models.
+        method: in `methods()`.
         way: `LOOP`, `STACK` or `PROCESSES`.
         device: "cpu" or "cuda".
     """
@@ -155,7 +155,7 @@ def build(*, network: str, models: int, method: str, way: str, device: str = "cp
 
 
 def ways(network: str, device: str) -> tuple[str, ...]:
-    """How models of a network are trained beside the loop: as `leakbench` does it, and what else is timed.
+    """Ways of training models of a network besides the loop: that of `leakbench` first, then others that are timed.
 
     Args:
         network: `MLP` or `CNN`.
@@ -177,11 +177,11 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 9, or 3 where quick.
+        rounds: of each comparison, at most; 9, or 3 if quick.
         quick: the smaller number of models and few rounds.
-        budget: seconds for the rounds of one comparison, 120 where None.
-        memory: ignored: memory is not what these ways differ in.
-        say: told what comes next.
+        budget: seconds for the rounds of a comparison, 120 where None.
+        memory: ignored, because these ways do not differ in memory.
+        say: receives progress messages.
     """
     del memory
     limit, seconds = rounds or (3 if quick else 9), 120.0 if budget is None else budget

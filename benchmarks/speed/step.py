@@ -1,7 +1,7 @@
-"""One DP-SGD step: ours by every engine, Opacus' two ways, and plain SGD, on the networks that papers train.
+"""DP-SGD step: ours by every engine, Opacus' two ways, and plain SGD, on the networks that papers train.
 
-Every way takes whole steps on a model of its own: norms, clip, sum, noise, division, update. `auto` is what `train`
-uses unless it is told otherwise.
+Every way takes whole steps on its own model: norms, clip, sum, noise, division, update. `auto` is the default of
+`train`.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def build(
     device: str = "cpu",
     noise_multiplier: float = NOISE_MULTIPLIER,
 ) -> TimedCall:
-    """One way's step on one workload.
+    """Builds a way's step on a workload.
 
     Args:
         network: see `Workload`.
         batch: number of examples.
-        way: one of `WAYS`.
+        way: key of `WAYS`.
         width: of a network of a family.
         device: "cpu" or "cuda".
         noise_multiplier: noise standard deviation / clip norm.
@@ -102,7 +102,7 @@ def build(
 
 
 def refuse_unknown(cases: Sequence[str], ways: Sequence[str], *, quick: bool) -> None:
-    """Raises `ValueError` for a case or a way that does not exist."""
+    """Raises `ValueError` for an unknown case or way."""
     for kind, asked, there in (("case", cases, QUICK_CASES if quick else CASES), ("way", ways, WAYS)):
         for name in asked:
             if name not in there:
@@ -125,17 +125,17 @@ def measure(
 
     Args:
         device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 where quick; a sweep's points get a third of them.
-        quick: small cases and few rounds, to see that all works; its figures are good for nothing else.
-        budget: seconds for the rounds of one comparison, 90 where None; a sweep's points get a sixth.
-        cases: some of `CASES` (of `QUICK_CASES` where quick); all where empty.
-        ways: some of `WAYS`; the usual ones where empty.
+        rounds: of each comparison, at most; 15, or 3 if quick; a sweep's points get a third of them.
+        quick: small cases and few rounds, as a smoke test; its figures have no other use.
+        budget: seconds for the rounds of a comparison, 90 where None; a sweep's points get a sixth.
+        cases: subset of `CASES` (of `QUICK_CASES` if quick); all if empty.
+        ways: subset of `WAYS`; the usual ways if empty.
         memory: whether peak memory is measured, in a process for each way of each case; unless quick where None.
         sweeps: whether cost by batch size and by dimension is measured.
-        say: told what comes next.
+        say: receives progress messages.
 
     Raises:
-        ValueError: for a case or a way that does not exist.
+        ValueError: an unknown case or way.
     """
     refuse_unknown(cases, ways, quick=quick)
     known = QUICK_CASES if quick else CASES
@@ -144,7 +144,7 @@ def measure(
     space = not quick if memory is None else memory
     compared = partial(_compared, ways=tuple(ways) or USUAL, device=device, say=say)
     fewer = partial(compared, rounds=math.ceil(limit / 3), budget=seconds / 6, memory=False)
-    where = report.environment(device)  # now: later the load is our own
+    where = report.environment(device)  # read first: later the load is our own
     with others_warnings():
         found = [compared(known[name], rounds=limit, budget=seconds, memory=space) for name in (cases or known)]
         swept = _swept(QUICK_SWEEPS if quick else SWEEPS, fewer) if sweeps else {}
@@ -170,7 +170,7 @@ def _compared(
     memory: bool,
     say: Callable[[str], None],
 ) -> SpeedComparison:
-    """All ways of taking a step on one workload."""
+    """Compares all ways of taking a step on a workload."""
     say(f"step: {load.name}")
     about = {"parameters": parameters(load.model()), "batch": load.batch}
     arguments = {"network": load.network, "batch": load.batch, "width": load.width, "device": device}

@@ -1,4 +1,4 @@
-"""Targets: limits on ratios, and whether a run keeps them; a miss is shown, and is no error."""
+"""Targets: limits on ratios, and whether a run meets them; a missed target is shown and is no error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .harness import Ratio, SpeedComparison
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedTarget:
-    """A limit on one ratio of one comparison.
+    """Limit on a ratio of a comparison.
 
     Attributes:
         case: name of the comparison.
-        way: what is to reach it.
-        against: the other way.
-        quantity: "speed-up" is the other's time over ours, "time" and "memory" ours over the other's.
-        limit: of the median; at least for a speed-up, at most for the rest.
+        way: that is to reach it.
+        against: other way.
+        quantity: "speed-up" is the other way's time over ours, "time" and "memory" are ours over the other's.
+        limit: on the median; a minimum for a speed-up, a maximum otherwise.
     """
 
     case: str
@@ -39,7 +39,7 @@ class SpeedTarget:
                 return f"{self.way} at most {self.limit:g} times the extra memory of {self.against}"
 
     def judge(self, comparisons: Sequence[SpeedComparison]) -> Verdict:
-        """Whether it is reached; judged by the median."""
+        """Returns whether it is met, judged by the median."""
         found = [c for c in comparisons if c.name == self.case]
         value = self._value(found[0]) if found else "not part of this run"
         if isinstance(value, str):
@@ -61,12 +61,12 @@ class SpeedTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether one target was met, and by which ratio.
+    """Outcome of a target, with the ratio that decides it.
 
     Attributes:
-        target: which.
-        value: the ratio; None where there is none.
-        met: whether the limit is kept; None where nobody knows.
+        target: that was judged.
+        value: ratio; None if there is none.
+        met: whether the limit is met; None if unknown.
         reason: why there is no value.
     """
 
@@ -76,7 +76,7 @@ class Verdict:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Converts the verdict for JSON."""
         value = self.value
         return {
             "case": self.target.case,

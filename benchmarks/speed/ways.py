@@ -1,7 +1,8 @@
-"""Ways of taking one DP-SGD step: ours, Opacus' own two, and plain SGD as the floor.
+"""Ways of taking a DP-SGD step: ours, Opacus' two, and plain SGD as the floor.
 
-All private ways bound per-example norms at 1, add up, add noise at multiplier 1, divide by the batch and take an SGD
-step, on a model of their own that they change. Data stay on the device; sampling and loading cost the same in all.
+All private ways clip per-example gradients at norm 1, sum, add noise at multiplier 1, divide by the batch and take an
+SGD step, on their own model, which they change. Data stay on the device; sampling and loading are left out, because
+they cost the same in all.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.05
 
 StepBuilder = Callable[[nn.Module, Tensor, Tensor, float], TimedCall]
-"""(model, inputs, labels, noise multiplier) -> one step on them."""
+"""(model, inputs, labels, noise multiplier) -> a step on them."""
 
 
 class Plain:
     """An SGD step on the batch's mean loss: no norms, no noise."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
-        """Takes what it trains; there is no noise whatever the multiplier."""
+        """Takes model and data; the noise multiplier is ignored."""
         self.model, self.inputs, self.labels = model, inputs, labels
         self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def __call__(self) -> None:
-        """One step."""
+        """Takes a step."""
         self.optimizer.zero_grad()
         cross_entropy(self.model(self.inputs), self.labels).backward()
         self.optimizer.step()
 
 
 def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
-    """An SGD step as `Plain`, on images and weights with their channels last in memory.
+    """Builds an SGD step as `Plain`, on images and weights with their channels last in memory.
 
     Raises:
-        ValueError: when the inputs are no images.
+        ValueError: the network has no convolutions or the inputs are no images.
     """
     if inputs.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
         raise ValueError("channels-last is for convolutions, and this network has none")
@@ -57,12 +58,12 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
 
 
 def seeded_noise() -> Noise:
-    """Noise from the generator that `train` uses, under a fixed key, so that every run draws the same."""
+    """Returns noise from the generator that `train` uses, under a fixed key, so that every run draws the same."""
     return seeded(0)
 
 
 class Ours:
-    """A step through `Engine.run`, as `train` takes it."""
+    """Step through `Engine.run`, as `train` takes it."""
 
     def __init__(
         self,
@@ -74,10 +75,10 @@ class Ours:
         engine: str,
         noise: Callable[[], Noise] = seeded_noise,
     ) -> None:
-        """Takes what it trains, which engine is to compute the clipped sums, and where noise comes from."""
+        """Takes model and data, the engine that computes the clipped sums, and the source of noise."""
         self.inputs, self.labels, self.noise_multiplier = inputs, labels, noise_multiplier
         self.engine = Engine(model, noise=noise(), engine=engine)
-        # One plan for all steps, as a stateless method's: planning is no part of the timing.
+        # The same plan for all steps, as of a stateless method: planning is not timed.
         self.plan = StepPlan(Block(codec=Everything(self.engine.layout.dim), bound=clip(CLIP_NORM))).at(
             noise_multiplier
         )
@@ -86,13 +87,13 @@ class Ours:
 
     @property
     def note(self) -> str:
-        """Name of the engine, which `auto` has chosen."""
+        """Name of the engine that `auto` has chosen."""
         return self.engine.name
 
     def __call__(self) -> None:
-        """One step."""
+        """Takes a step."""
         out = self.engine.run(self.plan, self.inputs, self.labels)
-        # The batch is always the same, so its size is the expected one, as for Opacus below.
+        # The batch is always the same, so its size is the expected size, as for Opacus below.
         update = self.engine.layout.unflatten(out.total / len(self.inputs))
         for parameter, gradient in zip(self.trained, update.values(), strict=True):
             parameter.grad = gradient
@@ -100,12 +101,12 @@ class Ours:
 
 
 def ours(engine: str, noise: Callable[[], Noise] = seeded_noise) -> StepBuilder:
-    """Our step with the sums by one engine, and one kind of noise."""
+    """Builds our step with the sums by an engine, and a kind of noise."""
     return lambda model, inputs, labels, sigma: Ours(model, inputs, labels, sigma, engine=engine, noise=noise)
 
 
 class OpacusHooks:
-    """Opacus as it is mostly used: per-example gradients by hooks, kept at the parameters, then clipped."""
+    """Opacus as commonly used: per-example gradients by hooks, kept at the parameters, then clipped."""
 
     def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
         """Wraps the model and an optimizer."""
@@ -120,7 +121,7 @@ class OpacusHooks:
         )
 
     def __call__(self) -> None:
-        """One step."""
+        """Takes a step."""
         self.optimizer.zero_grad()
         cross_entropy(self.model(self.inputs), self.labels).backward()
         self.optimizer.step()
@@ -146,7 +147,7 @@ class OpacusGhost:
         self.loss = loss(self.model, self.optimizer, nn.CrossEntropyLoss(), "mean")
 
     def __call__(self) -> None:
-        """One step."""
+        """Takes a step."""
         self.optimizer.zero_grad()
         self.loss(self.model(self.inputs), self.labels).backward()
         self.optimizer.step()
@@ -164,21 +165,21 @@ WAYS: dict[str, StepBuilder] = {
     "opacus-hooks": OpacusHooks,
     "opacus-ghost": OpacusGhost,
 }
-# `auto` is `layerwise` for every network here, and says so in its note; timing both would say it twice. Exact sums are
-# made one example at a time, which takes longer than all other ways together.
+# `auto` is `layerwise` for every network here and is noted as such, so `layerwise` is not timed again. `secure` is not
+# usual: exact sums are computed an example at a time, which takes longer than all other ways together.
 USUAL = tuple(way for way in WAYS if way not in ("layerwise", "secure"))
 
 
 @contextmanager
 def others_warnings() -> Iterator[None]:
-    """Silences what PyTorch says of Opacus' hooks at every step; nothing of it concerns a timing."""
+    """Silences PyTorch's warning about Opacus' hooks at every step, which does not concern timings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing when gradients are", UserWarning)
         yield
 
 
 def opacus_module(module: str) -> Any:
-    """A module of Opacus.
+    """Imports a module of Opacus.
 
     Raises:
         ModuleNotFoundError: Opacus is not installed; names the extra.
@@ -186,7 +187,7 @@ def opacus_module(module: str) -> Any:
     try:
         return importlib.import_module(f"opacus.{module}")
     except ModuleNotFoundError as error:
-        # A dependency of Opacus that is missing is named as itself.
+        # A missing dependency of Opacus is named as itself.
         if (error.name or "").partition(".")[0] != "opacus":
             raise
         text = "opacus is not installed: pip install 'leakbench[engines]'"

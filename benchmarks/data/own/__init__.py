@@ -1,1 +1,1 @@
-"""Data of one's own, by kind and path: `folder:PATH`. A file here is a kind; nothing else needs an edit."""
+"""Users' own data, by kind and path: `folder:PATH`. Each file here is a kind; adding a file needs no other edit."""

@@ -1,13 +1,13 @@
-"""Features of a public encoder in a NumPy archive: vectors and classes, on which a model as `linear` is trained.
+"""Features of a public encoder in a NumPy archive: vectors and classes, to train a model such as `linear` on.
 
-Transfer learning keeps an encoder that was trained on public data, and trains a head on what it makes of private ones.
-`leakbench features` writes such files. Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`:
-floats [n, dim], as the encoder gives them, and classes. They are standardised here, by public statistics alone: arrays
-`mean` and `std` [dim] in the file where it has them, which have to be of other data, else those of the public pool.
-Standardised numbers are cut to [-10, 10], a constant, so that inputs have a range as those of images do.
+Transfer learning keeps an encoder trained on public data, and trains a head on its features of private data. `leakbench
+features` writes such files. Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`: floats [n,
+dim], the encoder's output, and classes. They are standardised here, by public statistics alone: arrays `mean` and `std`
+[dim] of the file, which must come from other data, or else those of the public pool. Standardised numbers are cut to
+[-10, 10], a constant, so that inputs have a range as images do.
 
-Caveat: nobody can see of a file that its encoder, `mean` and `std` are public: that whoever is private had no part in
-their making is assumed by every claim on what is trained here.
+Caveat: a file does not show that its encoder, `mean` and `std` are public. Every claim on training on these features
+assumes that no private example took part in making them.
 """
 
 from dataclasses import replace
@@ -28,9 +28,10 @@ TEST_NAMES = (("x_test", "y_test"),)
 STATISTICS = ("mean", "std")
 
 LARGEST = 10.0
-"""Greatest size of a standardised number; what is beyond is cut off, as of a feature that is all but never active."""
+"""Greatest absolute value of a standardised number; larger values are cut off, as of a feature that is almost never
+active."""
 
-# Of a feature's greatest value: what float32 may leave of a constant one.
+# Relative to a feature's greatest value: rounding of float32 in a constant feature.
 _CONSTANT = 1e-6
 
 Statistics = tuple[Tensor, Tensor]
@@ -41,16 +42,17 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
     """Your NumPy archive of vectors and classes, as features of a public encoder; see `leakbench features`.
 
     Args:
-        path: the file.
-        address: what the user called it, for errors.
-        seed: decides who is a member.
+        path: of the file.
+        address: as the user wrote it, for errors.
+        seed: decides which examples are members.
         sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
 
     Returns:
         The pools; inputs [n, dim], standardised by public statistics, in [-10, 10].
 
     Raises:
-        ValueError: if it is damaged, its arrays are not finite vectors and classes, or there are no public statistics.
+        ValueError: the file is damaged, its arrays are not finite vectors and classes, or there are no public
+        statistics.
     """
     file = existing(path, what="features", file=True)
     dataset, given = _read(file, address, stamp([file]))
@@ -61,7 +63,7 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
             "arrays mean and std of other, public data into the file"
         )
     mean, std = statistics(splits.public.inputs) if given is None else given
-    # Each tensor once: where none were dealt, the non-members are the test set.
+    # Each tensor once: if no non-members were dealt, they are the test set.
     pools = {id(pool): pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool}
     for pool in pools.values():
         standardise_(pool.inputs, mean, std)
@@ -77,7 +79,7 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
 
 
 def statistics(rows: Tensor) -> Statistics:
-    """Mean and standard deviation of each feature; 1 in the place of the latter where a feature is constant.
+    """Mean and standard deviation of each feature; the latter is 1 if a feature is constant.
 
     Args:
         rows: public examples [n, dim].
@@ -88,7 +90,7 @@ def statistics(rows: Tensor) -> Statistics:
 
 
 def standardise_(rows: Tensor, mean: Tensor, std: Tensor) -> None:
-    """(rows - mean) / std, cut to the range of valid inputs, in place."""
+    """Computes (rows - mean) / std, cut to the range of valid inputs, in place."""
     rows.sub_(mean.to(rows.dtype)).div_(std.to(rows.dtype)).clamp_(-LARGEST, LARGEST)
 
 
@@ -115,13 +117,13 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
 
 
 def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
-    """As floats of 32 bits [n, dim]."""
+    """Vectors as float32 [n, dim]."""
     if array.ndim != 2 or 0 in array.shape or not np.issubdtype(array.dtype, np.floating):
         raise ValueError(
             f"{name} of {file} must be floats [n, dim], got {array.dtype} of shape {list(array.shape)}; images are "
             "read by npz:PATH"
         )
-    with np.errstate(over="ignore"):  # what is too large for 32 bits becomes infinite, and is refused below
+    with np.errstate(over="ignore"):  # values too large for float32 become infinite, and are refused below
         narrow = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(narrow).all():
         row = int(np.isfinite(narrow).all(axis=1).argmin())
@@ -130,7 +132,7 @@ def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
-    """The statistics of the file; None where it has none."""
+    """Statistics of the file; None if it has none."""
     names = [name for name in STATISTICS if name in arrays]
     if not names:
         return None

@@ -1,8 +1,8 @@
-"""Images in folders, one a class, as torchvision's ImageFolder has them.
+"""Images in folders, one folder per class, as in torchvision's ImageFolder.
 
-Classes are the folders in the order of their names; images below one are found at any depth, in the order of their
-paths. Where the path has `train/` and `test/` (or `val/`, `validation/`) and nothing else, they are the parts. Hidden
-files, and files whose name is not that of an image, are passed over.
+Classes are the folders in the order of their names; images below a folder are found at any depth, in the order of their
+paths. If the path has `train/` and `test/` (or `val/`, `validation/`) and nothing else, they are the parts. Hidden
+files, and files without an image's suffix, are skipped.
 """
 
 import os
@@ -26,18 +26,18 @@ def folder(
     size: int | None = None,
     channels: int | None = None,
 ) -> Splits:
-    """Your images in folders, one a class; train/ and test/ above them, or all in one set.
+    """Your images in folders, one per class; train/ and test/ above them, or all in one set.
 
     Args:
-        path: the folder of the classes' folders, or of the parts'.
-        address: what the user called it, for errors.
-        seed: decides who is a member.
+        path: folder of the classes' folders, or of the parts.
+        address: as the user wrote it, for errors.
+        seed: decides which examples are members.
         sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
-        size: side of the square that images are resized and cropped to, in pixels; None: as they are.
-        channels: 1 or 3 to convert to; None: as they are.
+        size: side of the square to which images are resized and cropped, in pixels; None: as stored.
+        channels: 1 or 3 to convert to; None: as stored.
 
     Raises:
-        ValueError: if there are no two classes, or an image cannot be used.
+        ValueError: there are fewer than two classes, or an image cannot be used.
     """
     root = existing(path, what="folder", file=False)
     files, labels, train = listed(root)
@@ -48,7 +48,7 @@ def folder(
 
 
 def listed(root: Path) -> tuple[list[Path], list[int], int]:
-    """The images of a folder with their classes, those of the training part first, and how many those are."""
+    """Lists the images of a folder with their classes, training part first, and the number of training images."""
     below = {entry.name: entry for entry in _entries(root) if entry.is_dir()}
     test = next((name for name in TEST if name in below), None)
     if test is None or not set(below) <= {TRAIN, *TEST} or TRAIN not in below or not _classes(below[TRAIN]):
@@ -63,7 +63,7 @@ def listed(root: Path) -> tuple[list[Path], list[int], int]:
 
 
 def _entries(root: Path) -> list[Path]:
-    # `__MACOSX` is what macOS adds to the archives that it packs.
+    # macOS adds `__MACOSX` to the archives that it packs.
     return sorted(entry for entry in root.iterdir() if not entry.name.startswith((".", "__MACOSX")))
 
 
@@ -81,7 +81,7 @@ def _two_or_more(root: Path) -> list[str]:
 
 
 def _images(root: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], list[int]]:
-    """All images of the classes, and the number of each one's class."""
+    """Lists all images of the classes, with the number of each image's class."""
     files: list[Path] = []
     labels: list[int] = []
     for number, name in numbered:
@@ -107,7 +107,7 @@ def _decoded(
     address: str,
     size: int | None,
     channels: int | None,
-    state: int,  # of the files: part of the key alone
+    state: int,  # of the files; only a part of the cache key
 ) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
     pixels = torch.from_numpy(decode(encoded, len(files), size=size, channels=channels, address=address))

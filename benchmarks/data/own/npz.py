@@ -2,7 +2,7 @@
 
 Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`, or `images` and `labels`. Images are bytes,
 or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. Pickled objects
-are refused, never loaded: a pickle can run any program.
+are refused and never loaded, because a pickle can run any program.
 """
 
 from functools import lru_cache
@@ -25,13 +25,13 @@ def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES)
     """Your NumPy archive: arrays of images and classes, x and y, or x_train, y_train, x_test and y_test.
 
     Args:
-        path: the file.
-        address: what the user called it, for errors.
-        seed: decides who is a member.
+        path: of the file.
+        address: as the user wrote it, for errors.
+        seed: decides which examples are members.
         sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
 
     Raises:
-        ValueError: if it is damaged, or its arrays are not images and classes.
+        ValueError: the file is damaged, or its arrays are not images and classes.
     """
     file = existing(path, what="npz", file=True)
     dataset = _decoded(file, address, stamp([file]))
@@ -66,7 +66,7 @@ def _decoded(file: Path, address: str, state: int) -> LabelledImages:
 
 
 def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
-    """As [n, channels, height, width], bytes or floats of 32 bits."""
+    """Images as [n, channels, height, width], bytes or float32."""
     first, last = array.shape[1:2], array.shape[-1:]
     if array.ndim == 3:
         array = array[:, None]
@@ -85,7 +85,7 @@ def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     if not np.issubdtype(array.dtype, np.floating):
         raise ValueError(f"{name} of {file} must be bytes (uint8) or floats in [0, 1], got {array.dtype}")
     low, high = float(array.min()), float(array.max())
-    if not (low >= 0 and high <= 1):  # also where one is not a number
+    if not (low >= 0 and high <= 1):  # also catches NaN
         raise ValueError(
             f"{name} of {file} must be in [0, 1] where it is floats, got values from {low:g} to {high:g}; scale them, "
             "or store bytes"

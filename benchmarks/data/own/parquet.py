@@ -1,9 +1,9 @@
-"""Parquet files as the Hugging Face Hub has them: a column of encoded images and one of classes.
+"""Parquet files as on the Hugging Face Hub: a column of encoded images and a column of classes.
 
 The image column is a struct of `bytes` and `path`, or plain bytes, called `image` or `img`; the class is an integer
-called `label`, `labels` or `fine_label`. A folder is read with all files below it, in the order of their names: those
-whose name starts with `train` and `test` (or `val`, `validation`) are the parts, otherwise all are one set.
-Labels with gaps, or from 1, are renumbered; null and negative ones, which mark a test part without labels, are refused.
+called `label`, `labels` or `fine_label`. A folder is read with all files below it, in the order of their names: files
+whose names start with `train` and `test` (or `val`, `validation`) are the parts, otherwise all are one set. Labels with
+gaps, or from 1, are renumbered; null and negative labels, which mark a test part without labels, are refused.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
 IMAGES = ("image", "img")
 LABELS = ("label", "labels", "fine_label")
 ROWS = 1024
-"""Rows that are read at a time."""
+"""Rows read at a time."""
 
 
 def parquet(
@@ -39,15 +39,15 @@ def parquet(
     """Your Parquet file, or folder of them, as on the Hugging Face Hub: encoded images and classes.
 
     Args:
-        path: the file or the folder.
-        address: what the user called it, for errors.
-        seed: decides who is a member.
+        path: of the file or the folder.
+        address: as the user wrote it, for errors.
+        seed: decides which examples are members.
         sizes: of the pools; 40 %, 40 % and 20 % of the training part by default.
-        size: side of the square that images are resized and cropped to, in pixels; None: as they are.
-        channels: 1 or 3 to convert to; None: as they are.
+        size: side of the square to which images are resized and cropped, in pixels; None: as stored.
+        channels: 1 or 3 to convert to; None: as stored.
 
     Raises:
-        ValueError: if a file is damaged or has other columns, or an image cannot be used.
+        ValueError: a file is damaged or has other columns, or an image cannot be used.
     """
     root = existing(path, what="parquet")
     dataset = read(root, address=address, size=size, channels=channels)
@@ -56,11 +56,11 @@ def parquet(
 
 
 def read(root: Path, *, address: str, size: int | None = None, channels: int | None = None) -> LabelledImages:
-    """All of a file or folder; kept until it changes.
+    """Reads a file or folder whole; cached until it changes.
 
     Args:
-        root: the file or folder.
-        address: what the user called it, for errors.
+        root: file or folder.
+        address: as the user wrote it, for errors.
         size: see `parquet`.
         channels: see `parquet`.
     """
@@ -72,13 +72,13 @@ def _parts(root: Path) -> tuple[list[Path], list[Path]]:
     if root.is_file():
         return [root], []
     below = (file for file in root.rglob("*.parquet") if file.is_file())
-    # Hidden folders are caches, as the Hub's downloader leaves one.
+    # Hidden folders are caches, such as that of the Hub's downloader.
     files = sorted(file for file in below if not any(p.startswith(".") for p in file.relative_to(root).parts))
     if not files:
         raise ValueError(f"path of parquet must be a file or a folder with *.parquet below it, got none in {root}")
     train = [file for file in files if file.name.startswith(TRAIN)]
     for part in TEST:
-        # A test part without a training part is one set: there is nothing else to deal from.
+        # A test part without a training part is one set, because there is nothing else to deal from.
         if train and (test := [file for file in files if file.name.startswith(part)]):
             return train, test
     return files, []
@@ -91,7 +91,7 @@ def _decoded(
     address: str,
     size: int | None,
     channels: int | None,
-    state: int,  # of the files: part of the key alone
+    state: int,  # of the files; only a part of the cache key
 ) -> LabelledImages:
     tables = {file: _table(file) for file in (*train, *test)}
     names = {file: _columns(file, table.schema_arrow) for file, table in tables.items()}
@@ -105,14 +105,14 @@ def _decoded(
             for encoded, classes in _batches(file, table, *names[file]):
                 labels.append(classes)
                 for content, label in zip(encoded, classes.tolist(), strict=True):
-                    # Row by row, so that the digest is of the rows and not of how the file groups them.
+                    # Row by row, so that the digest does not depend on how the file groups rows.
                     source.update(f"{label} {len(content)};".encode() + content)
                     yield f"row {row} of {file.name}", partial(bytes, content)
                     row += 1
 
     total = sum(counts.values())
     pixels = torch.from_numpy(decode(images(), total, size=size, channels=channels, address=address))
-    # Behind `decode`, which draws from `images` and so fills `labels` and `source`.
+    # After `decode`, which draws from `images` and so fills `labels` and `source`.
     classes = torch.from_numpy(np.concatenate(labels))
     trained = sum(counts[file] for file in train)
     return LabelledImages.renumbered(pixels, classes, train=trained, what=address, source=source.hexdigest())
@@ -132,7 +132,7 @@ def _damaged(file: Path, error: Exception) -> str:
 
 
 def _columns(file: Path, schema: pa.Schema) -> tuple[str, str]:
-    """Names of the image column and of the class column."""
+    """Returns the names of the image column and of the class column."""
     image = next((name for name in IMAGES if name in schema.names), None)
     label = next((name for name in LABELS if name in schema.names), None)
     if image is None or label is None:
@@ -156,7 +156,7 @@ def _columns(file: Path, schema: pa.Schema) -> tuple[str, str]:
 
 
 def _batches(file: Path, table: pq.ParquetFile, image: str, label: str) -> Iterator[tuple[list[bytes], np.ndarray]]:
-    """Encoded images and their classes, some rows at a time."""
+    """Yields encoded images and their classes, some rows at a time."""
     row = 0
     try:
         for batch in table.iter_batches(batch_size=ROWS, columns=[image, label]):
