@@ -1,4 +1,4 @@
-"""Attacks of others in a process of their own, which is given the target and never the truth.
+"""Third parties' attacks in processes of their own, which receive the target and never the ground truth.
 
-`worker.py` and `answers.py` are of the process with the private data, `child.py` and `questions.py` of the attack's.
+`worker.py` and `answers.py` run in the process with the private data, `child.py` and `questions.py` in the attack's.
 """

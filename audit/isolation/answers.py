@@ -1,7 +1,7 @@
-"""Answers of the process with the private data to what an attack asks while it runs: values of the target's functions.
+"""Answers to a running attack's calls of the target's functions, computed in the process with the private data.
 
-An attack that differentiates through a function asks twice, for its value and for the product of its Jacobian with a
-vector. The graph stays here meanwhile. A product may be differentiated again in the same way, to any order.
+An attack that differentiates through a function sends two requests, for its value and for the product of its Jacobian
+with a vector. The graph stays here meanwhile. A product may be differentiated again in the same way, to any order.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from .structured import changed, leaves
 
 
 class Respondent:
-    """Answers what one attack asks, about what it was given a number for; numbers are never given twice."""
+    """Answers an attack's requests, about objects for which it was given numbers; numbers are never reused."""
 
     _numbers = iter(range(2**62))
 
     def __init__(self) -> None:
-        """Knows of nothing yet."""
+        """Starts without any object."""
         self._known: dict[int, Any] = {}
 
     def number(self, one: Any) -> int:
-        """The number that stands for a function, steps or a graph from now on."""
+        """Assigns a number to a function, steps or a graph."""
         number = next(self._numbers)
         self._known[number] = one
         return number
 
     def packed(self, value: Any) -> list[Any]:
-        """A value as objects of bytes, its functions as numbers.
+        """Packs a value into objects of bytes, with numbers for its functions.
 
         Raises:
-            UnsendableError: something in it cannot be sent.
+            UnsendableError: part of it cannot be sent.
         """
         return packed_bytes(value, self.number)
 
     def answer(self, header: dict[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
-        """The answer to a question.
+        """Answers a request.
 
         Raises:
-            GarbledError: it is no question.
+            GarbledError: the request is malformed.
             UnsendableError: its answer cannot be sent.
         """
         for number in _integers(header.get("freed", [])):
@@ -102,7 +102,7 @@ class Respondent:
         return {}, []
 
     def _told(self, value: Any, inputs: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
-        """A value, and the number of the graph behind it where it can be differentiated."""
+        """Returns a value, with the number of the graph behind it if it can be differentiated."""
         outputs = list(leaves(value))
         differentiable = [bool(inputs) and one.requires_grad for one in outputs]
         graph = self.number((inputs, outputs)) if any(differentiable) else None

@@ -1,7 +1,7 @@
-"""Messages between two processes: a JSON header and plain bytes behind it; nothing that is read is executed.
+"""Messages between two processes: a JSON header and plain bytes after it; nothing received is executed.
 
-A tensor travels as its type, shape, order of dimensions and bytes, so that it arrives bit for bit, as contiguous or not
-as it was.
+A tensor is sent as its type, shape, order of dimensions and bytes, so that it arrives bit for bit, with its contiguity
+preserved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 MOST_HEADER = 2**24
-"""Bytes of a header that is read."""
+"""Largest accepted header, bytes."""
 
 MOST_BYTES = 2**33
-"""Bytes behind a header that are read."""
+"""Largest accepted content after a header, bytes."""
 
 _LENGTHS = struct.Struct("!IQ")  # of the header, and of all bytes behind it
 _AT_ONCE = 2**20  # bytes handed to the operating system
@@ -35,23 +35,23 @@ _DTYPES = {
 
 
 class GarbledError(ValueError):
-    """What came over a channel is no message."""
+    """Malformed message from a channel."""
 
 
 class Channel:
-    """One end of a connection to another process."""
+    """End of a connection to another process."""
 
     def __init__(self, connection: socket.socket) -> None:
-        """Takes a connected socket over."""
+        """Takes over a connected socket."""
         self._connection = connection
 
     def send(self, header: Mapping[str, Any], blobs: Sequence[Any] = (), seconds: float | None = None) -> None:
         """Sends a message.
 
         Args:
-            header: plain JSON, of which `blobs` is the channel's own key.
+            header: plain JSON; its key `blobs` is reserved for the channel.
             blobs: objects of bytes.
-            seconds: limit of one operation; None for none.
+            seconds: limit of each operation; None for no limit.
 
         Raises:
             TimeoutError: the other side does not read.
@@ -66,15 +66,15 @@ class Channel:
                 self._connection.sendall(view[start : start + _AT_ONCE])
 
     def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], list[bytearray]]:
-        """The next message: its header and the bytes behind it.
+        """Receives the next message: its header and the bytes after it.
 
         Args:
-            seconds: limit on the whole of it; None for none.
+            seconds: limit on the whole message; None for no limit.
 
         Raises:
             TimeoutError: it did not come in time.
             EOFError: the other side is gone.
-            GarbledError: it is no message.
+            GarbledError: the message is malformed.
         """
         until = math.inf if seconds is None else time.monotonic() + seconds
         text_length, length = _LENGTHS.unpack(self._read(_LENGTHS.size, until))
@@ -106,17 +106,17 @@ class Channel:
 
 
 def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
-    """A tensor as what describes it, plain JSON, and an object of its bytes.
+    """Splits a tensor into its description, plain JSON, and an object of its bytes.
 
     Raises:
-        TypeError: a class, type or layout that has no plain bytes.
+        TypeError: its class, type or layout has no plain bytes.
     """
     dtype = str(values.dtype).removeprefix("torch.")
     if type(values) not in (Tensor, nn.Parameter) or dtype not in _DTYPES or values.layout != torch.strided:
         raise TypeError(f"a plain dense tensor of numbers is needed, got {type(values).__name__} of {values.dtype}")
     bare = values.detach().resolve_neg()
     order = list(range(bare.ndim))
-    if all(bare.stride()):  # a dimension that repeats one value has no place in the order
+    if all(bare.stride()):  # a dimension of stride 0 repeats a value and has no place in the order
         order.sort(key=lambda one: -bare.stride(one))
     content = bare.permute(order).contiguous().cpu()
     told = {"dtype": dtype, "shape": list(content.shape), "order": order, "device": str(values.device)}
@@ -124,10 +124,10 @@ def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
 
 
 def tensor(told: Any, content: bytearray) -> Tensor:
-    """The tensor that `flat` described.
+    """Rebuilds the tensor that `flat` described.
 
     Raises:
-        GarbledError: the description is none, or the bytes are more or fewer.
+        GarbledError: the description is malformed, or the number of bytes differs from it.
     """
     try:
         dtype, shape, order = _DTYPES[told["dtype"]], told["shape"], told["order"]
@@ -136,7 +136,7 @@ def tensor(told: Any, content: bytearray) -> Tensor:
             raise ValueError("shape or order of dimensions")
         if math.prod(shape) * dtype.itemsize != len(content):
             raise ValueError(f"{len(content)} bytes")
-        found = torch.empty(math.prod(shape), dtype=dtype)  # aligned as tensors are, on which kernels may go by
+        found = torch.empty(math.prod(shape), dtype=dtype)  # aligned as tensors are, which kernels may rely on
         if content:
             found.copy_(torch.frombuffer(content, dtype=dtype))
         found = found.view(shape).permute([order.index(one) for one in range(len(order))])

@@ -1,4 +1,4 @@
-"""The process of one attack: imports its code, says what it declares, and runs it on the targets that it is sent."""
+"""Process of an attack: imports its code, sends its declaration, and runs it on the targets that it receives."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_FRAMES = 50
 
 
 def serve(name: str, number: int) -> None:
-    """Answers until the process that started this one is gone.
+    """Answers requests until the parent process ends.
 
     Args:
         name: of the attack, or its path.
-        number: of the socket's file.
+        number: file descriptor of the socket.
     """
     _end_with_parent()
     channel = Channel(socket.socket(fileno=number))
@@ -50,7 +50,7 @@ def serve(name: str, number: int) -> None:
                 continue
             questions.open = True
             told, contents = _ran(attack, questions, blobs, header)
-        # Whatever the code of others raises is told; `sys.exit` would end this process without a word.
+        # Exceptions of third-party code are reported; `sys.exit` would end this process without a message.
         except (Exception, SystemExit) as error:
             told, contents = _failure(error), []
         questions.open = False
@@ -58,7 +58,7 @@ def serve(name: str, number: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process, and removes its folder, once the pipe that the parent holds open is closed."""
+    """Ends this process, and removes its folder, when the pipe that the parent holds open closes."""
     held, folder = os.dup(0), Path.cwd()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -92,7 +92,7 @@ def _ran(
 
 
 def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, Any]:
-    """A field of a result: a tensor by its place, a plain value, or the class of what is neither."""
+    """Encodes a field of a result: a tensor by its place, a plain value, or the class of any other object."""
     if type(value) in (Tensor, nn.Parameter):
         contents.append(flat(value))
         return {"tensor": len(contents) - 1}
@@ -102,7 +102,7 @@ def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, 
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    """An exception by the names of its classes, its words, and where it was raised."""
+    """Describes an exception by the names of its classes, its message, and its traceback."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
     return {
         "failed": [one.__name__ for one in type(error).__mro__],

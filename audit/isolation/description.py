@@ -1,4 +1,4 @@
-"""What an attack declares, as plain JSON: so that its code need not be imported where private data are."""
+"""Declaration of an attack as plain JSON, so that its code need not be imported next to private data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class Unwritable:
-    """A default that JSON lacks, which no record can hold: its text stands for it in the refusal."""
+    """Default that JSON cannot represent and no record can hold; its text stands for it in the refusal."""
 
     def __init__(self, text: str) -> None:
         """Keeps the text."""
@@ -31,7 +31,7 @@ class Unwritable:
 
 
 def described(attack: Attack[Any]) -> dict[str, Any]:
-    """What an attack declares.
+    """Describes the declaration of an attack.
 
     Args:
         attack: in its own process.
@@ -50,14 +50,14 @@ def described(attack: Attack[Any]) -> dict[str, Any]:
 
 
 def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
-    """An attack that declares what was described, and runs elsewhere.
+    """Returns an attack with the described declaration, which runs elsewhere.
 
     Args:
-        told: by its own process, and not trusted.
-        run: the attack itself: of a view, coins and settings.
+        told: description from the attack's process, which is not trusted.
+        run: runs the attack on a view, a generator and settings.
 
     Raises:
-        GarbledError: it is no description.
+        GarbledError: the description is malformed.
     """
     try:
         known = next((one for one in _ACCESSES if one.name == told["access"][0]), None)
@@ -90,11 +90,11 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
 
 
 _ACCESSES = [one for one in vars(Access).values() if isinstance(one, Access)]
-_OWN: dict[tuple[str, str, str], type[Target]] = {}  # classes of targets that others define, one a name
+_OWN: dict[tuple[str, str, str], type[Target]] = {}  # classes of targets that third parties define, one per name
 
 
 def _target(module: str, name: str, access: Access) -> type[Target]:
-    """The class of a target by its name; one that stands for it where that is in the attack's own code."""
+    """Returns a target's class by name, or a stand-in if the class is in the attack's own code."""
     found = [one for one in _subclasses(Target) if (one.__module__, one.__qualname__) == (module, name)]
     if found:
         return found[0]
@@ -118,7 +118,7 @@ def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _told(annotation: Any) -> Any:
-    """A type as JSON: plain ones by name, others as the name of what is parametrised with its arguments."""
+    """Encodes a type as JSON: plain types by name, parametrised types as name of the origin and arguments."""
     plain = [name for name, one in _PLAIN.items() if one is annotation]
     if plain:
         return plain[0]
@@ -144,7 +144,7 @@ def _annotation(told: Any) -> Any:
 
 
 def _default(value: Any) -> Any:
-    """A default as JSON, tuples apart from lists."""
+    """Encodes a default as JSON, with tuples and lists distinguished."""
     if isinstance(value, tuple):
         return {"tuple": list(map(_default, value))}
     if type(value) is list:

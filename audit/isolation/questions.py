@@ -1,7 +1,7 @@
-"""The target as an attack's own process has it: values, and functions that ask the process with the private data.
+"""Target in an attack's own process: values, and functions that call the process with the private data.
 
-They can be differentiated as if they were computed here, to any order, because each product with a Jacobian is asked
-for as well.
+They can be differentiated as if they were computed here, to any order, because each product with a Jacobian is
+requested in the same way.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ERRORS |= {"OutOfMemoryError": torch.OutOfMemoryError, "NotImplementedError": N
 
 
 class Questions:
-    """Asks over a channel, one question at a time."""
+    """Sends requests over a channel, one at a time."""
 
     def __init__(self, channel: Channel) -> None:
-        """Asks nothing yet."""
+        """Starts closed: requests are allowed only while an attack runs."""
         self._channel = channel
         self._turn = RLock()
         self._freed: list[int] = []
@@ -37,11 +37,11 @@ class Questions:
     def ask(
         self, header: Mapping[str, Any], tensors: tuple[Tensor, ...] = ()
     ) -> tuple[dict[str, Any], list[bytearray]]:
-        """The answer to a question about some tensors.
+        """Sends a request about some tensors and returns the answer.
 
         Raises:
             AccessError: no attack is running.
-            ValueError: what the function raised there, or another exception that it did.
+            ValueError: raised by the function in the other process, as may be other exceptions.
         """
         with self._turn:
             if not self.open:
@@ -56,7 +56,7 @@ class Questions:
         return answer, blobs
 
     def target(self, value: Any) -> Any:
-        """What was received, with functions in place of numbers."""
+        """Replaces numbers in a received value by functions."""
         if isinstance(value, ReceivedView):
             return self.view(value)
         if isinstance(value, RemoteFunction):
@@ -66,7 +66,7 @@ class Questions:
         return value
 
     def view(self, parts: ReceivedView) -> Target:
-        """The view of a target."""
+        """Returns the view of a target."""
         return view_of(parts.kind, {name: self.target(one) for name, one in parts.fields.items()}, parts.withheld)
 
     def _function(self, number: int) -> Callable[..., Any]:
@@ -103,7 +103,7 @@ class Questions:
 
 
 class _Graph:
-    """A graph in the other process, which goes when nobody here needs it."""
+    """Graph in the other process, which is freed when nothing here refers to it."""
 
     def __init__(self, questions: Questions, number: int) -> None:
         self.number = number
@@ -111,10 +111,10 @@ class _Graph:
 
 
 class _Question:
-    """One call of a function of tensors in the other process."""
+    """Call of a function of tensors in the other process."""
 
     def __init__(self, questions: Questions, header: Mapping[str, Any], tensors: list[Tensor], known: int = 0) -> None:
-        # The first `known` tensors are there already, as the inputs of the graph that is asked about.
+        # The first `known` tensors exist there already, as the inputs of the graph in question.
         self._questions, self._header, self._tensors, self._known = questions, header, tensors, known
         self._needs = [one.requires_grad for one in tensors]
         self._grad = torch.is_grad_enabled()
@@ -123,7 +123,7 @@ class _Question:
         self.differentiable: list[bool] = []
 
     def value(self) -> Any:
-        """What the function returns, differentiable where it is there."""
+        """Returns the function's value, differentiable if it is differentiable there."""
         if not (self._grad and any(self._needs)):
             self.put(*self._tensors)
             return self._value
@@ -131,7 +131,7 @@ class _Question:
         return changed(self._value, lambda _: next(found))
 
     def put(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Asks, and returns the tensors of the answer."""
+        """Sends the request, and returns the tensors of the answer."""
         needs = [self._grad and one for one in self._needs[self._known :]]
         answer, blobs = self._questions.ask(
             {**self._header, "grad": self._grad, "needs": needs}, tensors[self._known :]
@@ -142,7 +142,7 @@ class _Question:
         return tuple(leaves(self._value))
 
     def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Products of vectors, one an output or None, with the Jacobian in each of the tensors."""
+        """Products of vectors, one per output or None, with the Jacobian in each of the tensors."""
         which = [place for place, one in enumerate(vectors) if one is not None and self.differentiable[place]]
         if self._graph is None or not which:
             return [None] * len(tensors)
@@ -172,7 +172,7 @@ class _RemoteCall(torch.autograd.Function):
 
 
 def _told(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
-    """An argument in a header; a tensor is put into the list of those that follow it."""
+    """Encodes an argument for a header; a tensor is appended to the list of those that follow it."""
     if type(argument) in (Tensor, nn.Parameter):
         tensors.append(argument)
         return {"tensor": len(tensors) - 1}

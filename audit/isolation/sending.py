@@ -1,8 +1,7 @@
-"""From the process with the private data to that of the attack: views of targets as values and numbers of functions.
+"""Sending from the process with the private data to the attack's: views of targets as values and function numbers.
 
-This direction is trusted, so it goes by pickle. Functions stay where they are, because they close over the private
-data: what is sent is a number by which the attack asks for their values. Of a tensor its values are sent, and nothing
-else that lies in its memory.
+This direction is trusted, so it uses pickle. Functions stay here, because they close over the private data; the attack
+receives a number by which it requests their values. A tensor is sent as its values, without the rest of its memory.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from .channel import flat, tensor
 
 
 class UnsendableError(TypeError):
-    """What an attack is to be given, or a function's answer, is nothing that another process can be sent."""
+    """Part of a target, or a function's answer, cannot be sent to another process."""
 
 
 @dataclass(frozen=True)
 class RemoteFunction:
-    """A function that stays in the process of the private data, by number."""
+    """Function that stays in the process with the private data, by number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class RemoteSteps:
-    """Steps that are made when they are read, by the number of what reads them, and how many there are."""
+    """Lazy steps, by the number of their reader, with their count."""
 
     number: int
     count: int
@@ -62,7 +61,7 @@ class _Pickler(pickle.Pickler):
 
 @dataclass(frozen=True)
 class ReceivedView:
-    """The parts of a view, for the attack's process to make it of."""
+    """Parts of a view, from which the attack's process rebuilds it."""
 
     kind: type[Target]
     fields: dict[str, Any]
@@ -70,29 +69,29 @@ class ReceivedView:
 
 
 def packed_bytes(value: Any, number: Callable[[Any], int]) -> list[Any]:
-    """A value as objects of bytes.
+    """Packs a value into objects of bytes.
 
     Args:
         value: views, plain data and tensors.
-        number: gives functions and steps, which stay here, their numbers.
+        number: assigns numbers to functions and steps, which stay here.
 
     Raises:
-        UnsendableError: something in it cannot be sent.
+        UnsendableError: part of it cannot be sent.
     """
     file, buffers = io.BytesIO(), []
     try:
         _Pickler(file, buffers, number).dump(value)
-    except Exception as error:  # whatever the classes in it raise
+    except Exception as error:  # classes in it may raise anything
         raise UnsendableError(f"{type(error).__name__}: {error}") from error
     return [file.getbuffer(), *buffers]
 
 
 def received(blobs: list[bytearray]) -> Any:
-    """The value that `packed_bytes` packed: for the attack's process alone, which trusts its sender."""
+    """Unpacks a value of `packed_bytes`; only for the attack's process, which trusts its sender."""
     return pickle.loads(blobs[0], buffers=blobs[1:])  # noqa: S301  from the process that started this one
 
 
 def received_tensor(told: dict[str, Any], content: Any, requires_grad: bool) -> Tensor:
-    """A tensor that was sent."""
+    """Rebuilds a tensor that was sent."""
     found = tensor(told, content if isinstance(content, bytearray) else bytearray(content))
     return found.requires_grad_() if requires_grad else found

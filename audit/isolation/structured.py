@@ -1,4 +1,4 @@
-"""The tensors of a tensor, tuple, list or dictionary, in one order on both sides of a channel."""
+"""Tensors in a tensor, tuple, list or dictionary, in the same order on both sides of a channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def leaves(value: Any) -> Iterator[Tensor]:
-    """Its tensors, from the first to the last; none of other objects."""
+    """Yields its tensors, from first to last; other objects yield none."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (tuple, list):
@@ -20,7 +20,7 @@ def leaves(value: Any) -> Iterator[Tensor]:
 
 
 def changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same with every tensor changed, in the order of `leaves`."""
+    """Returns the same structure with every tensor changed, in the order of `leaves`."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (tuple, list):

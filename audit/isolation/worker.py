@@ -1,18 +1,17 @@
-"""Processes of attacks that are not ours, as the process with the private data has them.
+"""Processes of third parties' attacks, seen from the process with the private data.
 
-An attack that is imported into a process can read all of its memory, the members among it, by the garbage collector or
-by frames. So the code of a third party's attack is never imported beside the data: it runs in a new program (started
-and not forked, so that no memory is shared), which is sent the narrowed target, the attack's coins and its settings.
-Private data, membership, and the keys that they follow from stay behind; functions of the target are asked for their
-values. Answers come back as numbers and are validated as those of any other attack. Nothing that comes back is
-unpickled.
+An attack imported into a process can read all of its memory, including the members, through the garbage collector or
+frames. So a third party's attack is never imported next to the data: it runs in a new program (started, not forked, so
+that no memory is shared), which receives the narrowed target, the attack's generator and its settings. Private data,
+membership, and the keys from which they follow stay behind; the attack calls functions of the target for their values.
+Answers come back as numbers and are validated as for any other attack. Nothing that comes back is unpickled.
 
 The program starts with an environment that names no folder of results, records or caches, in an empty folder, and with
 no open file but the connection. It is kept for the next target of the same attack.
 
-Guarantee: an attack that uses Python, however it digs, finds in its own process what its threat model grants, and
-nothing more. Not guarded against: code that reads files or other processes of the same user, as /proc and debuggers
-show them, or that deals the pools of a public data set again. That takes a container.
+Guarantee: an attack that uses Python, by whatever means, finds in its own process only the data that its threat model
+grants. Not protected against: code that reads files or other processes of the same user, as through /proc and
+debuggers, or that deals the pools of a public data set again. Protection against those requires a container.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from .description import declared
 from .sending import UnsendableError
 
 LIMIT = "LEAKBENCH_ATTACK_SECONDS"
-"""Environment variable with the seconds that an attack's own process may compute for one target."""
+"""Environment variable with the seconds that an attack's own process may compute for a target."""
 
 SECONDS = 3600.0
-"""The same where the variable is not set."""
+"""Limit if the variable is not set."""
 
 MOST_FREE = 4
-"""Processes that are kept while nobody asks them; each has some 300 MB."""
+"""Idle processes that are kept; each has some 300 MB."""
 
 _KEPT = (
     "PATH", "LANG", "TZ", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "PYTHONHASHSEED", "PYTHONWARNINGS", "TORCH_HOME",
@@ -71,20 +70,20 @@ _START = 600.0  # seconds in which leakbench is imported
 
 
 class AttackProcessError(RuntimeError):
-    """The process of an attack died, did not answer in time, or answered with what is no answer."""
+    """The process of an attack died, did not answer in time, or sent a malformed answer."""
 
 
 class BesideTheData:
-    """How often an attack that is not ours ran in the process of the private data, since this process began."""
+    """Counts runs of third parties' attacks in the process with the private data, since this process began."""
 
     times = 0
 
 
 class Worker:
-    """One process of one attack.
+    """Process of an attack.
 
     Attributes:
-        usable: whether it may be asked again.
+        usable: whether it may be used again.
     """
 
     def __init__(self, name: str) -> None:
@@ -96,7 +95,7 @@ class Worker:
         self.usable, self._ready = True, False
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
-        # Not the current folder, which the empty entry of a path stands for: results may lie there.
+        # Empty entries of a path mean the current folder, which is left out because results may lie there.
         path = [one for one in sys.path if one]
         folder = tempfile.mkdtemp(prefix="leakbench-attack-")
         with theirs:
@@ -108,40 +107,40 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 env=_environment(folder),
                 cwd=folder,
-                start_new_session=True,  # Control-C is the runner's to handle, which ends this process
+                start_new_session=True,  # Control-C is handled by the runner, which ends this process
             )
         self._said: list[str] = []
         threading.Thread(target=_forward, args=(self._process.stdout, self._said), daemon=True).start()
         self._end = weakref.finalize(self, _end, self._process, ours, folder)
 
     def end(self) -> None:
-        """Ends the process, with whatever it started."""
+        """Ends the process and everything that it started."""
         self.usable = False
         self._end()
 
     def describe(self) -> dict[str, Any]:
-        """What the attack declares.
+        """Returns the attack's declaration.
 
         Raises:
-            AttackProcessError: the process has no answer.
-            RuntimeError: the attack's code cannot be imported, or another exception of the name that it has there.
+            AttackProcessError: the process does not answer.
+            RuntimeError: the attack's code cannot be imported; the exception may also be another, by its name there.
         """
         answer, _ = self._final({"ask": "describe"}, [], Respondent())
         return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
 
     def run(self, kind: str, target: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
-        """What the attack returns about a target, unchecked.
+        """Returns the attack's result on a target, unchecked.
 
         Args:
             kind: of its result.
             target: narrowed.
-            coins: advanced as the attack advances them.
-            settings: all of them.
+            coins: generator, advanced as the attack advances it.
+            settings: complete settings.
 
         Raises:
-            UnsendableError: the target, or an answer of one of its functions, cannot be sent.
-            AttackProcessError: the process died, or has no answer in time.
-            Exception: what the attack raised, or one of its name.
+            UnsendableError: the target, or an answer of its functions, cannot be sent.
+            AttackProcessError: the process died, or does not answer in time.
+            Exception: raised by the attack, or of the same name.
         """
         answers = Respondent()
         sent = answers.packed({"target": target, "coins": coins.get_state(), "settings": dict(settings)})
@@ -165,9 +164,9 @@ class Worker:
     def _final(
         self, header: Mapping[str, Any], blobs: list[Any], answers: Respondent
     ) -> tuple[dict[str, Any], list[bytearray]]:
-        """Sends a request, answers what is asked meanwhile, and returns what comes in the end."""
+        """Sends a request, answers the attack's requests meanwhile, and returns the final answer."""
         limit = left = _limit()
-        self.usable = False  # until it has answered, whatever happens here
+        self.usable = False  # until it has answered, even if this method raises
         try:
             if not self._ready:
                 self._channel.receive(_START)
@@ -176,7 +175,7 @@ class Worker:
             while True:
                 begun = time.monotonic()
                 told, contents = self._channel.receive(left)
-                # What is computed here is no delay of the attack's.
+                # Computation here does not count against the attack's limit.
                 left -= time.monotonic() - begun
                 if "ask" not in told:
                     break
@@ -199,7 +198,7 @@ class Worker:
         raise AttackProcessError(f"the attack must answer with numbers, got what is no {wanted}")
 
     def _how(self) -> str:
-        """How the process ended, and the last that it printed."""
+        """Describes how the process ended, with its last line of output."""
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -214,13 +213,13 @@ class Worker:
 
 @contextmanager
 def borrowed(name: str, version: tuple[Any, ...]) -> Iterator[Worker]:
-    """A process of an attack that is free, kept for the next one who asks; another one where all are busy.
+    """Lends a free process of an attack, kept for later use; starts another if all are busy.
 
     Args:
         name: of the attack, or its resolved path.
-        version: of its code; a process that imported another is not used.
+        version: of its code; a process that imported another version is not used.
     """
-    key = (os.getpid(), name, version)  # a forked child has connections that are its parent's
+    key = (os.getpid(), name, version)  # a forked child holds connections that belong to its parent
     with _turn:
         # The last that came back: the others may be ended soon.
         place = next((n for n in reversed(range(len(_free))) if _free[n][0] == key), None)
@@ -245,17 +244,17 @@ _turn = threading.Lock()
 def isolated(
     name: str, version: tuple[Any, ...], beside: Callable[[], Attack[Any]], refusals: Mapping[str, type[Exception]]
 ) -> Attack[Any]:
-    """An attack that declares what another process says of it, and runs there.
+    """Returns an attack with the declaration that its own process reports, which runs there.
 
     Args:
         name: of the attack, or its resolved path.
         version: of its code.
         beside: imports it into this process, for targets that cannot be sent.
-        refusals: classes of exceptions of an import, by name, that stay what they are.
+        refusals: exception classes of an import, by name, that are raised unchanged.
 
     Raises:
-        AttackProcessError: the process has no answer.
-        Exception: one of `refusals`.
+        AttackProcessError: the process does not answer.
+        Exception: in `refusals`, or of the name that it has there.
     """
 
     def run(view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
@@ -288,7 +287,7 @@ _declared: dict[tuple[str, tuple[Any, ...]], Attack[Any]] = {}
 
 
 def _answered(answers: Respondent, told: dict[str, Any], contents: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
-    """The answer to a question, or the exception that a function raised, for the attack to see."""
+    """Answers a request, or reports the exception that a function raised to the attack."""
     try:
         return answers.answer(told, contents)
     except (GarbledError, UnsendableError):
@@ -298,7 +297,7 @@ def _answered(answers: Respondent, told: dict[str, Any], contents: list[bytearra
 
 
 def _result(kind: str, told: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
-    """The result as an object of the class of its kind; one of a class of its own name where it is something else."""
+    """Rebuilds the result as an object of its kind's class; other results get a class of their own name."""
     wanted = RESULTS[kind].result
     if (told["module"], told["type"]) != (wanted.__module__, wanted.__name__):
         return _stranger(told["type"])
@@ -312,7 +311,7 @@ def _result(kind: str, told: Mapping[str, Any], tensors: list[torch.Tensor]) -> 
         elif form != "value" or not isinstance(value, bool | int | float | str | None):
             raise GarbledError(f"{one.name} must be a tensor or a plain value")
         values[one.name] = value
-    # Without its constructor: who checks an attack's answer makes it anew, so that the checks hold.
+    # Without its constructor: the validation of an attack's answer constructs it anew, so that the checks apply.
     found = object.__new__(wanted)
     vars(found).update(values)
     return found
@@ -323,7 +322,7 @@ def _stranger(name: Any) -> Any:
 
 
 def _raised(told: Mapping[str, Any]) -> Exception:
-    """The exception of an attack: of our class where it is one of those that are asked for, and of its own name."""
+    """Rebuilds an attack's exception: by its own name, on our class if it is in `_BASES`."""
     named, words, frames = told.get("failed"), told.get("words"), told.get("frames")
     names = [str(one) for one in named] if isinstance(named, list) else []
     base = next((one for name in names for one in _BASES if one.__name__ == name), RuntimeError)
@@ -338,7 +337,7 @@ def _raised(told: Mapping[str, Any]) -> Exception:
 
 
 def frames_of(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where an exception was raised: in the attack's own process, for one that comes from there."""
+    """Traceback of an exception; in the attack's own process, if it was raised there."""
     return getattr(error, "frames", None) or list(traceback.extract_tb(error.__traceback__))
 
 
@@ -356,18 +355,18 @@ def _limit() -> float:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """What the program may know of this one's environment: how to compute, and not where anything lies."""
+    """Environment of the program: settings of computation, and no paths of data or results."""
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
     return kept | {"HOME": folder, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _forward(prints: Any, said: list[str]) -> None:
-    """Hands on what the process prints, to standard error: a command's result may be one JSON document."""
+    """Forwards the process's output to standard error, because a command's result may be a JSON document."""
     with prints:
         for line in prints:
             text = line.decode(errors="replace")
             said[:] = [text] if text.strip() else said
-            with suppress(OSError, ValueError):  # a terminal that is gone
+            with suppress(OSError, ValueError):  # the terminal is gone
                 sys.stderr.write(text)
 
 

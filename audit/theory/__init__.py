@@ -1,4 +1,4 @@
-"""Claims of the papers that computing can check: each measured on our own plans and engine, beside a closed form.
+"""Papers' claims that computation can check: each measured on our own plans and engine, against a closed form.
 
-A claim is one function with the decorator `claim`, in the file of its subject; `claims.py` lists the files.
+A claim is a function with the decorator `claim`, in the file of its subject; `claims.py` lists the files.
 """

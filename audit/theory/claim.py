@@ -1,9 +1,8 @@
-"""A claim, the comparisons that decide it, and the verdict that follows from them.
+"""Claim of a paper, the comparisons that decide it, and the resulting verdict.
 
-What is measured comes from executed plans: methods by name, their codecs, the engine's noise. What it is compared with
-is computed another way, from formulas and plain linear algebra. Where the measurement is a mean over draws, its
-tolerance is five standard errors, which a fresh seed exceeds once in 1.7 million comparisons; elsewhere it is what
-rounding leaves.
+Measurements come from executed plans: methods by name, their codecs, the engine's noise. The closed forms are computed
+independently, from formulas and plain linear algebra. If the measurement is a mean over draws, its tolerance is five
+standard errors, which a fresh seed exceeds once in 1.7 million comparisons; otherwise the tolerance covers rounding.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Words = Literal["holds", "holds with a caveat", "does not hold"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a claim is measured with.
+    """Settings of the measurement of a claim.
 
     Attributes:
-        seed: of everything that is drawn.
-        device: where rows and models lie.
-        data: name of the data set whose gradients are looked at; None for the one that is here.
-        draws: releases that a mean is over; sizes of other samples follow from it.
-        defense: makes a defense by name, as the catalogue does; tests hand in broken ones.
+        seed: of all random draws.
+        device: of rows and models.
+        data: name of the data set whose gradients are examined; None for the available one.
+        draws: number of releases in a mean; sizes of other samples follow from it.
+        defense: builds a defense by name, as the catalogue does; tests pass broken defenses.
     """
 
     seed: int = 0
@@ -53,30 +52,30 @@ class Setup:
             raise ValueError(f"draws must be at least 2, got {self.draws}")
 
     def coins(self, *what: object) -> torch.Generator:
-        """A generator on the CPU of its own for each purpose."""
+        """Returns a CPU generator of its own for each purpose."""
         return keyed(seed_from("theory", self.seed, *what))
 
     def noise(self, *what: object) -> Noise:
-        """A source of the engine's noise for each purpose."""
+        """Returns a source of the engine's noise for each purpose."""
         return seeded(seed_from("theory noise", self.seed, *what))
 
     def context(self, dim: int, step: int = 0, steps: int | None = None) -> Context:
-        """The context of a step, each an epoch of its own, so that masks are drawn anew."""
+        """Returns the context of a step; each step is an epoch, so that masks are drawn anew."""
         most = self.draws if steps is None else steps
         return Context(step=step, steps=most, dim=dim, seed=seed_from("theory", self.seed), device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One measured number beside the one that it should be.
+    """Measured number and its expected value.
 
     Attributes:
-        what: is measured, with its unit where it has one.
-        measured: on our plans.
-        closed: computed independently.
-        relation: that the claim asserts of the two.
-        tolerance: absolute, half the width of the interval where there are draws.
-        n: draws; None where nothing is random.
+        what: measured quantity, with its unit if it has one.
+        measured: value on our plans.
+        closed: value computed independently.
+        relation: between the two, as claimed.
+        tolerance: absolute; half the width of the interval if there are draws.
+        n: number of draws; None if nothing is random.
     """
 
     what: str
@@ -88,14 +87,14 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the relation is within the tolerance; not of a NaN."""
+        """True if the relation holds within the tolerance; False for NaN."""
         if self.relation == "=":
             return abs(self.measured - self.closed) <= self.tolerance
         excess = self.measured - self.closed if self.relation == "<=" else self.closed - self.measured
         return excess <= self.tolerance
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN and no infinity: None stands for them."""
+        """Converts it for JSON, with None for NaN and infinity."""
         numbers = {"measured": self.measured, "closed": self.closed, "tolerance": self.tolerance}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {"what": self.what, "relation": self.relation, **finite, "n": self.n, "holds": self.holds}
@@ -107,7 +106,7 @@ def mean_of(
     """Compares the mean of independent draws."""
     n = len(values)
     error = float(values.std()) / math.sqrt(n)
-    # Where all draws are alike, rounding is what is left.
+    # For equal draws the tolerance covers rounding alone.
     tolerance = STANDARD_ERRORS * error + 1e-9 * abs(closed)
     return Comparison(
         what=what, measured=float(values.mean()), closed=closed, relation=relation, tolerance=tolerance, n=n
@@ -126,17 +125,17 @@ def spread_of(what: str, values: Float[Tensor, " n"], closed: float) -> Comparis
 
 def ratio_of(what: str, above: Float[Tensor, " n"], below: Float[Tensor, " n"], closed: float) -> Comparison:
     """Compares the ratio of two means of independent draws."""
-    # By the delta method: its error is that of (above - ratio * below) / E below.
+    # By the delta method: the error is that of (above - ratio * below) / E below.
     ratio, scale = float(above.mean() / below.mean()), float(below.mean())
     found = mean_of(what, (above - ratio * below) / scale, 0.0)
     return replace(found, measured=ratio, closed=closed)
 
 
 class Panel(NamedTuple):
-    """A scatter of points in the plane beside their mirror images.
+    """Scatter plot of points in the plane with their mirror images.
 
     Attributes:
-        title: above it.
+        title: of the plot.
         points: [n, 2].
     """
 
@@ -146,13 +145,13 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a claim's function finds.
+    """Result of a claim's function.
 
     Attributes:
-        comparisons: all of which must hold for the claim to hold.
-        instead: what is true where the claim is not.
-        remark: what is particular to this measurement, a clause of the caveat; empty for nothing.
-        panels: for the picture.
+        comparisons: they must all hold for the claim to hold.
+        instead: true statements in place of a false claim.
+        remark: circumstances of this measurement, a clause of the caveat; empty for none.
+        panels: for the figure.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -163,15 +162,15 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class TheoryClaim:
-    """A statement and how it is measured.
+    """Statement of a paper and the function that measures it.
 
     Attributes:
         name: of the function that measures it.
-        about: the statement, in a sentence.
+        about: statement, in a sentence.
         section: of the specification of the defenses.
-        should_hold: whether it is known to be true; False for what a paper has wrong, None for a question to data.
-        caveat: what must be said with it, or why it does not hold, in a sentence.
-        measure: the function.
+        should_hold: whether it is known to be true; False for an error in a paper, None for a question to data.
+        caveat: qualification, or reason why it does not hold, in a sentence.
+        measure: function that measures it.
     """
 
     name: str
@@ -190,11 +189,11 @@ class TheoryClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """A claim with what was measured.
+    """Claim with its measurement.
 
     Attributes:
-        claim: the statement.
-        found: its comparisons.
+        claim: statement.
+        found: comparisons.
         seconds: of the measurement.
     """
 
@@ -204,29 +203,29 @@ class Examined:
 
     @property
     def holds(self) -> bool:
-        """Whether every comparison of the statement itself does."""
+        """True if every comparison of the statement itself holds."""
         return all(comparison.holds for comparison in self.found.comparisons)
 
     @property
     def caveat(self) -> str:
-        """What is to be said with the verdict."""
+        """Caveat of the verdict."""
         return "; ".join(clause for clause in (self.claim.caveat, self.found.remark) if clause)
 
     @property
     def verdict(self) -> Words:
-        """In the words of the table."""
+        """Verdict in the words of the table."""
         if not self.holds:
             return "does not hold"
         return "holds with a caveat" if self.caveat else "holds"
 
     @property
     def expected(self) -> bool:
-        """Whether the verdict is the known one, and what is true instead of a wrong statement was found."""
+        """True if the verdict is the known one, and the corrected form of a false statement was confirmed."""
         known = self.claim.should_hold is None or self.claim.should_hold == self.holds
         return known and all(comparison.holds for comparison in self.found.instead)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; without the seconds, so that a seed gives one document."""
+        """Converts it for JSON; without the seconds, so that a seed determines the document."""
         return {
             "name": self.claim.name,
             "section": self.claim.section,
@@ -243,13 +242,13 @@ class Examined:
 def claim(
     section: str, about: str, *, should_hold: bool | None = True, caveat: str = ""
 ) -> Callable[[Callable[[Setup], Measured]], TheoryClaim]:
-    """Makes a claim of the function that measures it; its name is the claim's.
+    """Decorator that makes a claim of the function that measures it; the claim has the function's name.
 
     Args:
         section: of the specification of the defenses.
-        about: the statement, in a sentence.
-        should_hold: False for what a paper has wrong, None for a question to data.
-        caveat: what must be said with it, or why it does not hold.
+        about: statement, in a sentence.
+        should_hold: False for an error in a paper, None for a question to data.
+        caveat: qualification, or reason why it does not hold.
     """
 
     def decorated(measure: Callable[[Setup], Measured]) -> TheoryClaim:

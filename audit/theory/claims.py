@@ -1,4 +1,4 @@
-"""All claims, in the order of their sections: a new one is a function in the file of its subject."""
+"""Table of all claims, by section; a new claim is a function in the file of its subject."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CLAIMS: dict[str, TheoryClaim] = {
 
 
 def chosen(names: Sequence[str]) -> list[TheoryClaim]:
-    """The claims of these names in the order of the table, each once; all of them for none.
+    """Returns the claims of these names in the order of the table, each once; all claims if no names are given.
 
     Raises:
-        ValueError: for an unknown name, with all that there are.
+        ValueError: an unknown name; the message lists all names.
     """
     for name in names:
         if name not in CLAIMS:
@@ -28,6 +28,6 @@ def chosen(names: Sequence[str]) -> list[TheoryClaim]:
 
 
 def examined(claims: Sequence[TheoryClaim], setup: Setup) -> Iterator[Examined]:
-    """Measures one claim after another."""
+    """Measures the claims in turn."""
     for one in claims:
         yield one.examine(setup)

@@ -1,4 +1,4 @@
-"""Bytes of an update: sizes of the plans of a run on the network of 26,010 parameters that the papers train on MNIST.
+"""Bytes of an update, from the plans of a run on the papers' MNIST network with 26,010 parameters.
 
 Numbers are float32, 4 bytes. Plans come from a rehearsal, without data, on the layout of the real network.
 """
@@ -15,19 +15,19 @@ from .claim import Comparison, Measured, Setup, claim
 
 BYTES = 4
 SIZES = (1024, 16, 8192, 32, 16384, 32, 320, 10)
-"""Of the network's tensors, weights and biases apart."""
+"""Sizes of the network's tensors, weights and biases separately."""
 DENSE = sum(SIZES)
 RANK = 100
 _EPOCHS, _PER_EPOCH = 20, 10
 
 
 def layout() -> Layout:
-    """Of the tanh network on MNIST."""
+    """Returns the layout of the tanh network on MNIST."""
     return Layout.of(models.build("dp_cnn_small", input_shape=(1, 28, 28), classes=10, seed=0))
 
 
 def _plans(setup: Setup, name: str, settings: dict[str, Any], only: Collection[int] = (1,)) -> list[StepPlan]:
-    """Plans of the first of some steps, and of these."""
+    """Returns the plans of step 0 and of the steps `only`."""
     shape = layout()
     steps = rehearsed(
         setup.defense(name, settings, noise_multiplier=1.0),
@@ -56,7 +56,7 @@ def _exactly(what: str, measured: float, closed: float, tolerance: float = 0.0) 
     "from shared public data; DPDR's first step is dense",
 )
 def bytes_of_updates(setup: Setup) -> Measured:
-    """Each method's own plan, of the second step."""
+    """Each method's own plan of the second step."""
     pcdp = sum(min(RANK, size) for size in SIZES)
     constant = {"cooling": False, "final_sparsity": 0.9}
     masked = {"cooling_epochs": 0, "final_sparsity": 0.9}
@@ -83,7 +83,7 @@ def bytes_under_cooling(setup: Setup) -> Measured:
     firsts = [epoch * _PER_EPOCH for epoch in range(1, _EPOCHS)]
     plans = _plans(setup, "random_sparsification", {"final_sparsity": 0.9}, firsts)
     density = sum(_bytes(plan) for plan in plans) / (len(plans) * BYTES * DENSE)
-    # An epoch's count is rounded down to whole entries dropped.
+    # The number of dropped entries in an epoch is rounded down.
     return Measured(comparisons=(_exactly("mean share of entries sent", density, 1 - 0.9 / 2, 1 / DENSE),))
 
 
@@ -94,7 +94,7 @@ def bytes_under_cooling(setup: Setup) -> Measured:
     caveat="both figures are numbers of entries / 1024: float32 has 1.91 KiB and 101.6 KiB, whose ratio is the paper's",
 )
 def bytes_printed_by_pcdp(setup: Setup) -> Measured:
-    """PCDP's plan and DP-SGD's, in KiB, beside the paper's figures; then in entries."""
+    """KiB of PCDP's and DP-SGD's plans against the paper's figures; then in entries."""
     sent, dense = (_bytes(_plans(setup, name, given)[-1]) for name, given in (("pcdp", {"rank": RANK}), ("dp_sgd", {})))
     return Measured(
         comparisons=(
@@ -111,7 +111,7 @@ def bytes_printed_by_pcdp(setup: Setup) -> Measured:
 
 @claim("3.7", "A basis of PCDP has 4 sum k d_l bytes, over tensors of more than k numbers: 100 times a dense message.")
 def bytes_of_a_basis(setup: Setup) -> Measured:
-    """Matrices of the plan; a tensor of at most k numbers is kept whole, and needs none."""
+    """Matrices of the plan; a tensor of at most k numbers is kept whole and needs no basis."""
     codec = _plans(setup, "pcdp", {"rank": RANK})[-1].blocks[0].codec
     bases = codec.bases if isinstance(codec, Subspace) else ()
     sent = BYTES * sum(basis.numel() for basis in bases if basis.shape[0] > basis.shape[1])

@@ -1,8 +1,8 @@
-"""Noise under momentum: how far it moves the velocity, and how far the parameters.
+"""Noise under momentum: its effect on the velocity and on the parameters.
 
-Zhu & Blaschko, TMLR 2023, equations 117-118, add the coefficients mu^j of the draws as if they were one draw, which
-gives s / (1 - mu); standard deviations of independent draws add as squares. Measured on a run of the trainer in which
-every gradient is zero, so that its parameters are noise alone: one coordinate, one draw.
+Zhu & Blaschko, TMLR 2023, equations 117-118, add the coefficients mu^j of independent draws as if all draws were the
+same, which gives s / (1 - mu); variances of independent draws add instead. Measured on a run of the trainer in which
+every gradient is zero, so that its parameters are noise alone: each coordinate is a draw.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from .claim import Comparison, Measured, Setup, claim, ratio_of, spread_of
 
 MU, STEPS, LR, SIGMA, EXAMPLES = 0.9, 400, 0.5, 1.0, 4
 STD = SIGMA / EXAMPLES
-"""Of the noise in one coordinate of one update, at clip norm 1."""
+"""Standard deviation of the noise in a coordinate of an update, at clip norm 1."""
 
 
 class _Walk(NamedTuple):
-    """Where a run ended, from parameters of 0: velocity of the last step, and parameters."""
+    """End of a run that starts at parameters of 0: velocity of the last step, and parameters."""
 
     velocity: Float[Tensor, " dim"]
     displacement: Float[Tensor, " dim"]
 
 
 def _first_output(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:
-    """A loss whose gradient is the input itself."""
+    """Loss whose gradient is the input itself."""
     return outputs[:, 0]
 
 
 def _walk(
     setup: Setup, momentum: float, what: str, *, clip_norm: float = 1.0, sigma: float = SIGMA, signal: bool = False
 ) -> _Walk:
-    """A run of DP-SGD on gradients that are all zero, or all one and the same."""
+    """Runs DP-SGD on gradients that are all zero, or all equal."""
     dim = 5 * setup.draws
     model = nn.Linear(dim, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -63,7 +63,7 @@ def _walk(
 
 
 def _coefficients() -> Float[Tensor, " steps"]:
-    """What the draw of each step adds to the displacement, in steps of lr: 1 + mu + ... to the end of the run."""
+    """Weight of each step's draw in the displacement, in steps of lr: 1 + mu + ... to the end of the run."""
     left = torch.arange(1, STEPS + 1, dtype=torch.float64)
     return (1 - MU**left) / (1 - MU)
 
@@ -103,7 +103,7 @@ def momentum_displacement(setup: Setup) -> Measured:
     caveat="up to the start of a run, while velocity builds up: mu / (T (1 - mu)) of the signal, 2.2 % at 400 steps",
 )
 def momentum_rule(setup: Setup) -> Measured:
-    """Momentum 0.9 at clip norm C beside no momentum at C / (1 - mu): noise alone, then signal alone."""
+    """Momentum 0.9 at clip norm C against no momentum at C / (1 - mu): noise alone, then signal alone."""
     larger, found = 1 / (1 - MU), []
     with_momentum = _walk(setup, MU, "rule, with").displacement
     without = _walk(setup, 0.0, "rule, without", clip_norm=larger).displacement

@@ -1,7 +1,7 @@
-"""What codecs leave of a gradient's norm: never more than there was, so that the same clip norm keeps more of it.
+"""Norms of encoded gradients: never above the original norm, so the same clip norm clips less of them.
 
-The plans are those of a run's second step, when DPDR has a direction, on the digits; the gradients are of the examples
-at the parameters of that step.
+The plans are those of the second step of a run on the digits, when DPDR has a direction; the gradients are of the
+examples at the parameters of that step.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CLIP = 0.5  # shorter than the gradients, so that clipping is active
 
 
 class _Second:
-    """The second step of a run under a defense: its blocks, the noisy sums before it, and gradients at its parameters.
+    """Second step of a run under a defense: blocks, noisy sums of the first step, gradients at its parameters.
 
     Attributes:
-        blocks: of the plan that was executed.
+        blocks: of the executed plan.
         layout: of the model.
         before: noisy sums of the first step.
         rows: per-example gradients, float32.
@@ -72,7 +72,7 @@ class _Second:
         ).detach()
 
     def encoded(self, number: int) -> Float[Tensor, "rows size"]:
-        """The rows in a block's space."""
+        """Returns the per-example gradients in a block's space."""
         return self.blocks[number].codec.encode(self.rows)
 
 
@@ -91,7 +91,7 @@ def _energy(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
 
 
 def _shorter(second: _Second, number: int = 0) -> list[Comparison]:
-    """A block's rows are no longer than the gradients, and no clip factor is smaller."""
+    """Checks that a block's encoded gradients are no longer than the gradients, and that no clip factor is smaller."""
     whole, part = second.rows.norm(dim=1).double(), second.encoded(number).norm(dim=1).double()
     bound = second.blocks[number].bound
     name = type(second.blocks[number].codec).__name__
@@ -114,7 +114,7 @@ def _shorter(second: _Second, number: int = 0) -> list[Comparison]:
 
 
 def _orthonormal(codec: Codec) -> Comparison:
-    """Columns of the bases against the identity, in float64."""
+    """Compares the columns of the bases with the identity, in float64."""
     errors = [0.0]
     if isinstance(codec, Subspace):
         for basis in codec.bases:
@@ -125,7 +125,7 @@ def _orthonormal(codec: Codec) -> Comparison:
 
 @claim("3.6", "DPDR: ||p||^2 = ||g||^2 - sum of the squared coefficients along the last release, layer by layer.")
 def norm_dpdr(setup: Setup) -> Measured:
-    """The direction is computed again, in float64, from the noisy sum of the step before."""
+    """The direction is recomputed in float64 from the noisy sum of the step before."""
     second = _Second(setup, "dpdr", clip_norm=CLIP)
     release, rows = second.before[0].double(), second.rows.double()
     taken = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
@@ -145,7 +145,7 @@ def norm_dpdr(setup: Setup) -> Measured:
 
 @claim("3.6", "PCDP: ||V'g|| <= ||g||, with equality in the span of V.")
 def norm_pcdp(setup: Setup) -> Measured:
-    """Bases of public gradients, one a tensor; equality for random combinations of their columns."""
+    """Bases of public gradients, one per tensor; equality for random combinations of their columns."""
     second = _Second(setup, "pcdp", clip_norm=CLIP, rank=20)
     codec = second.blocks[0].codec
     coefficients = torch.randn(8, codec.size, generator=setup.coins("coefficients")).to(setup.device)
@@ -157,7 +157,7 @@ def norm_pcdp(setup: Setup) -> Measured:
 
 @claim("3.6", "Random sparsification: ||m.g|| <= ||g||.")
 def norm_random_sparsification(setup: Setup) -> Measured:
-    """What is missing of the energy is that of the dropped coordinates."""
+    """The missing energy is that of the dropped coordinates."""
     second = _Second(setup, "random_sparsification", clip_norm=CLIP, final_sparsity=0.7, cooling=False)
     kept = second.blocks[0].codec.decode(torch.ones(second.blocks[0].codec.size, device=setup.device)) != 0
     expected = _energy(second.rows) - _energy(second.rows[:, ~kept])
@@ -168,7 +168,7 @@ def norm_random_sparsification(setup: Setup) -> Measured:
 
 @claim("3.6", "GEP: ||g||^2 = ||w||^2 + ||rest||^2.")
 def norm_gep(setup: Setup) -> Measured:
-    """Coefficients along public directions, and what is left over."""
+    """Coefficients along public directions, and the residual."""
     second = _Second(setup, "gep", clip_norm=CLIP, clip_norm_rest=CLIP, rank=30)
     parts = _energy(second.encoded(0)) + _energy(second.encoded(1))
     what = "largest error of ||w||^2 + ||rest||^2, relative to ||g||^2"

@@ -1,8 +1,8 @@
-"""Theorem 5.1, re-derived: how much worse an attacker finds an input behind a mask and noise, and where no worse.
+"""Theorem 5.1, re-derived: how far a mask and noise increase the error of a reconstruction, and where they do not.
 
-Zhu & Blaschko, TMLR 2023, section 5. One number x is to be found from y = m.(a x + xi), a gradient a x of which a mask
-m keeps some entries, under noise of standard deviation s. Whoever knows a and m takes least squares on the kept
-entries, with an error of s^2 / ||m.a||^2 given the mask. Masks, clipping and noise here are those of the method's own
+Zhu & Blaschko, TMLR 2023, section 5. A number x is to be found from y = m.(a x + xi): a gradient a x, some of whose
+entries a mask m keeps, under noise of standard deviation s. An attacker who knows a and m takes least squares on the
+kept entries, with an error of s^2 / ||m.a||^2 given the mask. Masks, clipping and noise here come from the method's own
 plans.
 """
 
@@ -24,22 +24,22 @@ from .released import mask_of, masks_of, plan_of, released
 from .sparsification import sparse
 
 DIM = 40
-X, STD = 0.7, 0.3  # the input, and the noise on each entry: in units of the gradient, or of the clip norm
+X, STD = 0.7, 0.3  # input, and noise on each entry: in units of the gradient, or of the clip norm
 SPARSITIES = (0.0, 0.3, 0.5, 0.8)
 GOLDEN = (1.6260e-3, 2.3434e-3, 3.3210e-3, 8.9477e-3)
-"""s^2 E[1 / ||m.a||^2] at the four rates, by enumeration and by simulation elsewhere, to five digits."""
+"""Values of s^2 E[1 / ||m.a||^2] at the four sparsities, by separate enumeration and simulation, to five digits."""
 
 A = torch.arange(1, DIM + 1, dtype=torch.float64) / 20
 
 
 def kept(sparsity: float) -> int:
-    """How many of the entries a mask keeps."""
+    """Number of entries that a mask keeps."""
     return DIM - floor_of(sparsity, DIM)
 
 
 def laplace(t: float, n: int) -> float:
     """E exp(-t ||m.a||^2) over masks that keep n entries: an elementary symmetric polynomial over their number."""
-    # means[k]: the same for masks that keep k of the entries so far; no binomial coefficient that could overflow.
+    # means[k]: the same for masks that keep k of the entries so far; avoids binomial coefficients that could overflow.
     means = np.zeros(n + 1)
     means[0] = 1.0
     for seen, weight in enumerate(np.exp(-t * A.numpy() ** 2), start=1):
@@ -50,7 +50,7 @@ def laplace(t: float, n: int) -> float:
 
 @cache
 def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
-    """E[1 / (offset + ||m.a||^2)] over all masks of that size, by one integral: 1 / S = int exp(-t S) dt."""
+    """E[1 / (offset + ||m.a||^2)] over all masks of that size, by a single integral: 1 / S = int exp(-t S) dt."""
     n = kept(sparsity)
     value, _ = quad(lambda t: math.exp(-t * offset) * laplace(t, n), 0, np.inf, epsabs=0, epsrel=1e-10, limit=500)
     return value
@@ -59,7 +59,7 @@ def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
 def _observed(
     setup: Setup, sparsity: float, what: str, inputs: Float[Tensor, " n"], **settings: object
 ) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n dim"]]:
-    """Releases of the gradient a x under one mask after another, and the masks."""
+    """Returns releases of the gradient a x under successive masks, and the masks."""
     defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(what, sparsity)
     seen, masks = [], []
     for step, x in enumerate(inputs.tolist()):
@@ -94,7 +94,7 @@ def reconstruction_error(setup: Setup) -> Measured:
         exact = STD**2 * expected_inverse(sparsity)
         seen, masks = _unclipped(setup, sparsity, "least squares", _same(setup))
         signals = masks @ A.square()
-        errors = (seen @ A / signals - X).square()  # y is 0 where the mask is
+        errors = (seen @ A / signals - X).square()  # y is 0 outside the mask
         bound = STD**2 / ((1 - sparsity) * energy)
         found += [
             mean_of(f"squared error, sparsity {sparsity}", errors, exact),
@@ -115,7 +115,7 @@ def reconstruction_error(setup: Setup) -> Measured:
     "Theorem 5.1 for several inputs: the error is at least s^2 tr((A'A)^-1) / (1 - r).",
 )
 def reconstruction_several_inputs(setup: Setup) -> Measured:
-    """Least squares for three inputs at once, by masks of the method."""
+    """Least squares for three inputs at once, with masks of the method."""
     matrix = torch.randn(DIM, 3, generator=setup.coins("matrix"), dtype=torch.float64)
     found = []
     for sparsity in (0.3, 0.8):
@@ -135,7 +135,7 @@ def reconstruction_several_inputs(setup: Setup) -> Measured:
     "factor has an error of sigma^2 x^2 at every sparsity",
 )
 def reconstruction_under_clipping(setup: Setup) -> Measured:
-    """Clipping is active at every rate; the attacker knows by how much."""
+    """Clipping is active at every sparsity, and the attacker knows the clip factor."""
     clip_norm = 0.05
     measured, found, instead, shortest = {}, [], [], math.inf
     for sparsity in SPARSITIES:
@@ -161,7 +161,7 @@ def reconstruction_under_clipping(setup: Setup) -> Measured:
     "An attacker who does not know the mask has error x^2 ((1 - rho)^2 + Var / ||a||^4) + s^2 rho / ||a||^2.",
 )
 def reconstruction_mask_unknown(setup: Setup) -> Measured:
-    """Divides by the whole ||a||^2."""
+    """Estimate that divides by the whole ||a||^2."""
     squares, found = A.square(), []
     energy = float(squares.sum())
     for sparsity in SPARSITIES:
@@ -176,7 +176,7 @@ def reconstruction_mask_unknown(setup: Setup) -> Measured:
 
 @claim("3.4", "An attacker with a Gaussian prior of variance p has error E[p s^2 / (s^2 + p ||m.a||^2)], growing too.")
 def reconstruction_with_a_prior(setup: Setup) -> Measured:
-    """The posterior mean, for inputs that are drawn from the prior."""
+    """Posterior mean, for inputs drawn from the prior."""
     prior, found = 0.01, []
     for sparsity in SPARSITIES:
         inputs = torch.randn(setup.draws, generator=setup.coins("inputs", sparsity), dtype=torch.float64)
@@ -194,7 +194,7 @@ def reconstruction_with_a_prior(setup: Setup) -> Measured:
     "Over a run, whoever sees every update gets each coordinate: masks of E epochs miss one with probability r^E.",
 )
 def reconstruction_over_epochs(setup: Setup) -> Measured:
-    """Which coordinates no mask of 20 epochs keeps, at 0.9."""
+    """Share of coordinates that no mask of 20 epochs keeps, at sparsity 0.9."""
     epochs, sparsity, dim = 20, 0.9, 50
     runs = max(2, setup.draws // 10)
     masks = masks_of(sparse(setup, sparsity), setup, dim, runs * epochs)

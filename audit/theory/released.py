@@ -1,4 +1,4 @@
-"""Releases of given rows under a method's plan, many of them at little cost: one clipped sum, noise for each."""
+"""Releases of given per-example gradients under a method's plan, many at low cost: one clipped sum, noise for each."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .claim import Setup
 
 
 def plan_of(defense: Defense, context: Context) -> StepPlan:
-    """The plan of a step, from a fresh state."""
+    """Returns the plan of a step, from a fresh state."""
     return defense.plan(defense.start(context), context)[1]
 
 
 def released(
     plan: StepPlan, rows: Float[Tensor, "rows dim"], *, sigma: float = 0.0, noise: Noise | None = None, count: int = 1
 ) -> Float[Tensor, "count dim"]:
-    """Decoded releases of the same rows under the same plan, each with noise of its own.
+    """Decoded releases of the same rows under the same plan, each with independent noise.
 
     Args:
         plan: of a step.
         rows: per-example gradients.
         sigma: noise multiplier; 0 for no noise.
-        noise: source of it.
-        count: how many.
+        noise: source of the noise.
+        count: number of releases.
     """
     sums = clipped_sums(plan, [lambda _point: rows], rows)
     executed = plan.at(sigma)
@@ -37,12 +37,12 @@ def released(
 
 
 def mask_of(codec: Codec, device: torch.device) -> Float[Tensor, " dim"]:
-    """1 where rows reach the decoded release, 0 elsewhere."""
+    """Mask of the decoded release: 1 for coordinates that rows reach, 0 elsewhere."""
     ones = torch.ones(1, codec.dim, dtype=torch.float64, device=device)
     return (codec.decode(codec.encode(ones)[0]) != 0).double()
 
 
 def masks_of(defense: Defense, setup: Setup, dim: int, count: int) -> Float[Tensor, "count dim"]:
-    """Masks of as many epochs, on the CPU."""
+    """Masks of `count` epochs, on the CPU."""
     plans = (plan_of(defense, setup.context(dim, step, count)) for step in range(count))
     return torch.stack([mask_of(plan.blocks[0].codec, setup.device).cpu() for plan in plans])

@@ -1,4 +1,4 @@
-"""What was measured, in words, as JSON, as Markdown, and as a picture; files are written whole or not at all."""
+"""Reports of measured claims: text, JSON, Markdown and a figure; files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .claim import Comparison, Examined, Panel, Setup
 
 
 def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
-    """Everything that was measured, as plain data: a function of the seed, on one machine.
+    """Returns all measurements as plain data: a function of the seed, on a given machine.
 
     Args:
-        found: the claims.
-        setup: they were measured with.
+        found: examined claims.
+        setup: of the measurement.
     """
     return {
         "seed": setup.seed,
@@ -33,7 +33,7 @@ def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
 
 
 def words(one: Examined) -> str:
-    """A claim as a paragraph: statement, verdict, and a line for each comparison."""
+    """Formats a claim as a paragraph: statement, verdict, and a line for each comparison."""
     lines = [f"{one.claim.section} {one.claim.name}: {_verdict(one)}", f"    {one.claim.about}"]
     lines += [_line(comparison) for comparison in one.found.comparisons]
     if one.found.instead:
@@ -44,7 +44,7 @@ def words(one: Examined) -> str:
 
 
 def summary(found: Sequence[Examined]) -> str:
-    """One sentence: how many, and which verdicts are not the known ones."""
+    """Sentence with the numbers of claims by verdict, and the verdicts that differ from the known ones."""
     wrong = [one.claim.name for one in found if not one.expected]
     verdicts = [one.verdict for one in found]
     counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
@@ -53,11 +53,11 @@ def summary(found: Sequence[Examined]) -> str:
 
 
 def markdown(found: Sequence[Examined], setup: Setup) -> str:
-    """One table of claims and one of their comparisons.
+    """Formats a table of claims and a table of their comparisons.
 
     Args:
-        found: the claims.
-        setup: they were measured with.
+        found: examined claims.
+        setup: of the measurement.
     """
     lines = [
         "# Claims of theory, measured",
@@ -82,19 +82,19 @@ def markdown(found: Sequence[Examined], setup: Setup) -> str:
 
 
 def picture(panels: Sequence[Panel]) -> bytes:
-    """A PNG of points beside their mirror images, one panel after another."""
-    # Without pyplot, which keeps every figure and may ask for a display.
+    """Draws points and their mirror images as a PNG, in a panel for each."""
+    # Without pyplot, which keeps every figure and may need a display.
     figure = Figure(figsize=(4.4 * len(panels), 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         x, y = panel.points.T.tolist()
         axes.axhline(0, color="#999999", linewidth=0.6)
         axes.axvline(0, color="#999999", linewidth=0.6)
-        # Told apart without colour: filled and hollow.
+        # Filled and hollow markers can be distinguished without colour.
         axes.scatter(x, y, s=14, color="#0072B2", label="deviation of a gradient")
         mirrored = ([-value for value in x], [-value for value in y])
         axes.scatter(*mirrored, s=14, facecolors="none", edgecolors="#D55E00", linewidths=0.8, label="its mirror image")
-        # One scale for both directions and both signs, so that what is not symmetric looks so.
+        # The same scale for both directions and both signs, so that asymmetry is visible.
         reach = 1.05 * max(1e-12, *(abs(value) for value in (*x, *y)))
         axes.set(title=panel.title, xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
         axes.locator_params(nbins=5)
@@ -107,15 +107,15 @@ def picture(panels: Sequence[Panel]) -> bytes:
 
 
 def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
-    """Writes theory.json, theory.md and, where there is something to draw, symmetry.png.
+    """Writes theory.json, theory.md and, if there are panels, symmetry.png.
 
     Args:
-        found: the claims.
-        setup: they were measured with.
-        folder: made where it is absent.
+        found: examined claims.
+        setup: of the measurement.
+        folder: created if absent.
 
     Returns:
-        The files.
+        Paths of the files.
 
     Raises:
         WriteError: the folder cannot be written to.
@@ -131,21 +131,21 @@ def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
 
 
 def _verdict(one: Examined) -> str:
-    """The verdict, and whether it was known."""
+    """Verdict, with a remark if it is not the known one."""
     if one.claim.should_hold is None:
         return f"{one.verdict}, of these data"
     return one.verdict + ("" if one.expected else ", which it should" * (not one.holds) or ", which is not as known")
 
 
 def _line(c: Comparison) -> str:
-    """One comparison of a claim."""
+    """Formats a comparison as a line."""
     draws = f", n {c.n}" if c.n else ""
     allowed = f" ± {c.tolerance:.2g}" if c.tolerance else ""
     return f"  {_mark(c):<3} {c.what}: {_number(c.measured)} {c.relation} {_number(c.closed)}{allowed}{draws}"
 
 
 def _number(value: float) -> str:
-    """Five digits, and all those of a count."""
+    """Five digits; whole numbers in full."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.5g}"
 
 

@@ -1,7 +1,7 @@
-"""Random sparsification: its guarantee (Theorem 3.1), what masks keep of vectors, and how much noise is left.
+"""Random sparsification: its guarantee (Theorem 3.1), moments of masked vectors, and norms of masked noise.
 
-Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. Their printed proof
-of Theorem 3.1 masks what was clipped before; the method clips what was masked, and so do the plans measured here.
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. The printed proof
+of Theorem 3.1 masks after clipping; the method masks before clipping, and so do the plans measured here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .released import mask_of, masks_of, plan_of, released
 DIM = 60
 CLIP = 0.5
 SPARSITIES = (0.0, 0.3, 0.5, 0.9)
-ROUNDING = 1e-9  # of float64 rows, relative
+ROUNDING = 1e-9  # relative, of float64 rows
 
 
 def sparse(setup: Setup, sparsity: float, sigma: float = 0.0, **settings: object) -> Defense:
-    """Random sparsification at a constant rate; without noise unless `sigma`, the noise multiplier, is given."""
+    """Builds random sparsification at a constant sparsity; `sigma` is the noise multiplier, 0 for no noise."""
     given = {"clip_norm": CLIP, "final_sparsity": sparsity, "cooling": False, **settings}
     return setup.defense("random_sparsification", given, noise_multiplier=sigma)
 
 
 def _records(setup: Setup) -> Float[Tensor, "records dim"]:
-    """Gradients of many lengths and shapes: normal ones, heavy-tailed ones, and ones with a single entry."""
+    """Draws gradients of many lengths and shapes: normal, heavy-tailed, and with a single entry."""
     coins = setup.coins("records")
     scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=coins)
     normal = torch.randn(50, DIM, generator=coins, dtype=torch.float64) * scales
@@ -44,9 +44,9 @@ def _records(setup: Setup) -> Float[Tensor, "records dim"]:
 
 @claim("3.1", "One record moves a sum of masked and then clipped gradients by at most C, for every mask and sparsity.")
 def sparsification_sensitivity(setup: Setup) -> Measured:
-    """Contributions, and differences between the releases of neighbours; all masked rows that are longer reach C.
+    """Contributions, and differences between releases of neighbours; masked gradients longer than C are clipped to C.
 
-    Masking what was clipped before, as the printed proof does, has the same largest norm, and most rows below it.
+    Masking after clipping, as in the printed proof, has the same largest norm, and most rows below it.
     """
     rows, found = _records(setup), []
     for sparsity in SPARSITIES:
@@ -82,7 +82,7 @@ def sparsification_audit(setup: Setup) -> Measured:
         known = released(plan, others)
         signal = released(plan, both) - known
         draws = [released(plan, rows, sigma=sigma, noise=noise, count=4 * setup.draws) for rows in (both, others)]
-        # The attacker's unit is what the ledger charges for: sigma times the clip norm.
+        # The unit is the noise that the ledger accounts for: sigma times the clip norm.
         direction = (signal / signal.norm()).squeeze(0) / (sigma * CLIP)
         present, absent = (((drawn - known) @ direction).cpu() for drawn in draws)
         found += [
@@ -94,7 +94,7 @@ def sparsification_audit(setup: Setup) -> Measured:
 
 @claim("3.1", "Dropped coordinates carry neither noise nor signal.")
 def sparsification_silence(setup: Setup) -> Measured:
-    """Noise on them is exactly 0, and what a gradient is there changes nothing, not even what is clipped elsewhere."""
+    """Noise on them is exactly 0, and gradients' values there change nothing, not even the clipping elsewhere."""
     sigma, sparsity = 3.0, 0.7
     plan = plan_of(sparse(setup, sparsity, sigma), setup.context(DIM))
     dropped = 1 - mask_of(plan.blocks[0].codec, setup.device)
@@ -114,7 +114,7 @@ def sparsification_silence(setup: Setup) -> Measured:
 
 @claim("3.1", "A mask lasts for all of a batch, so micro-batches change nothing.")
 def sparsification_microbatches(setup: Setup) -> Measured:
-    """Trained parameters with three masks an epoch of three steps, in parts of 1, 7 and all examples, by one seed."""
+    """Parameters after training with three masks per epoch of three steps; micro-batches of 1, 7 and all examples."""
     splits = load_data("digits", 0, Sizes(), setup.device)
     examples = splits.public.inputs[:60], splits.public.labels[:60]
     trained = []
@@ -133,7 +133,7 @@ def sparsification_microbatches(setup: Setup) -> Measured:
             execution=Execution(microbatch=microbatch, device=setup.device),
         )
         trained.append(Layout.of(model).read(model).double())
-    # Noise on one coordinate of one step moves it by lr sigma C / 20: far above the tolerance.
+    # Noise on a coordinate in a single step moves it by lr sigma C / 20: far above the tolerance.
     return Measured(
         comparisons=tuple(
             Comparison(
@@ -156,7 +156,7 @@ def sparsification_microbatches(setup: Setup) -> Measured:
     ),
 )
 def mask_expectations(setup: Setup) -> Measured:
-    """Masks of as many epochs against the moments of sampling without replacement."""
+    """Masks of `2 * draws` epochs against the moments of sampling without replacement."""
     dim, sparsity = 20, 0.63
     masks = masks_of(sparse(setup, sparsity), setup, dim, 2 * setup.draws)
     rho = (dim - floor_of(sparsity, dim)) / dim
@@ -183,7 +183,7 @@ def mask_expectations(setup: Setup) -> Measured:
 
 @claim("3.3", "Masked noise has rho of the energy, and a norm by the chi distribution of the kept coordinates.")
 def noise_norm(setup: Setup) -> Measured:
-    """Releases of nothing but noise, masked and dense."""
+    """Releases of noise alone, masked and dense."""
     dim, sparsity, sigma = 50, 0.6, 1.0
     nothing = torch.zeros(1, dim, dtype=torch.float64, device=setup.device)
 

@@ -1,9 +1,9 @@
-"""Symmetry of gradient deviations: whether g_i less the mean gradient is distributed as its mirror image.
+"""Symmetry of gradient deviations: whether g_i minus the mean gradient is distributed as its mirror image.
 
 Analyses of clipping assume it (Chen, Wu & Hong, "Understanding Gradient Clipping in Private SGD: A Geometric
 Perspective", NeurIPS 2020, show it in random projections to the plane). The statistic is the energy distance between
-deviations and their mirror images, its p-value that of random flips of their signs. A diagnostic: of the public part of
-a data set here, and nothing that a run would release.
+deviations and their mirror images, with a p-value from random sign flips. It is a diagnostic on the public part of a
+data set; no run releases it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..plan.splits_cache import load_data
 from .claim import Comparison, Measured, Panel, Setup, claim
 
 LEVEL = 0.01
-"""Of all tests together: each rejects below its share."""
+"""Level of all tests together; each test gets an equal share (Bonferroni)."""
 EXAMPLES, STEPS, FLIPS, PLANES = 190, 40, 399, 5
 
 
 def default_data() -> str:
-    """MNIST where the folder that LEAKBENCH_DATA names has it, else the digits, which are embedded."""
+    """MNIST if it is in the folder that LEAKBENCH_DATA names, else the digits, which are embedded."""
     folder = os.environ.get("LEAKBENCH_DATA")
     return "mnist" if folder and (Path(folder).expanduser() / "MNIST").is_dir() else "digits"
 
@@ -59,26 +59,26 @@ def energy_distance(grams: Float[Tensor, "planes n n"]) -> float:
 
 
 def _centred(grams: Float[Tensor, "planes n n"]) -> Float[Tensor, "planes n n"]:
-    """Inner products of points less their mean."""
+    """Inner products of points minus their mean."""
     means = grams.mean(dim=1)
     return grams - means.unsqueeze(1) - means.unsqueeze(2) + means.mean(dim=1)[:, None, None]
 
 
 def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: torch.Generator) -> float:
-    """P-value of symmetry around the mean, by random signs: those of an example are the same in all planes.
+    """P-value of symmetry around the mean, by random signs: an example has the same sign in all planes.
 
-    Flipped points are centred again, as the observed ones were: else flips would always look less symmetric. Centring
-    shortens them, so the statistic is free of scale. On gradients whose signs were flipped at random 3 of 60
-    p-values were at most 0.05. Tails without a variance are rejected too often, as are moderately heavy ones in
-    hundreds of dimensions, where distances are all alike: hence planes.
+    Flipped points are centred again, as the observed points were: otherwise flips would always look less symmetric.
+    Centring shortens them, so the statistic is scale-free. On gradients whose signs were flipped at random, 3 of 60
+    p-values were at most 0.05. Tails without a variance are rejected too often, as are moderately heavy tails in
+    hundreds of dimensions, where all distances are alike: hence planes.
 
     Args:
         planes: projections of the same examples; need not be centred.
-        flips: random patterns of signs.
-        coins: of the signs.
+        flips: number of random sign patterns.
+        coins: generator of the signs.
 
     Returns:
-        In (0, 1]; small where the points are not symmetric.
+        P-value in (0, 1]; small if the points are not symmetric.
     """
     points = planes.double()
     grams = _centred(points @ points.mT)
@@ -90,7 +90,7 @@ def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: tor
 
 
 def in_planes(rows: Float[Tensor, "n dim"], coins: torch.Generator) -> Float[Tensor, "planes n 2"]:
-    """Deviations from the mean in fixed random projections, each R of R^(2 x d) / sqrt(d)."""
+    """Projects deviations from the mean to fixed random planes, each by R of R^(2 x d) / sqrt(d)."""
     projections = torch.randn(PLANES, rows.shape[1], 2, generator=coins, dtype=torch.float64)
     rows = rows.double().cpu()
     return (rows - rows.mean(dim=0)) @ projections / math.sqrt(rows.shape[1])
@@ -132,7 +132,7 @@ def _rows(model: nn.Module, shape: Layout, inputs: Tensor, labels: Tensor) -> Fl
 def _codec(
     setup: Setup, name: str, given: dict[str, object], model: nn.Module, shape: Layout, public: tuple[Tensor, Tensor]
 ) -> Codec:
-    """What a method's first plan encodes with."""
+    """Returns the codec of a method's first plan."""
     defense = setup.defense(name, given, noise_multiplier=1.0)
     context = Context(
         step=0,
@@ -153,7 +153,7 @@ def _codec(
     caveat="many coordinates in a plane look Gaussian, hence symmetric, whatever they are: only a rejection says much",
 )
 def gradient_symmetry(setup: Setup) -> Measured:
-    """Whole gradients, and the same projected and masked, in five random planes each; the first is drawn."""
+    """Whole, projected and masked gradients, in five random planes each; the first plane is drawn."""
     data = setup.data or default_data()
     sizes = Sizes(private=1, non_member=1, public=2 * EXAMPLES)
     rows, codecs = _gradients(setup, load_data(data, 0, sizes, setup.device))
