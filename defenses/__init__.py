@@ -1,7 +1,7 @@
-"""Training methods that defend their data, one file each; the shared machinery is in `leakbench.defenses.core`."""
+"""Private training methods (defenses), one file each; their shared machinery is in `leakbench.defenses.core`."""
 
 if __name__ == "defenses":
-    # Two classes of one name would make `isinstance` fail where both are imported.
+    # Imported under both names, each class would exist twice, and `isinstance` would fail.
     raise ImportError("defenses must be imported as leakbench.defenses")
 
 from leakbench.method_package import offer_methods

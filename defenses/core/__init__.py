@@ -1,7 +1,7 @@
-"""Shared machinery of all defenses: step plans, the engine that executes them, the training loop, the accountants.
+"""Shared machinery of all defenses: step plans, the gradient engines that execute them, the training loop, accounting.
 
-A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPlan`, `Block`, a codec and a
-bound. A user calls `calibrate` and `train`.
+A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPlan`, `Block`, a codec and a bound. Users
+call `calibrate` and `train`.
 """
 
 from leakbench.malloc import give_memory_back, keep_freed_memory

@@ -1,1 +1,1 @@
-"""Step plans, which are fixed before a batch is drawn: blocks, codecs, bounds, queries, and the context of methods."""
+"""Step plans, fixed before a batch is drawn: blocks, codecs, bounds, queries, and the methods' context."""

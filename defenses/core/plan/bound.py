@@ -1,15 +1,15 @@
-"""L2 bounds on one example's contribution: maps that know the largest norm they let through.
+"""L2 bounds on one example's contribution: clip, normalize and adaptive weight, each with its sensitivity.
 
-Source of the forms: Abadi et al. 2016 (clip), Bu et al. 2023 AUTO-S and Yang et al. 2022 NSGD (normalize),
-Xia et al. 2023 DP-PSAC (adaptive weight). All scale a row by a factor of its own norm, so its direction
-survives.
+Sources: Abadi et al. 2016 (clip), Bu et al. 2023 AUTO-S and Yang et al. 2022 NSGD (normalize), Xia et al. 2023 DP-PSAC
+(adaptive weight). All scale a row by a function of its norm, so its direction is kept.
 
 Guarantee:
-    For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding), and
-    depends on v alone; what floats cannot scale to the bound becomes zero. A sum of bounded rows therefore
-    moves by at most `sensitivity` when one row is added or removed. This holds for `Bound` itself: what a subclass does
-    is not checked, and a claim names it (`verified.py`). Rows that may be rounding are bounded as if they were longer
-    (`rounding.py`): a subclass with a `__call__` of its own takes `least` too, or no codec and query that subtract.
+    For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding) and depends on
+    v alone; a row that floats cannot scale to the bound becomes zero. A sum of bounded rows therefore moves by at most
+    `sensitivity` when a row is added or removed. This holds for `Bound` itself: a subclass is not checked, and a claim
+    names it (`training/assumptions.py`). Rows that may be rounding error are bounded as if they were longer
+    (`rounding.py`): a subclass with its own `__call__` must accept `least` too, or be used only with codecs and queries
+    that do not subtract.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from .linear_algebra.lengths import lengths
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """How a row is scaled, and what that guarantees.
+    """A map that scales rows, and the norm that it guarantees.
 
     Attributes:
-        kind: which map.
-        norm: C, the largest norm after the map, in gradient units; for `unbounded`, the unit in which the
-            noise multiplier is read.
+        kind: name of the map.
+        norm: C, the largest norm after the map, in gradient units; for `unbounded`, the unit of the noise multiplier.
         regulariser: gamma of `normalize`, r of `adaptive_weight`, in gradient units.
     """
 
@@ -41,7 +40,7 @@ class Bound:
     regulariser: float = 0.0
 
     def __post_init__(self) -> None:
-        # Plain floats: a subclass may compare as one number and multiply as another.
+        # Plain floats, because a float subclass may compare as one number and multiply as another.
         object.__setattr__(self, "norm", float(self.norm))
         object.__setattr__(self, "regulariser", float(self.regulariser))
         if not (math.isfinite(self.norm) and self.norm > 0):
@@ -53,7 +52,7 @@ class Bound:
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of a sum when one row is added or removed; infinite where nothing is bounded."""
+        """Largest change of a sum when a row is added or removed; infinite if `kind` is `unbounded`."""
         return math.inf if self.kind == "unbounded" else self.norm
 
     def factors(self, norms: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
@@ -63,8 +62,8 @@ class Bound:
                 # C / max(C, |v|): no 0 / 0 and nothing added to the divisor.
                 return self.norm / norms.clamp(min=self.norm)
             case "normalize":
-                # With no regulariser a zero row has no direction: it stays zero instead of 0/0. So does one
-                # whose squares vanish even in float64: its norm is not known.
+                # A zero row without a regulariser has no direction: it stays zero instead of 0/0. So does a row whose
+                # squares underflow even in float64: its norm is not known.
                 divisor = norms + self.regulariser
                 return torch.where(divisor > 1e-150, self.norm / divisor.clamp(min=1e-150), 0.0)
             case "adaptive_weight":
@@ -74,18 +73,18 @@ class Bound:
                 return torch.ones_like(norms)
 
     def scale(self, norms: Float[Tensor, " rows"], dtype: torch.dtype) -> Float[Tensor, " rows"]:
-        """The factors by which rows of this dtype can be scaled to the bound, zero for those that cannot.
+        """Returns the factors by which rows of this dtype can be scaled to the bound, zero for rows that cannot.
 
         Args:
-            norms: in float64.
-            dtype: of the rows.
+            norms: norms of the rows, float64.
+            dtype: dtype of the rows.
         """
         factors = self.factors(norms).to(dtype)
-        # A factor outside of the dtype's normal numbers has lost its precision or is infinite, and the
-        # product may be longer than the bound (a row of 3e38 in float32): such a row counts as zero.
+        # A factor outside the dtype's normal range has lost its precision or is infinite, and the product may exceed
+        # the bound (a row of 3e38 in float32): such a row becomes zero.
         normal = torch.finfo(dtype)
         if factors.device.type == "cpu" and factors.numel():
-            # Found out at once, where no answer has to be waited for.
+            # A check on the host, which needs no synchronisation on the CPU.
             least, most = factors.detach().aminmax()
             if float(least) >= normal.tiny and float(most) <= normal.max:  # false for NaN
                 return factors
@@ -95,11 +94,11 @@ class Bound:
     def __call__(
         self, rows: Float[Tensor, "rows size"], least: Float[Tensor, " rows"] | None = None
     ) -> Float[Tensor, "rows size"]:
-        """Bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself.
+        """Returns the bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself.
 
         Args:
-            rows: to be bounded.
-            least: norms that they are at least taken to have, float64; None where nothing was subtracted.
+            rows: rows to bound.
+            least: lower limits on the norms, float64, see `rounding.py`; None if nothing was subtracted.
         """
         rows = finite_rows(rows)
         if self.kind == "unbounded":
@@ -111,7 +110,7 @@ class Bound:
 
 
 def clip(norm: float) -> Bound:
-    """Abadi's clip: v * min(1, C / ||v||)."""
+    """Clipping of Abadi et al.: v * min(1, C / ||v||)."""
     return Bound(kind="clip", norm=norm)
 
 
@@ -126,32 +125,32 @@ def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
 
 
 FixedBoundKind = Literal["clip", "normalize", "adaptive_weight"]
-"""Those of one norm for a whole run."""
+"""Bounds with the same norm in every step of a run."""
 
 BoundKind = Literal[FixedBoundKind, "adaptive"]
-"""The bounds that any method with a clip norm takes by name; "adaptive" by way of the catalogue alone (`adapted`)."""
+"""Bounds that every method with a clip norm takes by name; "adaptive" is available in suites only (`adapted`)."""
 
 _REGULARISERS: dict[str, float] = {"normalize": 0.01, "adaptive_weight": 0.1}
-"""The papers' own: gamma of AUTO-S, r of DP-PSAC."""
+"""Defaults from the papers: gamma of AUTO-S, r of DP-PSAC."""
 
 
 def bounded(norm: float, bound: BoundKind = "clip", regulariser: float | None = None) -> Bound:
-    """The bound that a method's settings name.
+    """Returns the bound named by a method's settings.
 
     Args:
         norm: C, in gradient units.
-        bound: how a row is brought to that norm.
-        regulariser: of a bound that has one, in gradient units; its paper's where None.
+        bound: name of the map.
+        regulariser: gamma or r, in gradient units; None for the paper's value.
 
     Raises:
-        ValueError: for a norm or regulariser that bounds nothing, an unknown name, or a regulariser that nothing takes.
+        ValueError: for an invalid norm or regulariser, an unknown name, or a regulariser for `clip`.
     """
     if bound == "clip":
         if regulariser is not None:
             raise ValueError(f"regulariser must be None for the bound 'clip', which has none, got {regulariser}")
         return clip(norm)
     if bound == "adaptive":
-        # A bound of one step knows nothing of the step before: the whole method is told anew in every step.
+        # A bound of a single step has no state; `adapted` wraps the whole method instead.
         raise ValueError("bound 'adaptive' is by way of a suite; in Python use adapted(method) with bound 'clip'")
     if bound not in _REGULARISERS:
         raise ValueError(f"bound must be 'clip', 'normalize' or 'adaptive_weight', got {bound!r}")
@@ -159,13 +158,13 @@ def bounded(norm: float, bound: BoundKind = "clip", regulariser: float | None = 
 
 
 def unbounded(*, unit: float = 1.0) -> Bound:
-    """No bound, hence no guarantee; noise, where there is any, has standard deviation multiplier * unit."""
+    """No bound and no guarantee; the noise, if any, has standard deviation noise_multiplier * unit."""
     return Bound(kind="unbounded", norm=unit)
 
 
 def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
-    """Rows with a NaN or an infinity replaced by zero rows; the others untouched (NaN * 0 is not 0)."""
-    # One pass: a sum is finite only if every entry is. One that is not may have overflowed.
+    """Replaces rows that hold a NaN or an infinity by zero rows; the others are unchanged (NaN * 0 is not 0)."""
+    # One pass suffices: a sum is finite only if every entry is. A sum that is not finite may have overflowed.
     good = torch.isfinite(rows.detach().sum(dim=1))
     if bool(good.all()):
         return rows
@@ -178,11 +177,11 @@ def row_norms(rows: Float[Tensor, "rows size"], found: Float[Tensor, " rows"] | 
     """L2 norms in float64; differentiable.
 
     Args:
-        rows: to be measured.
-        found: their `lengths`, where somebody has them already.
+        rows: rows to measure.
+        found: their `lengths`, if computed already.
     """
     norms = lengths(rows) if found is None else found
-    # A float32 square overflows above 1e19 and vanishes below 1e-22, and float64 reductions are many times as slow.
+    # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):
         return norms
     return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

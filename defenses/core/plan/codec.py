@@ -1,14 +1,14 @@
-"""Codecs: linear maps to the space that a block is released in (all or some coordinates, a subspace, its complement).
+"""Codecs: linear maps to the space in which a block is released (coordinates, a subspace, its complement).
 
-A codec is a linear map fixed before the batch is drawn. `encode` takes rows into the released space, before
-they are bounded; `decode` takes the noisy sum back to the parameters. What the bound sees after `encode` decides the
-sensitivity, whatever the map is; a codec of ours that is not orthonormal would only decode wrongly, and is refused.
-Those that subtract say below which norm their values may be rounding (`rounding.py`).
+A codec is fixed before the batch is drawn. `encode` maps rows to the released space, before they are bounded; `decode`
+maps the noisy sum back to the parameters. The bound acts after `encode`, so the sensitivity does not depend on the map;
+a basis that is not orthonormal would only decode wrongly, and is refused. Codecs that subtract return a least norm,
+below which their values may be rounding error (`rounding.py`).
 
 Guarantee:
-    The codecs of this file treat each row by itself, and remember nothing of it. Of another codec this is assumed, not
-    checked: one that looks at the number of rows, or keeps them for `decode`, spoils the guarantee. A claim names such
-    a codec (`verified.py`).
+    The codecs of this file process each row separately and keep no row. For other codecs this is assumed, not checked:
+    a codec that reads the number of rows, or keeps rows for `decode`, breaks the guarantee. A claim names such a codec
+    (`training/assumptions.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Codec(Protocol):
 
     @property
     def dim(self) -> int:
-        """Length of the rows it takes."""
+        """Length of a row."""
         ...
 
     @property
@@ -42,49 +42,49 @@ class Codec(Protocol):
         ...
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """Rows in the released space; differentiable."""
+        """Maps rows to the released space; differentiable."""
         ...
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The released vector in the rows' space: post-processing, free."""
+        """Maps the released vector back to the rows' space: post-processing, at no privacy cost."""
         ...
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """The part of released values that rows can reach; the rest is noise whatever the data are."""
+        """The part of released values that rows can reach; the rest is noise, independent of the data."""
         ...
 
 
 @dataclass(frozen=True)
 class Everything:
-    """The identity: all `dim` coordinates are released."""
+    """Identity codec: all `dim` coordinates are released."""
 
     dim: int
 
     @property
     def size(self) -> int:
-        """All of them."""
+        """Number of released values, `dim`."""
         return self.dim
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows themselves."""
+        """Returns the rows unchanged."""
         return rows
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The values themselves."""
+        """Returns the values unchanged."""
         return values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Rows reach every value."""
+        """All values: rows reach every one."""
         return values
 
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """A mask: only the named coordinates are released, the others are exactly zero after decoding.
+    """A mask: the kept coordinates are released, the others are exactly zero after decoding.
 
     Attributes:
-        kept: distinct coordinate numbers in [0, dim); stored sorted.
-        dim: length of the rows.
+        kept: distinct coordinate indices in [0, dim); stored sorted.
+        dim: length of a row.
     """
 
     kept: Int[Tensor, " size"] = field(repr=False)
@@ -106,9 +106,9 @@ class Coordinates:
 
     @classmethod
     def of(cls, mask: Bool[Tensor, " dim"]) -> Coordinates:
-        """Those that a mask keeps."""
+        """Coordinates that a boolean mask keeps."""
         found = object.__new__(cls)
-        # Distinct, in order and within the mask as they are found.
+        # Indices of a mask are distinct, sorted and in range: no check is needed.
         for name, value in (("kept", marked(mask)), ("dim", mask.numel())):
             object.__setattr__(found, name, value)
         return found
@@ -119,48 +119,48 @@ class Coordinates:
         return self.kept.numel()
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """The kept columns."""
+        """Returns the kept columns."""
         return rows.index_select(1, self.kept.to(rows.device))
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The values at their places, zero elsewhere."""
+        """Puts the values at the kept coordinates, zero elsewhere."""
         return values.new_zeros(self.dim).scatter(0, self.kept.to(values.device), values)
 
     def project(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows with all other coordinates zero."""
+        """Returns the rows with all other coordinates set to zero."""
         kept = self.kept.to(rows.device)
         return torch.zeros_like(rows).index_copy(1, kept, rows.index_select(1, kept))
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """Rows reach every kept coordinate."""
+        """All values: rows reach every kept coordinate."""
         return values
 
 
 def _in_order(kept: Int[Tensor, " size"], dim: int) -> Int[Tensor, " distinct"]:
-    """The coordinates in ascending order, in which columns are read, each once."""
+    """Sorts the coordinates (the order in which columns are read) and drops duplicates."""
     if kept.dim() == 1 and bool((kept[1:] > kept[:-1]).all()):
-        # As a mask names them; a copy, because the caller may write into its own.
+        # Sorted already, as from a mask; copied, because the caller may write into the tensor.
         return kept.clone()
     if 64 * kept.numel() < dim:
         return kept.unique()
-    # By a mask, which takes a sixth of the time of sorting.
+    # Through a mask, in a sixth of the time of sorting.
     return marked(torch.zeros(dim, dtype=torch.bool, device=kept.device).index_fill_(0, kept, True))
 
 
 def marked(mask: Bool[Tensor, " dim"]) -> Int[Tensor, " size"]:
-    """Where a mask is true, in ascending order."""
+    """Indices at which a mask is true, ascending."""
     if mask.device.type != "cpu":
         return mask.nonzero().flatten()
-    # NumPy's takes no branch for each entry: of a random mask a quarter of the time.
+    # NumPy does not branch on each entry: on a random mask it takes a quarter of the time.
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """Every coordinate times a factor of its own.
+    """Multiplies every coordinate by its own factor.
 
     Attributes:
-        factors: [dim], finite; what has the factor 0 is noise alone, and decodes to 0.
+        factors: factors [dim], finite; a coordinate with factor 0 is released as noise alone and decodes to 0.
     """
 
     factors: Float[Tensor, " dim"] = field(repr=False)
@@ -171,44 +171,44 @@ class Scaled:
 
     @property
     def dim(self) -> int:
-        """Length of the rows."""
+        """Length of a row."""
         return self.factors.numel()
 
     @property
     def size(self) -> int:
-        """As many values as coordinates."""
+        """Number of released values, `dim`."""
         return self.factors.numel()
 
     @property
     def gain(self) -> float:
-        """The largest factor."""
+        """Largest absolute factor."""
         return float(self.factors.abs().max()) if self.factors.numel() else 1.0
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows, scaled."""
+        """Multiplies the rows by the factors."""
         return rows * self.factors.to(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The values, scaled back."""
+        """Divides the values by the factors; 0 where the factor is 0."""
         factors = self.factors.to(values)
         return torch.where(factors == 0, 0.0, values / torch.where(factors == 0, 1.0, factors))
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Rows reach every value whose factor is not 0."""
+        """Values whose factor is not 0; zero elsewhere."""
         return torch.where(self.factors.to(values) == 0, 0.0, values)
 
 
 @dataclass(frozen=True, eq=False)
 class Subspace:
-    """Coefficients along orthonormal directions; each basis lives on its own span of coordinates.
+    """Coefficients along orthonormal directions, with a basis for each of several disjoint spans of coordinates.
 
-    One basis over (0, dim) is a global subspace, one basis a layer a layer-wise one: spans do not overlap, so
-    the whole is an orthonormal basis of R^dim's subspace, stored in blocks.
+    A single basis over (0, dim) is a global subspace, a basis per layer a layer-wise subspace: since spans do not
+    overlap, together they are an orthonormal basis, stored in blocks.
 
     Attributes:
-        bases: matrices [stop - start, k], orthonormal columns.
+        bases: matrices [stop - start, k] with orthonormal columns.
         spans: (start, stop) of each basis, increasing and disjoint.
-        dim: length of the rows.
+        dim: length of a row.
     """
 
     bases: tuple[Float[Tensor, "_ _"], ...] = field(repr=False)
@@ -216,7 +216,7 @@ class Subspace:
     dim: int
 
     def __post_init__(self) -> None:
-        # Sorted edges say it all: spans are inside, increasing and disjoint; they may touch.
+        # Sorted edges mean that spans are inside [0, dim], increasing and disjoint; they may touch.
         edges = [0, *(edge for span in self.spans for edge in span), self.dim]
         if len(self.bases) != len(self.spans) or edges != sorted(edges):
             raise ValueError(f"spans must be disjoint, increasing and inside [0, {self.dim}), got {self.spans}")
@@ -233,7 +233,7 @@ class Subspace:
 
     @classmethod
     def of(cls, basis: Float[Tensor, "dim k"]) -> Subspace:
-        """A global subspace from one matrix with orthonormal columns."""
+        """A global subspace from a matrix with orthonormal columns."""
         return cls((basis,), ((0, basis.shape[0]),), basis.shape[0])
 
     @property
@@ -243,24 +243,24 @@ class Subspace:
 
     @property
     def ranks(self) -> list[int]:
-        """Number of directions of each span."""
+        """Number of directions in each span."""
         return [basis.shape[1] for basis in self.bases]
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """Inner products of each basis's directions, float64: the identity up to what `bases` may be off."""
+        """Gram matrix of each basis, float64: the identity up to the tolerated error of `bases`."""
         return tuple(gram(basis.T, basis.dtype) for basis in self.bases)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """Inner products with the directions."""
+        """Returns inner products with the directions."""
         parts = [inner_products(rows[:, a:b], v.to(rows)) for v, (a, b) in zip(self.bases, self.spans, strict=True)]
         return torch.cat(parts, dim=1) if parts else rows.new_zeros(rows.shape[0], 0)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """A share of the whole rows: coefficients of one at a right angle to the directions are rounding."""
+        """A fraction of each row's norm: coefficients of a row orthogonal to the directions are rounding error."""
         return LEAST_SHARE * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The combination of directions that has these coefficients."""
+        """Returns the combination of directions with these coefficients."""
         decoded = values.new_zeros(self.dim)
         coefficients = values.split(self.ranks)
         for basis, (start, stop), c in zip(self.bases, self.spans, coefficients, strict=True):
@@ -270,11 +270,11 @@ class Subspace:
     def project(
         self, rows: Float[Tensor, "rows dim"], weights: Float[Tensor, " size"] | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """The part of each row inside the subspace.
+        """Projects each row on the subspace.
 
         Args:
-            rows: to be projected.
-            weights: what the part along each direction is multiplied by; 1 where None.
+            rows: rows to project.
+            weights: multipliers of the components along the directions; 1 if None.
         """
         if self.spans == ((0, self.dim),):  # no zeros to fill in
             return self._along(rows, self.bases[0].to(rows), weights)
@@ -293,20 +293,19 @@ class Subspace:
         return (coefficients if weights is None else coefficients * weights.to(rows)) @ v.T
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """Rows reach every coefficient."""
+        """All values: rows reach every coefficient."""
         return values
 
 
 @dataclass(frozen=True, eq=False)
 class Complement:
-    """The orthogonal complement of a subspace: rows minus their projection, released in all `dim` coordinates.
+    """Orthogonal complement of a subspace: rows minus their projection, released in all `dim` coordinates.
 
-    Decoding projects once more, which removes the noise along the subspace: post-processing, free.
+    Decoding projects again, which removes the noise inside the subspace: post-processing, at no privacy cost.
 
     Attributes:
-        subspace: what is left out: directions, or coordinates, which are then released as noise alone.
-        project_noise: False decodes without that projection, as some papers print it: more noise, same
-            privacy.
+        subspace: the part removed from the rows: directions, or coordinates, which are then released as noise alone.
+        project_noise: False decodes without the projection, as printed in some papers: more noise, same privacy.
     """
 
     subspace: Subspace | Coordinates
@@ -314,27 +313,27 @@ class Complement:
 
     @property
     def dim(self) -> int:
-        """Length of the rows."""
+        """Length of a row."""
         return self.subspace.dim
 
     @property
     def size(self) -> int:
-        """As many values as coordinates: the release has the rows' shape."""
+        """Number of released values, `dim`: the release has the shape of a row."""
         return self.subspace.dim
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """Rows without their part inside the subspace."""
+        """Subtracts from the rows their projection on the subspace."""
         return rows - self.subspace.project(rows)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """A share of the whole rows: what is left of one inside a span is rounding; coordinates leave zeros."""
+        """A fraction of each row's norm: the rest of a row inside the span is rounding error; None for coordinates."""
         return None if isinstance(self.subspace, Coordinates) else self.subspace.least(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """Values without the noise inside the subspace, where no row reaches; with it if `project_noise` is off."""
+        """Removes the noise inside the subspace, where no row reaches, unless `project_noise` is False."""
         return self.signal(values) if self.project_noise else values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Inside the subspace there is noise only."""
+        """The part of the values outside the subspace; inside it is only noise."""
         flat = values.reshape(-1, self.dim)
         return (flat - self.subspace.project(flat)).reshape(values.shape)

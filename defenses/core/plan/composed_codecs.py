@@ -1,7 +1,7 @@
-"""Codecs made of codecs: one of a span or of a mask, several side by side in one block, a subspace stretched.
+"""Codecs composed of codecs: of a span, of a mask, several side by side in one block, a rescaled subspace.
 
 Guarantee:
-    As of the codecs that they are made of: rows by themselves, nothing remembered.
+    The same as for the composed codecs: each row is processed separately, and no row is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rounding import LEAST_SHARE, gain_of, least_of
 
 
 def made_of(codec: object) -> Iterator[object]:
-    """A codec, and those that it is made of."""
+    """Yields a codec and, recursively, the codecs that it is composed of."""
     yield codec
     match codec:
         case Stacked():
@@ -40,12 +40,12 @@ def made_of(codec: object) -> Iterator[object]:
 
 @dataclass(frozen=True, eq=False)
 class Within:
-    """A codec of a span of coordinates, as of one layer; other coordinates are not released.
+    """A codec of a span of coordinates, such as one layer; other coordinates are not released.
 
     Attributes:
         start: first coordinate of the span.
-        codec: takes the span as its rows.
-        dim: length of the whole rows.
+        codec: codec whose rows are the span.
+        dim: length of a whole row.
     """
 
     start: int
@@ -68,35 +68,35 @@ class Within:
 
     @property
     def gain(self) -> float:
-        """That of the span's codec."""
+        """Gain of the span's codec."""
         return gain_of(self.codec)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """The span, encoded."""
+        """Encodes the span."""
         return self.codec.encode(rows[:, self.start : self.stop])
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """That of the span."""
+        """Least norm of the span's codec."""
         return least_of(self.codec, rows[:, self.start : self.stop])
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The span, decoded; zero elsewhere."""
+        """Decodes the span; zero elsewhere."""
         whole = values.new_zeros(self.dim)
         whole[self.start : self.stop] = self.codec.decode(values)
         return whole
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """What rows reach of the span."""
+        """The part of the values that the span's codec can reach."""
         return self.codec.signal(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A codec of the coordinates that a mask keeps; the others are dropped first, get no noise and are not released.
+    """A codec of the coordinates kept by a mask; the others are dropped first, get no noise and are not released.
 
     Attributes:
         kept: the mask.
-        codec: takes the kept coordinates, in their order, as its rows.
+        codec: codec whose rows are the kept coordinates, in ascending order.
     """
 
     kept: Coordinates
@@ -108,7 +108,7 @@ class Masked:
 
     @property
     def dim(self) -> int:
-        """Length of the rows, of which some coordinates are dropped."""
+        """Length of a whole row."""
         return self.kept.dim
 
     @property
@@ -118,38 +118,38 @@ class Masked:
 
     @property
     def gain(self) -> float:
-        """That of the codec."""
+        """Gain of the inner codec."""
         return gain_of(self.codec)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """The kept coordinates, encoded."""
+        """Encodes the kept coordinates."""
         return self.codec.encode(self.kept.encode(rows))
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """That of the kept coordinates."""
+        """Least norm of the inner codec on the kept coordinates."""
         return least_of(self.codec, self.kept.encode(rows))
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The kept coordinates, decoded; zero elsewhere."""
+        """Decodes the kept coordinates; zero elsewhere."""
         return self.kept.decode(self.codec.decode(values))
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """What the kept coordinates reach."""
+        """The part of the values that the inner codec can reach."""
         return self.codec.signal(values)
 
 
 def spread(subspace: Subspace, kept: Coordinates) -> Subspace:
-    """Directions of kept coordinates as directions of whole rows, which are zero where the mask drops.
+    """Extends directions of kept coordinates to whole rows, with zeros at dropped coordinates.
 
     Args:
-        subspace: of the kept coordinates.
-        kept: their places in a row.
+        subspace: subspace of the kept coordinates.
+        kept: their positions in a row.
     """
     bases, spans, places = [], [], kept.kept
     for basis, (start, stop) in zip(subspace.bases, subspace.spans, strict=True):
         own = places[start:stop].to(basis.device)
         first, last = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
-        # As directions lie in memory: the transpose of a contiguous matrix.
+        # Directions are stored as the transpose of a contiguous matrix.
         wide = basis.new_zeros(basis.shape[1], last - first)
         bases.append(wide.index_copy_(1, own - first, basis.T).T)
         spans.append((first, last))
@@ -158,11 +158,11 @@ def spread(subspace: Subspace, kept: Coordinates) -> Subspace:
 
 @dataclass(frozen=True, eq=False)
 class Stacked:
-    """Several codecs side by side, each in units of its own: one bound for all that they release together.
+    """Several codecs side by side, each with its own factor, under a single bound.
 
     Attributes:
-        codecs: of rows of one length.
-        factors: what each codec's values are multiplied by before they are bounded; positive.
+        codecs: codecs of rows of the same length.
+        factors: positive multipliers of each codec's values, applied before the bound.
     """
 
     codecs: tuple[Codec, ...]
@@ -176,37 +176,37 @@ class Stacked:
 
     @property
     def dim(self) -> int:
-        """Length of the rows."""
+        """Length of a row."""
         return self.codecs[0].dim
 
     @property
     def size(self) -> int:
-        """Number of released values of all of them."""
+        """Number of released values of all codecs."""
         return sum(codec.size for codec in self.codecs)
 
     @property
     def gain(self) -> float:
-        """Those of all codecs together."""
+        """Gain of the stacked codecs: the root of their squared, scaled gains."""
         return math.hypot(*(factor * gain_of(codec) for codec, factor in zip(self.codecs, self.factors, strict=True)))
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """The values of all codecs, one after another."""
+        """Concatenates the scaled values of all codecs."""
         parts = [codec.encode(rows) * factor for codec, factor in zip(self.codecs, self.factors, strict=True)]
         return torch.cat(parts, dim=1)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """Those of all codecs that have one, together."""
+        """Least norms of the codecs that subtract, combined; None if no codec does."""
         found = [(least_of(codec, rows), factor) for codec, factor in zip(self.codecs, self.factors, strict=True)]
         known = [norms * factor for norms, factor in found if norms is not None]
         return torch.linalg.vector_norm(torch.stack(known), dim=0) if known else None
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The sum of what each codec makes of its values."""
+        """Sums the decoded values of all codecs."""
         parts = zip(self.codecs, self._split(values), self.factors, strict=True)
         return torch.stack([codec.decode(part / factor) for codec, part, factor in parts]).sum(dim=0)
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """What rows reach of each codec's values."""
+        """The part of each codec's values that rows can reach."""
         parts = zip(self.codecs, self._split(values), strict=True)
         return torch.cat([codec.signal(part) for codec, part in parts], dim=-1)
 
@@ -216,15 +216,15 @@ class Stacked:
 
 @dataclass(frozen=True, eq=False)
 class Stretched:
-    """Every direction of a subspace times a factor of its own, and what is left of a row times another one.
+    """Multiplies the component along each direction of a subspace by a factor, and the rest of the row by another.
 
-    Written in the rows' coordinates, and not in those of the directions: a bound and noise that look the same in all
-    directions make no difference between the two, and with all factors 1 it is the identity.
+    Values stay in the rows' coordinates instead of those of the directions: isotropic bounds and noise do not
+    distinguish the two, and with all factors 1 the codec is the identity.
 
     Attributes:
         subspace: the directions.
-        factors: one for each of them, positive and finite.
-        rest: of what is orthogonal to them, likewise.
+        factors: positive finite factors, one for each direction.
+        rest: positive finite factor of the component orthogonal to them.
     """
 
     subspace: Subspace
@@ -243,12 +243,12 @@ class Stretched:
 
     @property
     def dim(self) -> int:
-        """Length of the rows."""
+        """Length of a row."""
         return self.subspace.dim
 
     @property
     def size(self) -> int:
-        """As many values as coordinates."""
+        """Number of released values, `dim`."""
         return self.subspace.dim
 
     @property
@@ -257,21 +257,21 @@ class Stretched:
         return max(self.rest, float(self.factors.max()) if self.factors.numel() else 0.0)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows dim"]:
-        """The rows, stretched."""
+        """Scales the rows."""
         return self._stretched(rows, self.factors, self.rest)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """A share of the rows at their longest: a row that is made far shorter is what a subtraction leaves."""
+        """A fraction of the longest possible norm: a row that becomes far shorter is the result of a subtraction."""
         return LEAST_SHARE * self.gain * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The values, stretched back."""
+        """Scales the values back."""
         return self._stretched(values.unsqueeze(0), 1 / self.factors, 1 / self.rest).squeeze(0)
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Rows reach every value."""
+        """All values: rows reach every one."""
         return values
 
     def _stretched(self, rows: Tensor, factors: Tensor, rest: float) -> Tensor:
-        # The change alone goes through the directions, whose rounding a row then has the less of.
+        # Only the change is projected, which keeps the rounding of the directions small in a row.
         return rest * rows + self.subspace.project(rows, factors - rest)

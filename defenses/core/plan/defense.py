@@ -1,16 +1,15 @@
-"""Defenses, methods, step plans and blocks: everything that is fixed before a batch is drawn, and the context it reads.
+"""Defenses, methods, step plans and blocks, fixed before a batch is drawn, and the context that a method plans from.
 
-A defense is a method and one noise multiplier. Per step the method answers with a plan: which blocks to release, in
-which space, bounded how, at which share of the step's privacy. The engine alone touches data and noise.
+A defense is a method and a noise multiplier. In each step the method returns a plan: the released blocks, with their
+codec, bound and share of the step's privacy. Only the engine touches data and noise.
 
 Guarantee:
-    A plan whose blocks all have a finite sensitivity, executed at noise multiplier sigma > 0, is one Gaussian
-    mechanism with multiplier sigma, whatever its blocks: block b gets noise of sigma / sqrt(share_b) times
-    its sensitivity, a record moves the whitened blocks by at most sqrt(sum_b share_b) / sigma = 1 / sigma,
-    and all blocks see one batch.
-    Relation: add or remove one record (for fixed-size samplers, its replacement by one that contributes
-    zero). Assumes that plan and state depend on public things and past releases only; `Context` holds nothing
-    else.
+    A plan whose blocks all have a finite sensitivity, executed at noise multiplier sigma > 0, is one Gaussian mechanism
+    with multiplier sigma, for any number of blocks: block b gets noise of sigma / sqrt(share_b) times its sensitivity,
+    a record moves the whitened blocks by at most sqrt(sum_b share_b) / sigma = 1 / sigma, and all blocks are computed
+    on the same batch.
+    Relation: add or remove one record (for fixed-size samplers, replace it by a record that contributes zero). Assumes
+    that plan and state depend on public values and past releases only; `Context` holds nothing else.
 """
 
 from __future__ import annotations
@@ -37,23 +36,23 @@ from .query import ExampleLosses, Gradients, Query, gradient
 from .rounding import least_norms
 
 State = Any
-"""What a method remembers between steps: None, numbers, strings, tensors; tuples, lists, dicts of those."""
+"""State of a method between steps: None, numbers, strings, tensors, or tuples, lists and dicts of those."""
 
 
 LEAST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-6, 1e9
-"""Noise multipliers that are not 0 lie between these: less noise than that is lost among the digits of a sum."""
+"""Range of nonzero noise multipliers; smaller noise would be lost in the rounding of a sum."""
 
 
 def checked_multiplier(value: float) -> float:
-    """A noise multiplier that can be drawn with and charged: exactly 0, or a number of a size that floats can add.
+    """Checks a noise multiplier and returns it as a plain float: 0, or a value in the range that floats can add.
 
     Args:
         value: noise standard deviation / sensitivity.
 
     Raises:
-        ValueError: for anything else: NaN, infinity, a negative number, or one so small that no noise would be drawn.
+        ValueError: for NaN, infinity, a negative number, or a number so small that no noise would be added.
     """
-    plain = float(value)  # a subclass may compare as one number and multiply as another
+    plain = float(value)  # a float subclass may compare as one number and multiply as another
     if plain != 0 and not LEAST_MULTIPLIER <= plain <= LARGEST_MULTIPLIER:  # false for NaN
         raise ValueError(
             f"noise_multiplier must be 0 for no noise, or in [{LEAST_MULTIPLIER:g}, {LARGEST_MULTIPLIER:g}], "
@@ -64,14 +63,14 @@ def checked_multiplier(value: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One released sum: sum over examples of bound(encode(query(example))), plus noise.
+    """A released sum: sum over examples of bound(encode(query(example))), plus noise.
 
     Attributes:
-        codec: the space it is released in.
-        bound: the L2 bound of one example's contribution, taken in that space.
-        share: fraction of the step's 1 / sigma^2 that this block spends; all blocks of a plan sum to 1.
-        query: what is asked of each example.
-        updates: whether the decoded block is part of the update (a count, say, is not).
+        codec: map to the space of the release.
+        bound: L2 bound of one example's contribution, applied in that space.
+        share: fraction of the step's 1 / sigma^2 spent on this block; the shares of a plan sum to 1.
+        query: map from one example's gradients or losses to a row.
+        updates: whether the decoded block is part of the update (a count is not).
     """
 
     codec: Codec
@@ -81,16 +80,16 @@ class Block:
     updates: bool = True
 
     def __post_init__(self) -> None:
-        # A plain float: a subclass may compare as one number, and so pass the check, and multiply as another.
+        # A plain float: a subclass could compare as one number, and so pass the check, and multiply as another.
         object.__setattr__(self, "share", float(self.share))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def contributions(self, source: Gradients | ExampleLosses) -> Float[Tensor, "rows size"]:
-        """What each example adds: query, encode, bound; the one place where rows are bounded.
+        """Contribution of each example: query, encode, bound; rows are bounded nowhere else.
 
         Args:
-            source: gradients of the examples, or losses for a query of those.
+            source: gradients of the examples, or losses for a query of losses.
         """
         answers = self.query(source)
         encoded, least = self.codec.encode(answers), least_norms(self.codec, self.query, answers, source)
@@ -104,17 +103,16 @@ class Block:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """All blocks of one step, and what happens to the update after the noise.
+    """Blocks of one step, and the treatment of the update after the noise.
 
     Attributes:
-        blocks: released from one and the same batch.
+        blocks: blocks released from the same batch.
         post: map of the noisy update after its division by the expected batch.
-        remarks: what a record of the run should say about this plan, as "rank_lowered_to_15".
-        moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all of them.
-        start_at: parameters [dim] that the model is put to before the step, a function of public things and releases;
-            None for where it is.
-        correlated: the place of the step in a stream of noise that is correlated over steps; None for noise of its own.
-        trial: decides after the step whether it stands; None where every step does.
+        remarks: remarks on this plan in the record of the run, such as "rank_lowered_to_15".
+        moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all.
+        start_at: parameters [dim] to set before the step, a function of public values and releases; None for no change.
+        correlated: position of the step in a stream of correlated noise; None for independent noise.
+        trial: release after the step that decides whether the step stands; None keeps every step.
     """
 
     blocks: tuple[Block, ...]
@@ -135,18 +133,17 @@ class StepPlan:
         correlated: StrategyRow | None = None,
         trial: Trial | None = None,
     ) -> None:
-        """Collects the blocks.
+        """Takes the blocks and options of a step.
 
         Raises:
-            ValueError: when there is no block that updates, when shares do not sum to 1, or when dimensions
-                disagree.
+            ValueError: when no block updates, when shares do not sum to 1, or when dimensions disagree.
         """
         if not any(block.updates for block in blocks):
             raise ValueError("a plan must have at least one block with updates=True, got none")
         total = math.fsum(block.share for block in blocks)
-        if abs(total - 1) > 1e-9:  # what rounding leaves, `sensitivity` accounts for
+        if abs(total - 1) > 1e-9:  # `sensitivity` accounts for the rounding that is left
             raise ValueError(f"the shares of a plan's blocks must sum to 1, got {total}")
-        # Others may live in a space of their own: adaptive clipping's count has one dimension.
+        # Other blocks may have a dimension of their own: the count of adaptive clipping has one.
         if len({block.codec.dim for block in blocks if block.updates}) > 1:
             raise ValueError("all updating blocks of a plan must decode to the same dimension")
         (dim,) = {block.codec.dim for block in blocks if block.updates}
@@ -164,23 +161,23 @@ class StepPlan:
 
     @property
     def sensitivity(self) -> float:
-        """Largest norm of one record's whitened contribution at noise multiplier 1: one, or infinite."""
+        """Largest norm of one record's whitened contribution at noise multiplier 1: 1 or infinite."""
         if any(math.isinf(block.bound.sensitivity) for block in self.blocks):
             return math.inf
         return math.sqrt(math.fsum(block.share for block in self.blocks))
 
     def at(self, noise_multiplier: float) -> NoisyPlan:
-        """This plan at a noise multiplier: what an engine executes, and the ledger charges."""
+        """Returns this plan at a noise multiplier, for the engine to execute and the ledger to charge."""
         return NoisyPlan(self, noise_multiplier)
 
 
 @dataclass(frozen=True)
 class NoisyPlan:
-    """A plan and the noise that it is executed with: engine and ledger get the two as one, and cannot differ in them.
+    """A plan with its noise multiplier, passed to engine and ledger as a single object, so that they cannot disagree.
 
     Attributes:
-        plan: the blocks of one step, or of a release of its own.
-        noise_multiplier: of the whole release as one Gaussian; 0 for no noise.
+        plan: blocks of one step, or of a one-off release.
+        noise_multiplier: multiplier of the whole release as one Gaussian; 0 for no noise.
     """
 
     plan: StepPlan
@@ -191,7 +188,7 @@ class NoisyPlan:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Those of the plan."""
+        """Blocks of the plan."""
         return self.plan.blocks
 
     @property
@@ -202,7 +199,7 @@ class NoisyPlan:
 
     @property
     def fresh_stds(self) -> list[float]:
-        """The same of the noise that is drawn in this step: less, where some of it is that of earlier steps."""
+        """Standard deviation of the noise drawn in this step: smaller if a part is carried over from earlier steps."""
         row = self.plan.correlated
         return self._stds(1.0 if row is None else row.fresh)
 
@@ -212,15 +209,15 @@ class NoisyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One number that is released after a step, of a sample of its own, and decides whether the step stands.
+    """A number released after a step, from a sample of its own, which decides whether the step stands.
 
-    The step has moved the parameters by then. Where it does not stand, they, the optimizer, the method's state and the
-    last update are as if it had not been taken; it is charged all the same, and so is the trial.
+    The parameters have moved by then. If the step does not stand, parameters, optimizer, method state and last update
+    are restored; both the step and the trial are charged all the same.
 
     Attributes:
-        plan: of one block that releases one number, with noise of its own.
-        rate: every example joins the sample with this probability, in (0, 1], by a coin that is not the step's.
-        below: the step stands if the number, divided by the expected size of the sample, is less than this.
+        plan: plan of one block that releases one number, with its own noise.
+        rate: probability with which each example joins the sample, in (0, 1], independently of the step's batch.
+        below: the step stands if the released number, divided by the expected sample size, is less than this.
     """
 
     plan: NoisyPlan
@@ -243,25 +240,24 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a method may look at when it plans a step: public things and past releases, nothing else.
+    """Inputs of a method when it plans a step: public values and past releases, nothing else.
 
     Attributes:
-        step: number of the step, from 0.
+        step: index of the step, from 0.
         steps: planned number of steps.
         steps_per_epoch: steps in which every example is expected once.
         layout: names and shapes behind the flat vectors.
         dim: length of the flat vectors.
-        parameters: the current parameters [dim] (themselves a function of releases); None outside of
-            training.
-        update: the last update [dim] that the optimizer got; None before the first.
-        expected_batch: the public constant that sums are divided by.
-        noise_multiplier: of the steps, as one Gaussian each.
-        architecture: makes a copy of the model as it is, for passes that look at no data; None in a dry run.
-        input_shape: of one example; () in a dry run.
+        parameters: current parameters [dim] (a function of releases); None outside training.
+        update: last update [dim] that the optimizer got; None before the first.
+        expected_batch: public constant that sums are divided by.
+        noise_multiplier: multiplier of each step as one Gaussian.
+        architecture: returns a copy of the current model, for passes that read no data; None in a dry run.
+        input_shape: shape of one example; () in a dry run.
         seed: key of the public randomness.
-        public: per-example gradients on public data; None where there are no public data.
-        one_off: executes a plan on all the data at once and charges it to a step; None where nothing can be released.
-        device: where the vectors live.
+        public: per-example gradients on public data; None without public data.
+        one_off: executes a plan on all data at once and charges it to a step; None if nothing can be released.
+        device: device of the vectors.
     """
 
     step: int
@@ -289,18 +285,18 @@ class Context:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch this step is in, from 0."""
+        """Index of the epoch of this step, from 0."""
         return self.step // self.steps_per_epoch
 
     @property
     def epochs(self) -> int:
-        """Planned number of epochs, a begun one counted whole."""
+        """Planned number of epochs, rounded up."""
         return -(-self.steps // self.steps_per_epoch)
 
     def coins(self, number: int | str) -> torch.Generator:
-        """Public randomness: a fresh CPU generator, a pure function of seed and `number` (an epoch, usually).
+        """Returns a public CPU generator, a pure function of seed and `number` (usually an epoch).
 
-        A run that is resumed draws the same mask, and so does anybody who knows the seed.
+        A resumed run draws the same mask, and so does anybody with the seed.
         """
         return keyed(seed_from(self.seed, "coins", number))
 
@@ -314,25 +310,25 @@ class Context:
         return self._public.size
 
     def public_rows(self, n: int, *, block: int | None = None) -> Float[Tensor, "n dim"]:
-        """Per-example gradients on `n` public examples at the current parameters.
+        """Returns per-example gradients of `n` public examples at the current parameters.
 
         Args:
-            n: how many.
-            block: which of the disjoint blocks of `n` that the pool is cut into; None draws fresh ones at random, which
-                other steps may draw too.
+            n: number of examples.
+            block: index of a block, if the pool is cut into disjoint blocks of `n`; None samples from the whole pool,
+                independently of other steps.
 
         Raises:
-            ValueError: when the run has no public data, or too few examples of them.
+            ValueError: when the run has no public data, or too few examples.
         """
         return self._public(self._chosen(n, block))
 
     def public_batch(self, n: int, *, block: int | None = None) -> GradientBatch:
-        """As `public_rows`, as rows of single tensors, and factors where gradients have some."""
+        """Like `public_rows`, but as rows of single tensors, with factors if the gradients have any."""
         chosen, factored = self._chosen(n, block), getattr(self._public, "batch", None)
         return Rows(self._public(chosen)) if factored is None else factored(chosen)
 
     def _chosen(self, n: int, block: int | None) -> Int64[Tensor, " n"]:
-        """Positions of the examples that `public_rows` and `public_batch` read."""
+        """Positions of the examples read by `public_rows` and `public_batch`."""
         public, needed = self._public, n * (1 if block is None else block + 1)
         if needed > public.size:
             raise ValueError(f"public data must have at least {needed} examples, got {public.size}")
@@ -347,20 +343,20 @@ class Context:
         return self.public
 
     def release(self, plan: NoisyPlan) -> tuple[Tensor, ...]:
-        """A one-off release, for `start`: one plan on all the data, with its own noise, charged without sampling.
+        """Executes a one-off release, for `start`: a plan on all data, with its own noise, without amplification.
 
         Args:
-            plan: fixed by public things, as every plan, at its own noise: `context.release(plan.at(8.0))`. The
-                defense's own multiplier is for the steps; 0 adds no noise, and then nothing is proved.
+            plan: plan with its own noise, a function of public values: `context.release(plan.at(8.0))`. The defense's
+                multiplier applies to steps only; 0 adds no noise, and then nothing is guaranteed.
 
         Returns:
             The undivided noisy sum of each block.
 
         Raises:
             TypeError: for a plan without its noise.
-            ValueError: where there are no data to release anything from.
+            ValueError: when there are no data to release from.
         """
-        # The exact type, whose noise is the one that it is charged by.
+        # The exact type, whose noise is the noise that the ledger charges.
         if type(plan) is not NoisyPlan:
             raise TypeError(f"a release must have its noise, as in release(plan.at(8.0)), got {type(plan).__name__}")
         if self.one_off is None:
@@ -368,40 +364,40 @@ class Context:
         return self.one_off(plan, self.step)
 
     def at(self, step: int, **changes: Any) -> Context:
-        """This context at another step."""
+        """Returns this context at another step."""
         return replace(self, step=step, **changes)
 
 
 @runtime_checkable
 class Method(Protocol):
-    """A defense's algorithm: three functions over a plain state. It never sees private data or raw sums."""
+    """Algorithm of a defense: three functions over a plain state. It never reads private data or raw sums."""
 
     def start(self, context: Context) -> State:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         ...
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
-        """The plan of this step, before its batch is drawn."""
+        """Returns the next state and the plan of this step, before its batch is drawn."""
         ...
 
     def observe(
         self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
     ) -> State:
-        """The state after the step, from its noisy blocks (undivided) and its update: releases only."""
+        """Returns the state after the step, from its undivided noisy blocks and its update: releases only."""
         ...
 
 
 class Stateless:
-    """A `Method` without memory, of which an author writes `plan(self, context) -> StepPlan` alone.
+    """A `Method` without state; a subclass defines only `plan(self, context) -> StepPlan`.
 
-    The plan so written becomes the method's `plan(state, context) -> (state, StepPlan)` when its class is made. Called
-    with a context alone, as by `super().plan(context)`, it answers as it was written.
+    When the subclass is created, its plan is wrapped as `plan(state, context) -> (state, StepPlan)`. Called with a
+    context alone, as in `super().plan(context)`, it returns the plan alone.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Wraps the `plan(context)` that a class defines into the `plan(state, context)` of a `Method`."""
+        """Wraps the `plan(context)` of a subclass as the `plan(state, context)` of a `Method`."""
         super().__init_subclass__(**keywords)
-        written = cls.__dict__.get("plan")  # the class's own: an inherited plan was wrapped already
+        written = cls.__dict__.get("plan")  # the class's own plan: an inherited one is wrapped already
         if written is not None and _MARK not in vars(written):
             if len(inspect.signature(written).parameters) != 2:
                 raise TypeError(
@@ -411,30 +407,30 @@ class Stateless:
             cls.plan = _without_memory(written)
 
     def start(self, context: Context) -> None:
-        """Nothing to remember."""
+        """Returns no state."""
 
     def plan(self, *arguments: Any, **keywords: Any) -> Any:
-        """The plan of this step, before its batch is drawn: `plan(self, context)` where it is written."""
+        """Returns the plan of this step, before its batch is drawn; subclasses define `plan(self, context)`."""
         raise NotImplementedError(f"{type(self).__name__} must define plan(context)")
 
     def observe(
         self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
     ) -> State:
-        """Nothing to remember."""
+        """Returns the state unchanged."""
         return state
 
 
 def _refuse_other_arguments(method: Method | Stateless) -> None:
-    """Refuses a method whose functions cannot be called as they will be, before a run has begun."""
+    """Raises `TypeError` before a run for a method whose functions do not take the arguments that they will get."""
     called = {"start": "context", "plan": "state, context", "observe": "state, context, noisy, update"}
     for name, arguments in called.items():
         if name == "plan" and isinstance(method, Stateless):
-            continue  # it was asked when its class was made
+            continue  # checked when the class was created
         try:
-            # As it is called, not as what it wraps is: a decorator may hand on less than it takes.
+            # The signature that is called, not the wrapped one: a decorator may take more arguments than it passes on.
             signature = inspect.signature(getattr(method, name), follow_wrapped=False)
         except ValueError:
-            continue  # of something written in C, which has none to read
+            continue  # functions written in C have no signature
         try:
             signature.bind(*arguments.split(", "))
         except TypeError:
@@ -443,11 +439,11 @@ def _refuse_other_arguments(method: Method | Stateless) -> None:
             ) from None
 
 
-_MARK = "of a method"  # on a plan that was wrapped: `dataclass(slots=True)` makes a class a second time
+_MARK = "of a method"  # on a wrapped plan: `dataclass(slots=True)` creates the class a second time
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
-    """Wraps `plan(context)` as a method's `plan(state, context)`, which returns the state unchanged."""
+    """Wraps `plan(context)` as `plan(state, context)`, which also returns the state, unchanged."""
 
     @wraps(written)
     def plan(self: Stateless, *arguments: Any) -> Any:
@@ -461,13 +457,13 @@ def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[...
 
 @dataclass(frozen=True)
 class Defense:
-    """A method and its one noise multiplier.
+    """A method and its noise multiplier.
 
     Attributes:
         method: the algorithm.
-        noise_multiplier: noise standard deviation / sensitivity of every step; 0 adds no noise; None means
-            that it is yet to be calibrated, and training refuses.
-        name: what records and tables call it.
+        noise_multiplier: noise standard deviation / sensitivity of every step; 0 adds no noise; None is uncalibrated,
+            and training refuses.
+        name: name in records and tables.
     """
 
     method: Method | Stateless
@@ -491,12 +487,12 @@ class Defense:
             object.__setattr__(self, "name", "".join(f"_{c.lower()}" if c.isupper() else c for c in words).strip("_"))
 
     def with_noise(self, noise_multiplier: float) -> Defense:
-        """The same method at another noise multiplier."""
+        """Returns the same method at another noise multiplier."""
         return replace(self, noise_multiplier=noise_multiplier)
 
     @cached_property
     def calibrated_multiplier(self) -> float:
-        """The noise multiplier, if there is one.
+        """The noise multiplier of a calibrated defense.
 
         Raises:
             ValueError: when the defense has not been calibrated.
@@ -510,14 +506,15 @@ class Defense:
         return self.noise_multiplier
 
     def start(self, context: Context) -> State:
-        """The method's state before the first step."""
+        """Returns the method's state before the first step."""
         return self.method.start(context)
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
-        """The plan of this step.
+        """Returns the method's next state and its plan of this step, checked.
 
         Raises:
-            TypeError: the method answered with something else.
+            TypeError: when the method returns something else.
+            ValueError: when the plan's codecs are not of the context's dimension.
         """
         found = self.method.plan(state, context)
         pair = isinstance(found, tuple) and len(found) == 2
@@ -533,5 +530,5 @@ class Defense:
         return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
-        """The method's state after the step."""
+        """Returns the method's state after the step."""
         return self.method.observe(state, context, noisy, update)

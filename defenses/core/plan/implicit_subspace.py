@@ -1,10 +1,10 @@
-"""Subspaces of which a part of the basis is never formed, or never put in order.
+"""Subspaces with bases that are formed only when read, or kept in the layout of their computation.
 
-A linear layer's gradient is an outer product, s xᵀ, the derivatives of its outputs times its inputs. Directions are
-V = Pᵀ W, with public gradients P, one a row, and W = U L^(-1/2) of their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
-outer products are products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so that P Pᵀ and the coefficients Wᵀ P g
-of a batch of such gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one
-product. A basis that serves a single step costs more to form than all that is done with it.
+A linear layer's gradient is an outer product s xᵀ of the output derivatives s and the inputs x. Directions are V = Pᵀ
+W, with a public gradient in each row of P, and W = U L^(-1/2) from their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
+outer products are products of inner products, <s xᵀ, t yᵀ> = <s, t> <x, y>, so P Pᵀ and the coefficients Wᵀ P g of a
+batch of such gradients follow from matrices of the size of the batch, and V c = sum_i (W c)_i s_i x_iᵀ is one product.
+Forming a basis that serves a single step would cost more than all its uses.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from .linear_algebra.memo import Memo
 from .linear_algebra.products import exact_products, inner_products
 from .linear_algebra.sketch import SketchDirections
 
-# Rows whose coefficients are found from the factors; for more, the basis is formed. Whether somebody has formed it
-# already decides nothing: the last digit of an update would depend on who looked at the step before.
+# Largest number of rows whose coefficients are computed from the factors; for more, the basis is formed. The choice
+# does not depend on whether the basis is formed already: otherwise the last digit of an update would depend on earlier
+# reads.
 _FEW = 8
-# Of the smallest singular value to the largest: rounding of an inner product comes back divided by it.
+# Smallest accepted ratio of singular values: rounding errors of inner products are divided by it.
 _LEAST_RATIO = 1e-3
-_EDGE = 1e15  # sizes between this and its inverse have squares that are float32 numbers
+_EDGE = 1e15  # values between this and its inverse have squares within float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +38,9 @@ class OuterDirections:
     """Orthonormal combinations of outer products s_i x_iᵀ.
 
     Attributes:
-        signals: s, one a row.
-        inputs: x, one a row.
-        weights: W; each column holds the share of every product in a direction.
+        signals: factors s, in rows.
+        inputs: factors x, in rows.
+        weights: W; column j holds the coefficients of direction j.
     """
 
     signals: Float[Tensor, "m out"] = field(repr=False)
@@ -52,21 +53,21 @@ class OuterDirections:
     def leading(
         cls, signals: Float[Tensor, "m out"], inputs: Float[Tensor, "m in"], rank: int
     ) -> OuterDirections | None:
-        """The leading directions of these products, in no order; None where the factors do not tell them well enough.
+        """Returns the leading directions of these products, unordered; None if the factors are too ill-conditioned.
 
-        In each direction the product with the largest share has a positive one, so that parties that hold the same
-        products exchange coefficients in the same signs.
+        The largest coefficient of each direction is positive, so that parties with the same products exchange
+        coefficients with the same signs.
 
         Args:
-            signals: one a product.
-            inputs: one a product.
+            signals: factors s, in rows.
+            inputs: factors x, in rows.
             rank: largest number of directions.
         """
         sizes = torch.stack([part.double().norm(dim=1).max() for part in (signals, inputs)])
         if not bool(((sizes < _EDGE) & (sizes > 1 / _EDGE)).all()):  # NaN too
             return None
         moments = exact_products(signals, signals) * exact_products(inputs, inputs)
-        # Directions of all products may be any that span them, which take a tenth of the time of eigenvectors.
+        # At full rank any basis of the span will do; Cholesky takes a tenth of the time of eigenvectors.
         whole = whitening(moments, _LEAST_RATIO**-2) if rank >= len(moments) else None
         if whole is None:
             values, vectors = leading_eigenvectors(moments, rank)
@@ -78,7 +79,7 @@ class OuterDirections:
         return cls(signals, inputs, (weights * largest.sign()).to(signals.dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files and copies without the basis, which may have been formed."""
+        """Pickles without the basis, which may have been formed."""
         return OuterDirections, (self.signals, self.inputs, self.weights)
 
     @property
@@ -88,8 +89,8 @@ class OuterDirections:
 
     @property
     def basis(self) -> Float[Tensor, "span k"]:
-        """The directions themselves, one a column; as elsewhere the transpose of a contiguous matrix."""
-        # Formed once for the steps that keep it.
+        """The directions as columns; like other bases, the transpose of a contiguous matrix."""
+        # Formed once for all steps that use it.
         return self._formed.of((self.signals, self.inputs, self.weights), self._form)
 
     def _form(self) -> Tensor:
@@ -99,16 +100,16 @@ class OuterDirections:
     def of_products(
         self, signals: Float[Tensor, "rows out"], inputs: Float[Tensor, "rows in"]
     ) -> Float[Tensor, "rows k"]:
-        """Coefficients of outer products, from inner products of their factors.
+        """Returns coefficients of outer products, from inner products of their factors.
 
-        In float64: what cancels leaves rounding, a bound makes a row of rounding as long as any other, and products of
-        few rows round otherwise than those of many, so that without one row the others would move.
+        In float64: cancellation leaves rounding error, which a bound scales up to the norm of any other row, and
+        products of few rows round differently from those of many, so that removing one row would move the others.
         """
         along = exact_products(signals, self.signals) * exact_products(inputs, self.inputs)
         return (along @ self.weights.double()).to(signals.dtype)
 
     def of_rows(self, rows: Float[Tensor, "rows span"]) -> Float[Tensor, "rows k"]:
-        """Coefficients of any rows."""
+        """Returns coefficients of arbitrary rows."""
         if len(rows) > _FEW:
             return inner_products(rows, self.basis.to(rows))
         wide = rows.unflatten(1, (self.signals.shape[1], self.inputs.shape[1]))
@@ -116,7 +117,7 @@ class OuterDirections:
         return inner @ self.weights.to(rows)
 
     def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
-        """The combinations of directions that have these coefficients."""
+        """Returns the combinations of directions with these coefficients."""
         if len(coefficients) > _FEW:
             return coefficients @ self.basis.to(coefficients).T
         shares = coefficients @ self.weights.to(coefficients).T
@@ -126,13 +127,13 @@ class OuterDirections:
 
 @dataclass(frozen=True, eq=False)
 class OrderedBasis:
-    """A basis of a convolution's weight, whose numbers lie as those of the rows that gradients are made in.
+    """Basis of a convolution's weight, stored in the layout in which gradient rows are computed.
 
-    To bring so many directions into the weight's order, and for the products back into that of the rows, would take as
-    long as to form them.
+    Permuting so many directions to the weight's layout, and back for the products, would take as long as computing
+    them.
 
     Attributes:
-        numbers: the directions in the rows' order, one a column, the transpose of a contiguous matrix.
+        numbers: directions as columns, in the rows' layout; the transpose of a contiguous matrix.
         sizes: (groups, height, width, entering, leaving) of a row.
     """
 
@@ -141,7 +142,7 @@ class OrderedBasis:
     _restored: Memo[Tensor] = field(default_factory=Memo, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files and copies without the basis in the weight's order."""
+        """Pickles without the basis in the weight's layout."""
         return OrderedBasis, (self.numbers, self.sizes)
 
     @property
@@ -151,11 +152,11 @@ class OrderedBasis:
 
     @property
     def basis(self) -> Float[Tensor, "span k"]:
-        """The directions in the weight's order; as elsewhere the transpose of a contiguous matrix."""
+        """The directions in the weight's layout; like other bases, the transpose of a contiguous matrix."""
         return self._restored.of((self.numbers,), lambda: self._in_order(self.numbers.T).T)
 
     def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
-        """Coefficients of rows in the weight's order."""
+        """Returns coefficients of rows in the weight's layout."""
         if len(rows) > _FEW:
             return inner_products(rows, self.basis.to(rows))
         groups, height, width, entering, leaving = self.sizes
@@ -163,7 +164,7 @@ class OrderedBasis:
         return inner_products(split.permute(0, 1, 4, 5, 3, 2).flatten(1), self.numbers.to(rows))
 
     def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
-        """The combinations of directions that have these coefficients, in the weight's order."""
+        """Returns the combinations of directions with these coefficients, in the weight's layout."""
         return self._in_order(coefficients @ self.numbers.to(coefficients).T)
 
     def _in_order(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n span"]:
@@ -172,17 +173,17 @@ class OrderedBasis:
 
 @dataclass(frozen=True, eq=False)
 class FactoredBasis:
-    """A basis that is a combination of public gradients, with the factors of those that are outer products.
+    """Basis of combinations of public gradients, with the factors of gradients that are outer products.
 
-    Coefficients of outer products follow from the factors, as those of `OuterDirections`; all else from the basis,
-    which is formed in float64, so that the two differ by the rounding of its numbers alone.
+    Coefficients of outer products follow from the factors, as in `OuterDirections`; all others from the basis, which is
+    formed in float64, so that both agree up to the rounding of its entries.
 
     Attributes:
-        basis: the directions, one a column, the transpose of a contiguous matrix.
-        weights: W, in float64; each column holds the share of every gradient in a direction.
-        spans: (start, stop) of the parameters whose gradients are outer products, which may reach beyond the basis;
-            counted from its first coordinate.
-        factors: (signals [m, out], inputs [m, in]) of each.
+        basis: directions as columns, the transpose of a contiguous matrix.
+        weights: W, float64; column j holds the coefficients of direction j.
+        spans: (start, stop) of the parameters whose gradients are outer products, counted from the first coordinate of
+            the basis; they may reach beyond it.
+        factors: (signals [m, out], inputs [m, in]) of each span.
     """
 
     basis: Float[Tensor, "span k"] = field(repr=False)
@@ -204,14 +205,14 @@ class FactoredBasis:
         spans: tuple[tuple[int, int], ...],
         factors: tuple[tuple[Tensor, Tensor], ...],
     ) -> FactoredBasis:
-        """The basis of these combinations, with their factors.
+        """Forms the basis of these combinations, and keeps the factors.
 
         Args:
-            others: of the public gradients what lies in none of the spans, one a row.
-            length: of the basis.
-            weights: see there.
-            spans: see there; increasing.
-            factors: see there.
+            others: columns of the public gradients outside all spans, a row for each gradient.
+            length: length of the basis.
+            weights: see the attribute.
+            spans: see the attribute; increasing.
+            factors: see the attribute.
         """
         basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
         at = taken = 0
@@ -219,18 +220,18 @@ class FactoredBasis:
             low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
             basis[:, at:low] = rest[:, taken : taken + low - at]
             taken += low - at
-            # Not of rows, which are products of the factors with a rounding of their own.
+            # Not from rows, which are products of the factors with their own rounding.
             first, last = (low - start) // width, -(-(high - start) // width)
             shares = weights.T.unsqueeze(1) * signals.double().T[first:last]
             whole = (shares @ inputs.double()).flatten(1)
             basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
             at = high
         basis[:, at:] = rest[:, taken:]
-        # As leading directions are, so that parties that form them of rows have the same.
+        # Signs as for leading directions, so that parties that form the directions from rows get the same ones.
         return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files and copies with the factors as long as they are those of the basis."""
+        """Pickles with the factors only if they still match the basis."""
         known = (self.spans, self.factors) if self._unchanged else ((), ())
         return FactoredBasis, (self.basis, self.weights, *known)
 
@@ -240,7 +241,7 @@ class FactoredBasis:
         return self.weights.shape[1]
 
     def factors_of(self, span: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
-        """Factors (signals, inputs) of a parameter's public gradients; None where they are not known.
+        """Returns factors (signals, inputs) of a parameter's public gradients; None if unknown.
 
         Args:
             span: (start, stop) of the parameter, counted from the first coordinate of the basis.
@@ -248,54 +249,54 @@ class FactoredBasis:
         return self.factors[self.spans.index(span)] if span in self.spans and self._unchanged else None
 
     def of_inner(self, inner: Float[Tensor, "rows m"]) -> Float[Tensor, "rows k"]:
-        """Shares of coefficients from inner products with the gradients, in float64."""
+        """Returns partial coefficients from inner products with the gradients, in float64."""
         return inner @ self.weights.to(inner)
 
     def of_rows(self, rows: Float[Tensor, "n span"]) -> Float[Tensor, "n k"]:
-        """Coefficients of any rows."""
+        """Returns coefficients of arbitrary rows."""
         return inner_products(rows, self.basis.to(rows))
 
     def combined(self, coefficients: Float[Tensor, "n k"]) -> Float[Tensor, "n span"]:
-        """The combinations of directions that have these coefficients."""
+        """Returns the combinations of directions with these coefficients."""
         return coefficients @ self.basis.to(coefficients).T
 
     @property
     def _unchanged(self) -> bool:
-        """Whether nobody has written into any of the tensors, of which one would no longer be made of the others."""
+        """True if no tensor was written to in place; a write to one would make it inconsistent with the others."""
         return self._versions is not None and self._versions == self._now()
 
     def _now(self) -> list[int] | None:
         tensors = [self.basis, self.weights, *(part for pair in self.factors for part in pair)]
-        # Inference tensors do not count what is written.
+        # Inference tensors have no version counter.
         return None if any(part.is_inference() for part in tensors) else [part._version for part in tensors]
 
 
 Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDirections
-"""An orthonormal basis [span, k], or directions that stand for one."""
+"""An orthonormal basis [span, k], or an implicit form of one."""
 _OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
 
 
-# Of the squared norm of all directions together, 1 where they are orthonormal: rounding grows with it, and what a state
-# may be written into is not measured at every step.
+# Largest absolute row sum of a Gram matrix, which is 1 for an orthonormal basis. Rounding grows with it, and a state
+# that was written to is not checked in every step.
 _MOST_ALONG = 10.0
 
 
 class ImplicitSubspace(Subspace):
-    """As `Subspace`, with some bases formed only where somebody reads `bases`.
+    """A `Subspace` whose implicit bases are formed only when `bases` is read.
 
     Attributes:
-        parts: of each span, orthonormal columns, or directions that stand for them.
+        parts: orthonormal columns, or an implicit form of them, for each span.
     """
 
     parts: tuple[Directions, ...]
     _moments: Memo[tuple[Tensor, ...]]
 
     def __init__(self, parts: Sequence[Directions], spans: tuple[tuple[int, int], ...], dim: int) -> None:
-        """Takes what was orthonormal when it was made, as leading directions are; it is not measured again.
+        """Takes directions that were orthonormal when made; orthonormality is not checked again.
 
         Raises:
-            ValueError: for directions that compute something of their own, of which no claim could hold, or of another
-                length than their span.
+            ValueError: for subclasses of directions, which could compute anything, or for a length other than the
+                span's.
         """
         for part, (start, stop) in zip(parts, spans, strict=True):
             if not isinstance(part, Tensor) and type(part) not in _OURS:
@@ -311,29 +312,29 @@ class ImplicitSubspace(Subspace):
                 )
             if isinstance(part, FactoredBasis) and len(part.basis) != stop - start:
                 raise ValueError(f"basis must have {stop - start} rows for its span, got {len(part.basis)}")
-        # A frozen dataclass can only be filled this way.
+        # Fields of a frozen dataclass can only be set this way.
         for name, value in (("parts", tuple(parts)), ("spans", spans), ("dim", dim), ("_moments", Memo())):
             object.__setattr__(self, name, value)
 
     @property
     def bases(self) -> tuple[Float[Tensor, "_ _"], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """All of them, formed."""
+        """All bases, formed."""
         return tuple(part if isinstance(part, Tensor) else part.basis for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In files and copies without bases that were formed."""
+        """Pickles without the bases that were formed."""
         return ImplicitSubspace, (self.parts, self.spans, self.dim)
 
     @property
     def ranks(self) -> list[int]:
-        """Number of directions of each span."""
+        """Number of directions in each span."""
         return [part.shape[1] if isinstance(part, Tensor) else part.rank for part in self.parts]
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """As of `Subspace`; computed once for the steps that keep the bases.
+        """Gram matrix of each basis, see `Subspace`; computed once for all steps that keep the bases.
 
         Raises:
-            ValueError: for directions so long, or so many alike, that rounding along them is as long as what is left.
+            ValueError: for directions so long or so nearly parallel that rounding along them may exceed the result.
         """
         return self._moments.of(self.bases, self._bounded_moments)
 
@@ -348,7 +349,7 @@ class ImplicitSubspace(Subspace):
         return found
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
-        """Inner products with the directions."""
+        """Returns inner products with the directions."""
         found = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
             some = rows[:, start:stop]
@@ -359,7 +360,7 @@ class ImplicitSubspace(Subspace):
         return torch.cat(found, dim=1)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
-        """The combination of directions that has these coefficients."""
+        """Returns the combination of directions with these coefficients."""
         decoded = values.new_zeros(self.dim)
         for part, (start, stop), c in zip(self.parts, self.spans, values.split(self.ranks), strict=True):
             along = part.to(values) @ c if isinstance(part, Tensor) else part.combined(c.unsqueeze(0))[0]
@@ -369,7 +370,7 @@ class ImplicitSubspace(Subspace):
     def project(
         self, rows: Float[Tensor, "rows dim"], weights: Float[Tensor, " size"] | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """The part of each row inside the subspace; arguments as for `Subspace`."""
+        """Projects each row on the subspace; arguments as in `Subspace`."""
         inside = torch.zeros_like(rows)
         shares = [None] * len(self.parts) if weights is None else weights.split(self.ranks)
         for part, (start, stop), share in zip(self.parts, self.spans, shares, strict=True):

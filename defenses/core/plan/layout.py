@@ -1,4 +1,4 @@
-"""The parameter order of flat vectors: names, shapes and spans of tensors and layers."""
+"""Parameter order of flat vectors: names, shapes and spans of tensors and layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Names and shapes of the trained parameters, in the one order that every flat vector uses.
+    """Names and shapes of the trained parameters, in the order that every flat vector uses.
 
     Attributes:
         names: parameter names as in `model.named_parameters()`, trained ones only.
@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """Reads the layout off a model; frozen parameters (`requires_grad=False`) are left out."""
+        """Layout of a model; frozen parameters (`requires_grad=False`) are left out."""
         trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
         if not trained:
             raise ValueError("model must have at least one parameter that requires a gradient, got none")
@@ -35,7 +35,7 @@ class Layout:
 
     @classmethod
     def flat(cls, dim: int) -> Layout:
-        """A layout of one nameless vector, for work on rows without a model."""
+        """Layout of a single unnamed vector, for work on rows without a model."""
         return cls(("",), ((dim,),))
 
     @cached_property
@@ -56,14 +56,14 @@ class Layout:
 
     @cached_property
     def weights(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each weight of a convolution or linear layer: no biases, no scales of norms, no gains."""
-        # A gain of a standardised convolution has its four dimensions, and one number a channel.
+        """(start, stop) of each weight of a convolution or linear layer, without biases, norm scales and gains."""
+        # A gain of a standardised convolution has four dimensions but a single number per channel.
         shapes = zip(self.slices, self.shapes, strict=True)
         return tuple(span for span, shape in shapes if len(shape) == 2 or any(size > 1 for size in shape[1:]))
 
     @cached_property
     def layers(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each layer: the neighbouring parameters of one module, weight and bias."""
+        """(start, stop) of each layer: the adjacent parameters of a module, such as weight and bias."""
         spans: list[tuple[int, int]] = []
         owner: str | None = None
         for name, (start, stop) in zip(self.names, self.slices, strict=True):
@@ -76,23 +76,23 @@ class Layout:
         return tuple(spans)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, " dim"]:
-        """One vector from named tensors."""
+        """Concatenates named tensors to a vector."""
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
     def unflatten(self, vector: Float[Tensor, " dim"]) -> dict[str, Tensor]:
-        """Named views into a flat vector."""
+        """Splits a flat vector into named views."""
         parts = torch.split_with_sizes(vector, self.sizes)
         named = zip(self.names, parts, self.shapes, strict=True)
         return {name: part if len(shape) == 1 else part.view(shape) for name, part, shape in named}
 
     def read(self, model: nn.Module) -> Float[Tensor, " dim"]:
-        """A copy of the model's trained parameters as one vector."""
+        """Returns a copy of the model's trained parameters as a vector."""
         parameters = dict(model.named_parameters())
         return self.flatten({name: parameters[name].detach() for name in self.names})
 
     @torch.no_grad()
     def write(self, model: nn.Module, vector: Float[Tensor, " dim"]) -> None:
-        """Puts the model's trained parameters to those of a vector."""
+        """Writes a vector into the model's trained parameters."""
         parameters = dict(model.named_parameters())
         for name, values in self.unflatten(vector).items():
             parameters[name].copy_(values)

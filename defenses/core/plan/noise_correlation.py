@@ -1,11 +1,11 @@
-"""Noise that is correlated over steps: strategy matrices, which say how, and what they need to be kept.
+"""Noise that is correlated over steps: strategy matrices, and the memory that a run of one needs.
 
-Matrix mechanisms (Denisov, McMahan, Rush, Smith & Thakurta, NeurIPS 2022) release what steps sum, S, as S + C^-1 Z with
-Z independent: each step takes back a part of earlier noise, so that the sum of all updates, which is where a model ends
-up, carries less of it. C, lower triangular with ones on its diagonal, is the strategy; one record moves C S by at most
+Matrix mechanisms (Denisov, McMahan, Rush, Smith & Thakurta, NeurIPS 2022) release the steps' sums S as S + C^-1 Z with
+Z independent: each step cancels a part of earlier noise, so that the sum of all updates, which determines the final
+model, carries less of it. C, lower triangular with a unit diagonal, is the strategy; one record moves C S by at most
 its columns at the steps that the record is in.
 
-A strategy is run as a recurrence over few vectors. Before step t it holds M [size, dim], in units of fresh noise z; the
+A strategy runs as a recurrence over a few vectors. Before step t it holds M [size, dim], in units of fresh noise z; the
 step's noise is z + weights M, and M becomes carry M + entry z. `NoiseMemory` runs it.
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from ..randomness.noise import Noise
 
 MOST_STEPS = 5000
-"""Of a run with correlated noise: its cost follows from all pairs of steps."""
+"""Largest number of steps with correlated noise, because its cost grows with all pairs of steps."""
 
 Recurrence = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Weights [size], carry [size, size] and entry [size] of a step."""
@@ -32,7 +32,7 @@ Recurrence = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @runtime_checkable
 class NoiseStrategy(Protocol):
-    """How the noise of a stream of steps is correlated; a value, fixed before the first of them."""
+    """Correlation of the noise over a stream of steps; a value, fixed before the first step."""
 
     @property
     def steps(self) -> int:
@@ -41,25 +41,25 @@ class NoiseStrategy(Protocol):
 
     @property
     def size(self) -> int:
-        """Vectors to keep from step to step."""
+        """Number of vectors kept from step to step."""
         ...
 
     def recurrence(self, position: int) -> Recurrence:
-        """How the step at a position, from 0, uses and changes what is kept."""
+        """Returns weights, carry and entry of the step at a position, from 0."""
         ...
 
     def matrix(self) -> np.ndarray:
-        """C [steps, steps], lower triangular with a diagonal of ones."""
+        """Strategy matrix C [steps, steps], lower triangular with a unit diagonal."""
         ...
 
 
 @dataclass(frozen=True)
 class Banded:
-    """A Toeplitz strategy whose columns have few entries: steps further apart than these are independent.
+    """A Toeplitz strategy with a banded C.
 
     Attributes:
         steps: length of the stream.
-        coefficients: the first column of C behind its 1.
+        coefficients: first column of C after its 1.
     """
 
     steps: int
@@ -67,28 +67,28 @@ class Banded:
 
     @property
     def size(self) -> int:
-        """The noise of so many steps is kept."""
+        """Number of coefficients: as many steps' noise is kept."""
         return len(self.coefficients)
 
     def recurrence(self, position: int) -> Recurrence:
-        """Noise w solves C w = z: w_t = z - sum_j c_j w_(t-j)."""
+        """Solves C w = z for the noise: w_t = z - sum_j c_j w_(t-j)."""
         weights = -np.array(self.coefficients)
         carry = np.eye(self.size, k=-1)
         carry[:1] = weights
         return weights, carry, np.eye(self.size)[0] if self.size else np.zeros(0)
 
     def matrix(self) -> np.ndarray:
-        """Lower triangular Toeplitz."""
+        """Lower triangular Toeplitz matrix of the coefficients."""
         return _toeplitz(np.array((1.0, *self.coefficients)), self.steps)
 
 
 @dataclass(frozen=True)
 class BandedInverse:
-    """A Toeplitz strategy whose inverse has few entries: noise is a moving sum of what was drawn.
+    """A Toeplitz strategy with a banded C^-1: noise is a moving sum of the fresh draws.
 
     Attributes:
         steps: length of the stream.
-        coefficients: the first column of C^-1 behind its 1.
+        coefficients: first column of C^-1 after its 1.
     """
 
     steps: int
@@ -96,27 +96,27 @@ class BandedInverse:
 
     @property
     def size(self) -> int:
-        """What was drawn in so many steps is kept."""
+        """Number of coefficients: as many steps' fresh draws are kept."""
         return len(self.coefficients)
 
     def recurrence(self, position: int) -> Recurrence:
-        """Noise w = z + sum_j d_j z_(t-j)."""
+        """Sums the fresh draws: w = z + sum_j d_j z_(t-j)."""
         entry = np.eye(self.size)[0] if self.size else np.zeros(0)
         return np.array(self.coefficients), np.eye(self.size, k=-1), entry
 
     def matrix(self) -> np.ndarray:
-        """The inverse series, lower triangular Toeplitz."""
+        """Lower triangular Toeplitz matrix of the inverse series."""
         return _toeplitz(inverse_series(np.array((1.0, *self.coefficients)), self.steps), self.steps)
 
 
 @dataclass(frozen=True)
 class Buffered:
-    """A Toeplitz strategy whose first column is a sum of falling powers: few vectors for any number of steps.
+    """A Toeplitz strategy whose first column is a sum of geometric series: few vectors for any number of steps.
 
     Attributes:
         steps: length of the stream.
-        scales: one for each buffer.
-        decays: of the buffers, in [0, 1): c_j = sum_k scales_k decays_k^(j-1) for j >= 1.
+        scales: scale of each buffer.
+        decays: decay of each buffer, in [0, 1): c_j = sum_k scales_k decays_k^(j-1) for j >= 1.
     """
 
     steps: int
@@ -125,23 +125,23 @@ class Buffered:
 
     @property
     def size(self) -> int:
-        """One vector a buffer."""
+        """Number of buffers, a vector each."""
         return len(self.decays)
 
     def recurrence(self, position: int) -> Recurrence:
-        """Each buffer is a decaying sum of earlier noise."""
+        """Updates each buffer, a decaying sum of earlier noise."""
         weights = -np.array(self.scales)
         return weights, np.diag(self.decays) + weights, np.ones(self.size)
 
     def matrix(self) -> np.ndarray:
-        """Lower triangular Toeplitz."""
+        """Lower triangular Toeplitz matrix of the buffers' coefficients."""
         powers = np.array(self.decays)[:, None] ** np.arange(self.steps - 1)
         return _toeplitz(np.concatenate([[1.0], np.array(self.scales) @ powers]), self.steps)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Binary tree aggregation: a prefix sum is that of the few tree nodes that it is made of.
+    """Binary tree aggregation: a prefix sum is the sum of the few tree nodes that cover it.
 
     Attributes:
         steps: length of the stream.
@@ -151,11 +151,11 @@ class Tree:
 
     @property
     def size(self) -> int:
-        """One node a level."""
+        """Number of levels, a node each."""
         return self.steps.bit_length()
 
     def recurrence(self, position: int) -> Recurrence:
-        """A step that completes a node of level k draws that node's noise, and takes back that of the k below it."""
+        """Draws the noise of the level-k node that this step completes, and cancels that of the k nodes below it."""
         level = _level(position)
         weights = np.zeros(self.size)
         weights[:level] = -1.0
@@ -164,25 +164,25 @@ class Tree:
         return weights, carry, np.eye(self.size)[level]
 
     def matrix(self) -> np.ndarray:
-        """A row for the node that each step completes: 1 at the steps below it."""
+        """Each row is the node completed by its step: 1 at the steps below the node."""
         rows = np.arange(self.steps)
         widths = np.array([2 ** _level(int(t)) for t in rows])
         return ((rows[:, None] - rows < widths[:, None]) & (rows <= rows[:, None])).astype(float)
 
 
 def _level(position: int) -> int:
-    """Level of the largest tree node that a step completes: how often its number, from 1, is even."""
+    """Level of the largest tree node that a step completes: the power of 2 in its number, counted from 1."""
     number = position + 1
     return (number & -number).bit_length() - 1
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """The place of a step in a stream of correlated noise.
+    """Position of a step in a stream of correlated noise.
 
     Attributes:
-        strategy: of the stream.
-        position: of the step in it, from 0; a step at 0 begins a stream.
+        strategy: strategy of the stream.
+        position: index of the step in the stream, from 0; position 0 begins a stream.
     """
 
     strategy: NoiseStrategy
@@ -200,25 +200,25 @@ class StrategyRow:
 
     @property
     def fresh(self) -> float:
-        """Standard deviation of what is drawn, in a plan's noise: a record used once then costs one Gaussian."""
+        """Standard deviation of the fresh noise, relative to the plan's: a record used once then costs one Gaussian."""
         return longest_column(self.strategy)
 
     @property
     def marginal(self) -> float:
-        """Standard deviation of the step's noise as it is released, in the same units."""
+        """Standard deviation of the step's released noise, in the same units."""
         return self.fresh * float(_spread(self.strategy)[self.position])
 
 
 @lru_cache(maxsize=4)
 def gram(strategy: NoiseStrategy) -> np.ndarray:
-    """What columns of a strategy have in common, C^T C [steps, steps]."""
+    """Gram matrix C^T C [steps, steps] of a strategy."""
     matrix = strategy.matrix()
     return matrix.T @ matrix
 
 
 @lru_cache(maxsize=256)
 def longest_column(strategy: NoiseStrategy) -> float:
-    """Norm of the longest column: what one record in one step moves C S by, at most."""
+    """Norm of the longest column: the largest change of C S by one record in one step."""
     return float(np.linalg.norm(strategy.matrix(), axis=0).max())
 
 
@@ -230,30 +230,30 @@ def _spread(strategy: NoiseStrategy) -> np.ndarray:
 
 
 class NoiseMemory:
-    """What the noise of a step owes to that of earlier ones; as secret as the noise itself."""
+    """Earlier noise that the next step's noise depends on; as secret as the noise itself."""
 
     def __init__(self) -> None:
-        """Before the first step of any stream."""
+        """Starts before the first step of any stream."""
         self._last: StrategyRow | None = None
         self._kept: list[Tensor] = []
 
     def add(
         self, row: StrategyRow, sums: list[Tensor], stds: list[float], noise: Noise
     ) -> list[Float[Tensor, " size"]]:
-        """Adds the noise of one step, and keeps of it what later ones need.
+        """Adds the noise of one step, and keeps what later steps need.
 
-        What is released is round(S_t + std (weights M) + std z). Since M follows from earlier releases less their sums,
-        it is a function of releases and of the step's row of C S plus fresh noise: as for independent noise, nothing
+        The release is round(S_t + std (weights M) + std z). Since M follows from earlier releases minus their sums, it
+        is a function of releases and of the step's row of C S plus fresh noise: as for independent noise, nothing
         depends on how the noise was rounded.
 
         Args:
-            row: the place of the step.
-            sums: of each block, float64.
-            stds: of the fresh noise on each block.
+            row: position of the step.
+            sums: sum of each block, float64.
+            stds: standard deviation of the fresh noise on each block.
             noise: secret source.
 
         Raises:
-            ValueError: for exact noise, or a step that does not follow the one before.
+            ValueError: for exact noise, or a step that does not follow the previous one.
         """
         if noise.exact:
             raise ValueError(
@@ -291,16 +291,16 @@ class NoiseMemory:
             )
 
     def state(self) -> tuple[StrategyRow | None, list[Tensor]]:
-        """What a checkpoint must keep; secret."""
+        """State for a checkpoint; secret."""
         return self._last, [kept.cpu() for kept in self._kept]
 
     def load(self, state: tuple[StrategyRow | None, list[Tensor]], device: torch.device) -> None:
-        """Takes the stream up where `state` was taken."""
+        """Resumes the stream at a state."""
         self._last, self._kept = state[0], [kept.to(device) for kept in state[1]]
 
 
 def _toeplitz(column: np.ndarray, steps: int) -> np.ndarray:
-    """Lower triangular, of a first column that may be shorter or longer."""
+    """Lower triangular Toeplitz matrix from its first column, cut or padded to `steps`."""
     full = np.zeros(steps)
     full[: len(column)] = column[:steps]
     lags = np.subtract.outer(np.arange(steps), np.arange(steps))
@@ -308,17 +308,17 @@ def _toeplitz(column: np.ndarray, steps: int) -> np.ndarray:
 
 
 def prefix_errors(column: np.ndarray, steps: int) -> np.ndarray:
-    """Standard deviations of the noise on prefix sums under a Toeplitz strategy, fresh noise having 1.
+    """Standard deviations of the noise on prefix sums under a Toeplitz strategy, relative to fresh noise.
 
     Args:
-        column: first of C, beginning with 1.
-        steps: of the stream.
+        column: first column of C, beginning with 1.
+        steps: length of the stream.
     """
     return np.sqrt(np.cumsum(np.cumsum(inverse_series(column, steps)) ** 2))
 
 
 def inverse_series(series: np.ndarray, steps: int) -> np.ndarray:
-    """The first coefficients of 1 / series."""
+    """First coefficients of the power series 1 / series."""
     impulse = np.zeros(steps)
     impulse[0] = 1.0
     return np.asarray(signal.lfilter([1.0], series, impulse))

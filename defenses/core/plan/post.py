@@ -1,4 +1,4 @@
-"""Post-processing of the noisy, divided update before the optimizer sees it: costs no privacy, whatever it is."""
+"""Post-processing of the noisy, divided update before the optimizer sees it; it costs no privacy."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Post(Protocol):
     """A map of the update, fixed before the batch is drawn."""
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The update that the optimizer gets."""
+        """Returns the update for the optimizer."""
         ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Changes nothing."""
+    """Returns the update unchanged."""
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The update itself."""
+        """Returns the update unchanged."""
         return update
 
 
 @dataclass(frozen=True, eq=False)
 class Project:
-    """Keeps the part inside a subspace (PDP projects after the noise).
+    """Projects on a subspace (PDP projects after the noise).
 
     Attributes:
-        subspace: what is projected on.
-        rescale: whether each span is multiplied by its length over its rank, which makes up for what a projection on
-            random directions loses on average.
+        subspace: subspace to project on.
+        rescale: whether each span is multiplied by its length over its rank, which offsets the average shrinkage by a
+            projection on random directions.
     """
 
     subspace: Subspace
     rescale: bool = False
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The projection of the update."""
+        """Returns the projection of the update."""
         inside = self.subspace.project(update.unsqueeze(0)).squeeze(0)
         if self.rescale:
             for rank, (start, stop) in zip(self.subspace.ranks, self.subspace.spans, strict=True):
@@ -54,12 +54,12 @@ class Project:
 
 @dataclass(frozen=True, eq=False)
 class Keep:
-    """Zeroes all but some coordinates (posterior freeze masks after the noise)."""
+    """Zeroes all coordinates but the kept ones (posterior freeze masks after the noise)."""
 
     coordinates: Coordinates
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The masked update."""
+        """Returns the masked update."""
         kept = self.coordinates
         return kept.decode(kept.encode(update.unsqueeze(0)).squeeze(0))
 
@@ -69,7 +69,7 @@ class Rescale:
     """Multiplies by a number (by 1 / C, so that the learning rate does not depend on the clip norm).
 
     Attributes:
-        factor: positive and finite.
+        factor: multiplier, positive and finite.
     """
 
     factor: float
@@ -79,38 +79,40 @@ class Rescale:
             raise ValueError(f"factor must be a positive finite number, got {self.factor}")
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The update, longer or shorter."""
+        """Returns the scaled update."""
         return self.factor * update
 
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """Scales, and adds a vector known from past releases (DIFF2 adds its running estimate, a filter its memory).
+    """Scales, and adds a vector known from past releases (the running estimate of DIFF2, the memory of a filter).
 
     Attributes:
-        vector: [dim], in units of the divided update.
-        scale: of the update.
+        vector: vector [dim], in units of the divided update.
+        scale: multiplier of the update.
     """
 
     vector: Float[Tensor, " dim"] = field(repr=False)
     scale: float = 1.0
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The shifted update."""
+        """Returns the shifted update."""
         return self.vector.to(update) + (update if self.scale == 1 else self.scale * update)
 
 
 @dataclass(frozen=True, eq=False)
 class Adaptive:
-    """Adam's step from the moments before it (DP-Adam), with the noise taken out of the second one (DP-AdamBC).
+    """Adam's step from the previous moments (DP-Adam), with the noise variance subtracted from the second (DP-AdamBC).
 
     Attributes:
-        first: [dim], moving average of updates.
-        second: [dim], of their squares.
-        step: number of the step, from 0.
-        betas: decay of the two averages a step.
-        stabiliser: added to the root of the second moment; with a noise variance, the least root that is left of it.
-        noise_variance: of one entry of the divided update, which the second moment is too large by; None leaves it.
+        first: moving average of updates [dim].
+        second: moving average of their squares [dim].
+        step: index of the step, from 0.
+        betas: decay rates of the two averages.
+        stabiliser: added to the root of the second moment; if `noise_variance` is given, the smallest value of that
+            root.
+        noise_variance: noise variance of one entry of the divided update, to subtract from the second moment; None
+            subtracts nothing.
     """
 
     first: Float[Tensor, " dim"] = field(repr=False)
@@ -121,7 +123,7 @@ class Adaptive:
     noise_variance: float | None = None
 
     def moments(self, update: Float[Tensor, " dim"]) -> tuple[Tensor, Tensor]:
-        """Both averages with an update in them."""
+        """Returns both moving averages, updated."""
         first, second = self.betas
         return (
             first * self.first.to(update) + (1 - first) * update,
@@ -129,7 +131,7 @@ class Adaptive:
         )
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """What the learning rate is applied to."""
+        """Returns Adam's step, before the learning rate."""
         (first, second), (a, b) = self.moments(update), self.betas
         mean, square = first / (1 - a ** (self.step + 1)), second / (1 - b ** (self.step + 1))
         if self.noise_variance is None:

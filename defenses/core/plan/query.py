@@ -1,9 +1,9 @@
-"""Queries: what is asked of each example: its gradient, a difference of two, a question about its norm, its loss.
+"""Queries of each example: its gradient, a gradient difference, an indicator of its gradient norm, its loss change.
 
-A query gets the example's gradients, or its losses, at any parameter point it names and answers
-one row per example. It must treat every row by itself; the shared tests of all defenses check that on every catalogued
-method, and a claim names a query that is none of these (`verified.py`). One that subtracts says below which norm its
-answers may be rounding (`rounding.py`).
+A query gets the example's gradients, or its losses, at any parameter point and returns one row per example. It must
+process every row separately: the shared tests of all defenses check this on every catalogued method, and a claim names
+a query that is not in this file (`training/assumptions.py`). A query that subtracts returns a least norm, below which
+its answers may be rounding error (`rounding.py`).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .bound import row_norms
 from .rounding import LEAST_CHANGE, LEAST_SHARE
 
 Gradients = Callable[[Tensor | None], Tensor]
-"""Parameter point [dim], or None for the current one -> per-example gradients [rows, dim] there."""
+"""Maps a parameter point [dim], or None for the current one, to per-example gradients [rows, dim]."""
 
 ExampleLosses = Callable[[Tensor | None], Tensor]
-"""Parameter point [dim], or None for the current one -> per-example losses [rows, 1] there."""
+"""Maps a parameter point [dim], or None for the current one, to per-example losses [rows, 1]."""
 
 
 @runtime_checkable
 class Query(Protocol):
-    """One row per example, computed from that example's gradients alone."""
+    """A map from one example's gradients to one row."""
 
     @property
     def linear(self) -> bool:
-        """Whether the answer is a fixed linear combination of gradients; fast engines serve only those."""
+        """True if the answer is a fixed linear combination of gradients; the fast engines serve only those."""
         ...
 
     def __call__(self, gradients: Gradients, /) -> Float[Tensor, "rows width"]:
-        """The answers for one micro-batch; one with `of_losses` is given `ExampleLosses`."""
+        """Answers for one micro-batch; a query with `of_losses` gets `ExampleLosses`."""
         ...
 
 
@@ -47,37 +47,37 @@ class Gradient:
     linear: bool = True
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
-        """The rows as they are."""
+        """Returns the gradients unchanged."""
         return gradients(None)
 
 
 @dataclass(frozen=True, eq=False)
 class GradientDifference:
-    """The same example's gradient now minus at an earlier point (DIFF2).
+    """The same example's gradient at the current point minus that at an earlier one (DIFF2).
 
     Attributes:
-        earlier: the other parameter point [dim]; a function of past releases.
+        earlier: earlier parameter point [dim]; a function of past releases.
     """
 
     earlier: Float[Tensor, " dim"] = field(repr=False)
     linear: bool = True
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
-        """Row by row difference."""
+        """Returns the difference, row by row."""
         return gradients(None) - gradients(self.earlier)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A share of both: the difference of equal gradients is rounding."""
+        """A fraction of both norms: the difference of equal gradients is rounding error."""
         return LEAST_CHANGE * (row_norms(gradients(None)) + row_norms(gradients(self.earlier)))
 
 
 @dataclass(frozen=True, eq=False)
 class GradientAhead:
-    """A mean of the same example's gradients at another point and at the current one (DiSK looks ahead).
+    """Weighted mean of the same example's gradients at another point and at the current one (look-ahead of DiSK).
 
     Attributes:
-        point: the other parameter point [dim]; a function of past releases.
-        weight: of the gradient there; that of the current one is what is left to 1. Any number.
+        point: other parameter point [dim]; a function of past releases.
+        weight: weight of the gradient at `point`, any number; the gradient at the current point gets 1 - weight.
     """
 
     point: Float[Tensor, " dim"] = field(repr=False)
@@ -85,80 +85,80 @@ class GradientAhead:
     linear: bool = True
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
-        """Row by row mean."""
+        """Returns the weighted mean, row by row."""
         here = gradients(None)
         return here + self.weight * (gradients(self.point) - here)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A share of both, as they are weighed."""
+        """A fraction of both norms, with the absolute weights."""
         here, there = row_norms(gradients(None)), row_norms(gradients(self.point))
         return LEAST_CHANGE * (abs(1 - self.weight) * here + abs(self.weight) * there)
 
 
 @dataclass(frozen=True, eq=False)
 class GradientLess:
-    """The example's gradient minus a vector known from past releases (DIFF takes the last one).
+    """The example's gradient minus a vector known from past releases (DIFF subtracts the last release).
 
     A gradient that is not finite counts as zero, so its answer is minus the vector.
 
     Attributes:
-        vector: [dim], in gradient units.
+        vector: vector [dim], in gradient units.
     """
 
     vector: Float[Tensor, " dim"] = field(repr=False)
-    linear: bool = False  # affine: a sum of answers is not that of gradients
+    linear: bool = False  # affine: a sum of answers is not the answer to a sum
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
-        """Row by row difference."""
+        """Returns the difference, row by row."""
         rows = gradients(None)
         return rows - self.vector.to(rows)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A share of both: what a gradient that equals the vector leaves is rounding."""
+        """A fraction of both norms: the difference from an equal vector is rounding error."""
         rows = gradients(None)
         return LEAST_CHANGE * (row_norms(rows) + row_norms(self.vector.to(rows).unsqueeze(0)))
 
 
 @dataclass(frozen=True)
 class NormWithin:
-    """Whether the gradient norm is at most a threshold, as +1/2 or -1/2 (adaptive clipping's count).
+    """Indicator, as +1/2 or -1/2, that the gradient norm is at most a threshold (the count of adaptive clipping).
 
-    Up to 1/2048 beyond the threshold the answer lies between the two. Whoever stands at the threshold up to rounding
-    would turn from one to the other with who else is in the batch, and move the count by 1; one may move it by 1/2.
+    Up to 1/2048 beyond the threshold the answer is interpolated. With a jump, rounding that depends on the rest of the
+    batch could flip an example at the threshold and move the count by 1, where one example may move it by 1/2.
 
     Attributes:
-        threshold: in gradient units.
+        threshold: threshold on the norm, in gradient units.
     """
 
     threshold: float
     linear: bool = False
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
-        """Centred indicators: their norm is at most 1/2 whatever the example is."""
+        """Returns the centred indicators, at most 1/2 in absolute value for any example."""
         rows = gradients(None)
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         return self.answers(norms, LEAST_SHARE * norms).to(rows.dtype)
 
     def answers(self, norms: Float[Tensor, " rows"], least: Float[Tensor, " rows"]) -> Float[Tensor, "rows 1"]:
-        """The indicators of these norms.
+        """Returns the indicators of these norms.
 
         Args:
-            norms: float64.
-            least: the norms that they are at least taken to be, float64.
+            norms: gradient norms, float64.
+            least: lower limits on the norms, float64.
         """
-        # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1.
-        # A straight line from one to the other, as wide as what may be rounding: a jump would show who else is there.
+        # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1. The
+        # linear ramp is as wide as the possible rounding error, because a jump would leak who else is in the batch.
         beyond = torch.maximum(norms, least) - self.threshold
         return (0.5 - beyond / least.clamp(min=1e-300)).nan_to_num(nan=-0.5).clamp(-0.5, 0.5).unsqueeze(1)
 
 
 @dataclass(frozen=True, eq=False)
 class LossChange:
-    """The example's loss now minus at an earlier point, where a trial asks what a step was good for.
+    """The example's loss at the current point minus that at an earlier one (used by `Trial`).
 
     Attributes:
-        earlier: the other parameter point [dim]; a function of past releases.
-        of_losses: says that it is losses that the query is given.
+        earlier: earlier parameter point [dim]; a function of past releases.
+        of_losses: marks a query of losses instead of gradients.
     """
 
     earlier: Float[Tensor, " dim"] = field(repr=False)
@@ -166,12 +166,12 @@ class LossChange:
     of_losses: bool = True
 
     def __call__(self, losses: ExampleLosses) -> Float[Tensor, "rows 1"]:
-        """Row by row difference; a loss beyond 10^6, or none at all, counts as 10^6: as bad, not as unchanged."""
+        """Returns the difference, row by row; losses are clamped to [-10^6, 10^6], and NaN counts as 10^6: as bad."""
         now, before = self._both(losses)
         return now - before
 
     def least(self, losses: ExampleLosses) -> Float[Tensor, " rows"]:
-        """A share of both: the change of a huge loss is rounding."""
+        """A fraction of both losses: the change of a huge loss is rounding error."""
         now, before = self._both(losses)
         return LEAST_CHANGE * (now.abs() + before.abs()).double().squeeze(1)
 

@@ -1,1 +1,1 @@
-"""Randomness: keys of generators, draws by record, and the secret Gaussian noise."""
+"""Randomness: keyed generators, per-record draws, and the secret Gaussian noise."""

@@ -1,1 +1,1 @@
-"""Families of methods: what several defenses of one kind share beyond the step plan."""
+"""Families of methods: code shared by several defenses of one kind, beyond the step plan."""

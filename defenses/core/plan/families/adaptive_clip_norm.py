@@ -1,17 +1,16 @@
-"""A clip norm that follows a quantile of the norms it bounds, for any method that releases one block.
+"""Adaptive clip norm: it follows a quantile of the norms that it bounds, for any method that releases one block.
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
-1. Beside the method's own block a second one of the same batch counts the examples whose contribution is within the
-clip norm before it is bounded, as +1/2 or -1/2 each (just beyond it, something between), so that one example moves the
-count by at most 1/2; the clip norm then moves geometrically towards the quantile. What is counted is what is bounded:
-coefficients, where there is a codec. The method is told of the noise that the count leaves it, and of the clip norm of
-the step, by its field `bound`: what it computes of that besides the bound, as the variance that dp_adam_bc takes off,
-follows. One that remembers something in units of its clip norm says in `not_adapted` why it cannot follow, and is
-refused.
+1. A second block on the same batch counts the examples whose contribution is within the clip norm before it is bounded,
+as +1/2 or -1/2 each (interpolated just beyond it), so that one example moves the count by at most 1/2; the clip norm
+then moves geometrically towards the quantile. The count uses the encoded rows: coefficients, if the block has a codec.
+The method gets the context with the noise that the count leaves it, and the clip norm of the step through its field
+`bound`, so that other quantities that it derives from them follow, such as the variance that dp_adam_bc subtracts. A
+method with state in units of its clip norm cannot follow; it gives the reason in `not_adapted` and is refused.
 
 Guarantee:
-    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as before. The clip
-    norm is a function of releases.
+    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as without
+    adaptation. The clip norm is a function of releases.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from ..rounding import LEAST_SHARE, least_norms
 
 @dataclass(frozen=True, eq=False)
 class EncodedNormWithin:
-    """Whether what a block bounds is within a threshold, as +1/2 or -1/2.
+    """Indicator, as +1/2 or -1/2, that the norm which a block bounds is within a threshold.
 
     Attributes:
-        within: the question about a norm.
-        codec: of the block.
-        query: of the block.
+        within: indicator of a norm.
+        codec: codec of the block.
+        query: query of the block.
     """
 
     within: NormWithin
@@ -47,7 +46,7 @@ class EncodedNormWithin:
     linear: bool = False
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows 1"]:
-        """Centred indicators: their norm is at most 1/2 whatever the example is."""
+        """Returns the centred indicators, at most 1/2 in absolute value for any example."""
         rows = self.query(gradients)
         norms = row_norms(self.codec.encode(rows))
         least = least_norms(self.codec, self.query, rows, gradients)
@@ -57,15 +56,15 @@ class EncodedNormWithin:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """Another method with its clip norm adapted; state: the clip norm, None at first, and that of the other method.
+    """Another method with an adaptive clip norm; state: the clip norm (None at first) and the other method's state.
 
     Attributes:
-        method: plans one block that updates; its clip norm is the first one.
-        quantile: fraction of the contributions that is to be within the clip norm.
-        rate: eta_C, of the geometric step towards it; 0 leaves the clip norm where it is.
+        method: method with one updating block, whose clip norm is the initial one.
+        quantile: target fraction of contributions within the clip norm.
+        rate: eta_C, rate of the geometric update; 0 keeps the clip norm.
         share: fraction of a step's 1 / sigma^2 spent on the count.
-        lowest: the clip norm falls no further, in gradient units; fixed beforehand.
-        highest: it rises no further.
+        lowest: lower limit of the clip norm, in gradient units; fixed beforehand.
+        highest: upper limit of the clip norm, in gradient units; fixed beforehand.
     """
 
     method: Method | Stateless
@@ -84,18 +83,18 @@ class Adapted:
             raise ValueError(f"rate must be at least 0, got {self.rate}")
         if not 1e-6 <= self.share <= 1 - 1e-6:
             raise ValueError(f"share must be in [1e-6, 1 - 1e-6], got {self.share}")
-        # A range for which noise can be drawn, whatever the releases make of the clip norm.
+        # A range in which noise can be drawn for every clip norm that the releases may lead to.
         if not 1e-9 <= self.lowest <= self.highest <= 1e9:
             raise ValueError(
                 f"lowest and highest must be in this order and in [1e-9, 1e9], got {self.lowest} and {self.highest}"
             )
 
     def start(self, context: Context) -> dict[str, Any]:
-        """No clip norm but the method's own."""
+        """Returns no clip norm, and the method's own state."""
         return {"norm": None, "own": self.method.start(self._told(context))}
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """The method's plan at the current clip norm, and the count of what is within it."""
+        """Returns the method's plan at the current clip norm, with the count of contributions within it."""
         own, plan = self._method(state["norm"]).plan(state["own"], self._told(context))
         updating = [block for block in plan.blocks if block.updates]
         if len(updating) != 1 or math.isinf(plan.sensitivity):
@@ -117,7 +116,7 @@ class Adapted:
             for one in plan.blocks
         ]
         within = NormWithin(norm)
-        # The plain question has a faster engine.
+        # On plain gradients, `NormWithin` itself has a faster engine.
         plain = type(block.codec) is Everything and type(block.query) is Gradient
         query = within if plain else EncodedNormWithin(within, block.codec, block.query)
         count = Block(codec=Everything(1), bound=clip(0.5), share=self.share, query=query, updates=False)
@@ -136,35 +135,35 @@ class Adapted:
     def observe(
         self, state: dict[str, Any], context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
     ) -> dict[str, Any]:
-        """The clip norm of the next step: C exp(-rate (fraction within C - quantile))."""
+        """Updates the clip norm: C exp(-rate (fraction within C - quantile))."""
         within = float(noisy[-1]) / context.expected_batch + 0.5
-        # The noise of one count may be large: of its exponent no more is taken than a range of floats holds.
+        # The noise of a count may be large: the exponent is clamped to avoid overflow.
         moved = state["norm"] * math.exp(min(max(-self.rate * (within - self.quantile), -50.0), 50.0))
         method = self._method(state["norm"])
         own = method.observe(state["own"], self._told(context), noisy[:-1], update)
         return {"norm": min(max(moved, self.lowest), self.highest), "own": own}
 
     def _method(self, norm: float | None) -> Method | Stateless:
-        """The method at the clip norm of a step; at its own where there is none yet, or where it has no `bound`."""
+        """The method at the clip norm of a step; unchanged if there is none yet, or if it has no `bound`."""
         method, bound = self.method, getattr(self.method, "bound", None)
         if norm is None or not is_dataclass(method) or not isinstance(bound, Bound) or bound.norm == norm:
             return method
         told: Any = replace(method, bound=replace(bound, norm=norm))
         for one in fields(method):
-            if not one.init:  # what it keeps between steps to save work
+            if not one.init:  # caches between steps
                 object.__setattr__(told, one.name, getattr(method, one.name))
         return told
 
     def _told(self, context: Context) -> Context:
-        """The context at the noise of the method's own blocks."""
+        """The context at the noise multiplier of the method's own blocks."""
         return replace(context, noise_multiplier=context.noise_multiplier / math.sqrt(1 - self.share))
 
 
 def adapted(defense: Defense, **settings: float) -> Defense:
-    """A defense whose clip norm adapts: `adapted(pcdp(rank=50), quantile=0.5)`.
+    """Wraps a defense with an adaptive clip norm: `adapted(pcdp(rank=50), quantile=0.5)`.
 
     Args:
-        defense: plans one bounded block that updates.
-        settings: of `Adapted`.
+        defense: defense with one bounded block that updates.
+        settings: settings of `Adapted`.
     """
     return Defense(Adapted(method=defense.method, **settings), defense.noise_multiplier, f"adapted_{defense.name}")

@@ -1,4 +1,4 @@
-"""DP-SGD with noise that is correlated over steps: what its defenses share."""
+"""DP-SGD with noise that is correlated over steps: the base class of its defenses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .single_block import Whole
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Whole):
-    """Releases the sum of bounded gradients under the noise of a stream; its classes say how that is correlated.
+    """Releases the sum of bounded gradients with correlated noise; subclasses define the correlation.
 
     Attributes:
-        restart: whether every epoch is a stream of its own; the whole run is one else.
+        restart: whether every epoch is a stream of its own; otherwise the whole run is a single stream.
     """
 
     restart: bool = False
 
     def strategy(self, steps: int) -> NoiseStrategy:
-        """How noise is correlated over a stream of so many steps."""
+        """Returns the noise correlation for a stream of this length."""
         raise NotImplementedError(f"{type(self).__name__} must define strategy(steps)")
 
     def plan(self, context: Context) -> StepPlan:
-        """One block of everything, in its place of the stream."""
+        """Plans one block of all coordinates, at its position in the stream."""
         length = min(context.steps_per_epoch, context.steps) if self.restart else context.steps
         row = StrategyRow(self.strategy(length), context.step % length)
         return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), correlated=row)

@@ -1,7 +1,7 @@
-"""Counts that a fraction stands for: how many of so many coordinates are dropped, and how a number is dealt out.
+"""Counts from fractions: the number of coordinates to drop, and the apportionment of a total by weights.
 
-Decimal settings are no binary fractions: 0.3 of a third of 1000 is 100, and in float64 99.99999999999999. Rounded down
-as it is, such a product loses a coordinate.
+Decimal settings are not exact binary fractions: 0.3 of a third of 1000 is 100, but 99.99999999999999 in float64.
+Rounded down directly, such a product loses a coordinate.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ import math
 from collections.abc import Sequence
 
 _TOLERANCE = 2.0**-50
-"""Relative; eight roundings' worth. A product of a decimal setting, a quotient of counts and a count has four."""
+"""Relative tolerance, eight roundings; a product of a decimal setting, a quotient of counts and a count has four."""
 
 
 def floor_of(fraction: float, count: int) -> int:
-    """A fraction of a count, rounded down; what rounding alone keeps below a whole number is that number.
+    """Rounds a fraction of a count down; a product below a whole number by rounding error alone counts as that number.
 
     Args:
-        fraction: in [0, 1]; a decimal setting, perhaps times a quotient of counts.
-        count: of which it is taken.
+        fraction: fraction in [0, 1]; a decimal setting, perhaps times a quotient of counts.
+        count: whole.
     """
     return min(math.floor(fraction * count * (1 + _TOLERANCE)), count)
 
 
 def dealt(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to weights that sum to `total`, by the largest remainders; of equals the first.
+    """Apportions `total` in proportion to weights by the largest remainders; ties go to the first.
 
     Args:
-        total: to be dealt out.
-        weights: positive, at least one.
+        total: number to apportion.
+        weights: positive weights, at least one.
     """
     whole = math.fsum(weights)
     shares = [weight / whole for weight in weights]
     found = [floor_of(share, total) for share in shares]
-    # To nine digits: equal weights have equal remainders, whatever they round to.
+    # Rounded to nine digits, because equal weights have equal remainders up to rounding error.
     order = sorted(range(len(found)), key=lambda i: (found[i] - round(shares[i] * total, 9), i))
     for i in order[: total - sum(found)]:
         found[i] += 1

@@ -1,10 +1,10 @@
-"""Random masks: how many coordinates are dropped in a step, by a schedule, and which, by public coins.
+"""Random masks: a schedule of the number of dropped coordinates, and a random choice of them by a public generator.
 
-Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023: one mask over the
-whole flat vector, which changes between steps only. A method says what it masks, and where.
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023: a single mask over
+the whole flat vector, which changes between steps only. A method decides where the mask is applied.
 
 Guarantee:
-    A mask is a function of public coins and of the step, so it costs no privacy, and a resumed run draws the same.
+    A mask is a function of public randomness and of the step, so it costs no privacy, and a resumed run draws the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..refusals import refuse_count, refuse_fraction
 from .counts import floor_of
 
 _SMALL, _MOST = 2**15, 128  # 32 MiB of masks at most
-# Of networks with few parameters the last masks are kept: to draw one takes as long as the rest of a step.
+# Cache of the last masks of small networks, because drawing a mask takes as long as the rest of a step.
 _masks: dict[tuple[object, ...], Coordinates] = {}
 
 
@@ -29,8 +29,8 @@ class RandomMasks:
 
     Attributes:
         final_sparsity: fraction dropped at the end of the cooling.
-        refreshes: masks an epoch, one a step at most.
-        cooling_epochs: in which the sparsity grows linearly from 0; all of the run if None, and 0 for none.
+        refreshes: masks per epoch, at most one per step.
+        cooling_epochs: epochs in which the sparsity grows linearly from 0; None for the whole run, 0 for no cooling.
     """
 
     final_sparsity: float
@@ -43,25 +43,25 @@ class RandomMasks:
         refuse_count("cooling_epochs", self.cooling_epochs, 0)
 
     def number(self, context: Context) -> int:
-        """Which mask of the run a step has, from 0."""
+        """Index of a step's mask in the run, from 0."""
         # A function of the step, so that micro-batches share a mask. The authors' code counts loader iterations and may
-        # redraw inside a batch: coordinates that the later mask alone drops then get signal and no noise.
+        # redraw inside a batch: coordinates dropped only by the later mask then get signal but no noise.
         refreshes = self._refreshes(context)
         return context.epoch * refreshes + context.step % context.steps_per_epoch * refreshes // context.steps_per_epoch
 
     def _refreshes(self, context: Context) -> int:
-        # Of more than there are steps the last would never be reached, nor the sparsity that it has.
+        # With more refreshes than steps, the last mask and its sparsity would never be reached.
         return min(self.refreshes, context.steps_per_epoch)
 
     def dropped(self, context: Context) -> int:
-        """How many coordinates a step drops."""
+        """Number of coordinates that a step drops."""
         epochs = context.epochs if self.cooling_epochs is None else self.cooling_epochs
-        # (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first one, 1 at the last.
+        # (e R + k) / (E R - 1) at refresh k of epoch e: 0 at the first refresh, 1 at the last.
         grown = min(1.0, self.number(context) / max(1, epochs * self._refreshes(context) - 1)) if epochs else 1.0
         return floor_of(self.final_sparsity * grown, context.dim)
 
     def at(self, context: Context) -> Coordinates:
-        """The coordinates that a step keeps: all but the first few of a random order, which is public."""
+        """Coordinates that a step keeps: all but the first ones of a public random permutation."""
         number, dropped = self.number(context), self.dropped(context)
         key = (context.seed, number, dropped, context.dim, context.device)
         if (mask := _masks.get(key)) is None:

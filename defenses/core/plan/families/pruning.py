@@ -1,12 +1,12 @@
-"""Pruning before training and dropping within it: which coordinates a method moves, and the family of such methods.
+"""Pruning before training and dropping during it: masks of weights, and the family of methods that use them.
 
-Weights of convolutions and linear layers may be dropped, other parameters (biases, scales of norms) never, and of no
-weight all: a layer without a path through it would end training. What is dropped is neither bounded nor released, and
-what is pruned stays where it is, whatever an optimizer's momentum says.
+Only weights of convolutions and linear layers may be dropped, not other parameters (biases, norm scales), and never all
+of a weight: a layer without a path through it would end training. Dropped coordinates are neither bounded nor released,
+and pruned ones stay fixed, whatever an optimizer's momentum.
 
 Guarantee:
-    A mask is a function of the layout, of public coins, of the parameters (themselves a function of releases) or of a
-    release of its own, so that a step is one Gaussian, like that of any mask.
+    A mask is a function of the layout, of public randomness, of the parameters (themselves a function of releases) or
+    of a one-off release, so that a step is one Gaussian, as with any mask.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .counts import floor_of
 
 @runtime_checkable
 class Criterion(Protocol):
-    """What a pruning keeps."""
+    """Pruning criterion."""
 
     def keeps(self, context: Context) -> Bool[Tensor, " dim"]:
-        """The coordinates to train, decided before the first step."""
+        """Returns the mask of coordinates to train, decided before the first step."""
         ...
 
 
 def drop_in_each(
     layout: Layout, fraction: float, scores: Float[Tensor, " dim"], among: Bool[Tensor, " dim"] | None = None
 ) -> Bool[Tensor, " dim"]:
-    """Keeps all but a fraction of each weight, those of the lowest scores being dropped.
+    """Drops a fraction of each weight, the entries with the lowest scores.
 
     Args:
-        layout: which coordinates are a weight.
-        fraction: of the entries of each weight, rounded down; at least one of each is kept.
-        scores: of all coordinates; of equal ones the first are dropped.
-        among: coordinates that there are; None for all. The others are dropped, and count for no fraction.
+        layout: layout that identifies the weights.
+        fraction: fraction of each weight's entries, rounded down; at least one entry of each is kept.
+        scores: score of every coordinate; among equal scores the first are dropped.
+        among: mask of candidates; None for all. Other coordinates are dropped, and do not count in the fraction.
     """
     kept = torch.ones_like(scores, dtype=torch.bool) if among is None else among.clone()
     for start, stop in layout.weights:
         own, marks = kept[start:stop], scores[start:stop]
-        # By number, which takes no branch for each entry, as a look through a random mask does.
+        # Gathers by index, which does not branch on each entry as boolean indexing does.
         places = None if among is None else marked(own)
         there = stop - start if places is None else len(places)
         count = min(floor_of(fraction, there), there - 1)
@@ -62,7 +62,7 @@ def drop_in_each(
 
 
 def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
-    """All but the `count` lowest scores, of equal ones the first; by selection, at a tenth of the time of sorting."""
+    """Mask of all but the `count` lowest scores, the first among equals; selection takes a tenth of a sort's time."""
     if count == 0:
         return torch.ones_like(scores, dtype=torch.bool)
     if scores.device.type != "cpu" or scores.requires_grad:
@@ -72,10 +72,10 @@ def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
         values = scores.numpy()
         nth = np.partition(values, count - 1)[count - 1 : count]
         lowest = values <= nth
-        if np.count_nonzero(lowest) == count:  # no other score is equal to the edge, nor is it NaN, equal to nothing
+        if np.count_nonzero(lowest) == count:  # no ties at the edge, and it is not NaN, which equals nothing
             return torch.from_numpy(~lowest)
         edge = torch.from_numpy(nth)[0]
-    # NaN is above everything, as for a sort, and equal to itself.
+    # NaN sorts above everything and equal to itself, as in a sort.
     unordered = scores.isnan()
     below = torch.where(edge.isnan(), ~unordered, scores < edge)
     at_edge = (scores == edge) | (unordered & edge.isnan())
@@ -83,12 +83,12 @@ def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
 
 
 def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"]) -> Bool[Tensor, " dim"]:
-    """Keeps all but a fraction of all weights together, and of each at least the entry of its highest score.
+    """Drops a fraction of all weights together, but keeps the entry with the highest score of each.
 
     Args:
-        layout: which coordinates are a weight.
-        fraction: of the entries of all weights together, rounded down.
-        scores: of all coordinates; of equal ones the first are dropped.
+        layout: layout that identifies the weights.
+        fraction: fraction of the entries of all weights together, rounded down.
+        scores: score of every coordinate; among equal scores the first are dropped.
     """
     kept = torch.ones_like(scores, dtype=torch.bool)
     weights = torch.cat(
@@ -102,18 +102,18 @@ def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"])
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse:
-    """Trains the coordinates that a pruning keeps, and of these in each step all but a fraction.
+    """Trains the coordinates that a pruning keeps and, in each step, drops a fraction of these.
 
-    State: what the pruning keeps, int64 [n]; empty where nothing is pruned.
+    State: the kept coordinates, int64 [n]; empty without pruning.
 
     Attributes:
-        bound: of one example's masked gradient.
-        pruning: decides before the first step; None for none.
-        pruned: whether pruned weights are put to zero, which makes a smaller network, or stay as they were initialised.
-        dropping: which entries of each weight a step leaves out: any, or those of the smallest parameters; None for
+        bound: bound of one example's masked gradient.
+        pruning: criterion applied before the first step; None for no pruning.
+        pruned: whether pruned weights are set to zero, for a smaller network, or stay at their initialisation.
+        dropping: entries of each weight that a step drops: random ones, or those of the smallest parameters; None for
             none.
-        drop_rate: fraction of what there is of each weight that a step leaves out.
-        hold_dropped: whether what a step leaves out stays where it is, or momentum may move it on.
+        drop_rate: fraction of each weight's remaining entries that a step drops.
+        hold_dropped: whether dropped coordinates stay fixed in the step; otherwise momentum may move them.
     """
 
     bound: Bound
@@ -129,13 +129,13 @@ class Sparse:
         refuse_unknown("dropping", self.dropping, (None, "random", "magnitude"))
 
     def start(self, context: Context) -> Tensor:
-        """Prunes."""
+        """Prunes, and returns the kept coordinates."""
         if self.pruning is None:
             return torch.zeros(0, dtype=torch.int64, device=context.device)
         return Coordinates.of(self.pruning.keeps(context)).kept
 
     def plan(self, state: Tensor, context: Context) -> tuple[Tensor, StepPlan]:
-        """One bounded block of the coordinates that are trained in this step."""
+        """Plans one bounded block of the coordinates that are trained in this step."""
         kept = moves = self._left(state, context) if self.dropping is None else self._not_dropped(state, context)
         if self.dropping is not None and not self.hold_dropped:
             moves = self._left(state, context)
@@ -146,16 +146,16 @@ class Sparse:
         return state, StepPlan(block, moves=None if moves.size == context.dim else moves, start_at=start_at)
 
     def observe(self, state: Tensor, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Tensor:
-        """What is pruned stays pruned."""
+        """Returns the kept coordinates unchanged."""
         return state
 
     def _left(self, state: Tensor, context: Context) -> Coordinates:
-        """What the pruning keeps, or all that there is."""
+        """Coordinates that the pruning keeps; all of them without pruning."""
         numbers = torch.arange(context.dim) if self.pruning is None else state
         return Coordinates(numbers.to(context.device), dim=context.dim)
 
     def _not_dropped(self, state: Tensor, context: Context) -> Coordinates:
-        """What this step keeps of that."""
+        """Coordinates that the pruning keeps and this step does not drop."""
         among = None
         if self.pruning is not None:
             among = torch.zeros(context.dim, dtype=torch.bool, device=context.device)

@@ -1,7 +1,7 @@
 """Projection subspaces and their refresh: spanned by public gradients or drawn at random, per tensor or global.
 
 A basis is a function of public data, of past releases (the parameters at which public gradients are taken) and of
-public coins, so it costs no privacy. It is kept for `interval` steps and then made anew.
+public randomness, so it costs no privacy. It is used for `interval` steps and then recomputed.
 """
 
 from __future__ import annotations
@@ -24,47 +24,50 @@ from ..linear_algebra.sketch import SketchDirections
 from ..public_data import GradientBatch
 from ..refusals import refuse_count, refuse_unknown
 
-_MANY = 1024  # numbers of a Gaussian vector, from which on half as many vectors are never nearly parallel
+_MANY = 1024  # length from which half as many Gaussian vectors are never nearly parallel
 
 Scope = Literal["tensor", "global"]
-"""Whether every parameter tensor has a basis of its own, or all of them have one together."""
+"""Scope of a basis: each parameter tensor has its own, or all share a global one."""
 
 Remembered = Tensor | tuple[Tensor, ...]
-"""Of a span a basis, or what directions are made of; tensors, as in checkpoints: three of `OuterDirections`, two of
-`SketchDirections`, or, with more than two whole numbers, of an `OrderedBasis`, five and more of a `FactoredBasis`."""
+"""Basis of a span, or the tensors from which its directions are rebuilt.
+
+Tensors only, as in checkpoints: three for `OuterDirections`, two for `SketchDirections` or, if the second has more than
+two whole numbers, for an `OrderedBasis`, five and more for a `FactoredBasis`.
+"""
 
 RandomKind = Literal["gaussian", "sketch"]
-"""How random directions are drawn."""
+"""Distribution of random directions."""
 
 Bases = tuple[Remembered, ...] | None
-"""What a method remembers of a subspace between two refreshes; None before the first."""
+"""State of a subspace between two refreshes; None before the first."""
 
 
 @runtime_checkable
 class Subspaces(Protocol):
-    """A subspace for every step."""
+    """Source of a subspace for every step."""
 
     def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
-        """The bases to remember, the subspace of a step, and what is to be remarked on it.
+        """Returns the bases to keep, the subspace of a step, and remarks on it.
 
         Args:
-            bases: those of the step before.
-            context: of this step.
+            bases: bases of the previous step.
+            context: context of this step.
         """
         ...
 
 
 class SubspaceMemory:
-    """Cache of the last codec, which may have formed a basis in the meantime."""
+    """Cache of the last codec, which may have formed a basis since."""
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts empty."""
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
-        """The codec of these bases; the one made before where they are the very same tensors."""
+        """Returns the codec of these bases; the cached one if the tensors are identical objects."""
         last = self._last
-        # By identity: comparing values would cost what is to be saved.
+        # By identity, because comparing values would cost as much as the cache saves.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
             last = self._last = (bases, ImplicitSubspace([_directions_of(basis) for basis in bases], spans, dim))
         return last[1]
@@ -72,17 +75,17 @@ class SubspaceMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSubspace:
-    """The leading directions of per-example gradients on public data at the current parameters.
+    """Subspace of the leading directions of per-example gradients on public data at the current parameters.
 
     Attributes:
-        rank: largest number of directions, of each tensor or of all together.
-        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
-        interval: steps that a basis is used for.
-        auxiliary: where the public examples of a refresh come from: `random` draws them afresh from the whole pool,
-            `independent` cuts the pool into disjoint blocks, one for each refresh of the run.
-        auxiliary_size: public examples of a refresh; a basis cannot have more directions.
-        shortage: what happens where the pool is too small for that: `refuse`, or `lower_rank`, which takes as many
-            examples as there are and says so among the remarks of the run.
+        rank: largest number of directions, per tensor or global.
+        scope: scope of a basis; a tensor of at most `rank` numbers is kept whole.
+        interval: number of steps for which a basis is used.
+        auxiliary: choice of the public examples of a refresh: `random` draws them from the whole pool each time,
+            `independent` cuts the pool into disjoint blocks, a block for each refresh of the run.
+        auxiliary_size: public examples of a refresh, an upper limit on the directions of a basis.
+        shortage: action if the pool is too small: `refuse`, or `lower_rank`, which uses the examples available and adds
+            a remark to the run.
     """
 
     rank: int
@@ -104,14 +107,14 @@ class PublicSubspace:
             )
 
     def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
-        """The subspace of a step.
+        """Returns the subspace of a step.
 
         Args:
-            bases: those of the step before.
-            context: of this step.
+            bases: bases of the previous step.
+            context: context of this step.
 
         Returns:
-            The bases to remember, the subspace, and what is to be remarked on it.
+            The bases to keep, the subspace, and remarks on it.
 
         Raises:
             ValueError: when there are no public data, or too few and `shortage` is `refuse`.
@@ -123,16 +126,16 @@ class PublicSubspace:
             batch = context.public_batch(size, block=block)
             most = min(self.rank, size)
             bases = tuple(
-                # Whole, whatever the public gradients span: those of a softmax's biases add up to zero.
+                # Kept whole, whatever the public gradients span: those of a softmax's biases sum to zero.
                 torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
                 for a, b in spans
             )
         return bases, self._memory.subspace(bases, spans, context.dim), remarks
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
-        """How many public examples a refresh reads."""
+        """Number of public examples that a refresh reads, and remarks on it."""
         wanted, there = self.auxiliary_size or self.rank, context.public_size
-        # For the whole run ahead: a pool that ran dry halfway would have spent privacy for nothing.
+        # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
         refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
         if wanted * refreshes <= there:
             return wanted, ()
@@ -153,14 +156,14 @@ class PublicSubspace:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSubspace:
-    """A random subspace.
+    """Random subspace.
 
     Attributes:
-        rank: number of directions, of each tensor or of all together.
-        scope: what has a basis of its own; a tensor of at most `rank` numbers is kept whole.
-        interval: steps that a basis is used for.
+        rank: number of directions, per tensor or global.
+        scope: scope of a basis; a tensor of at most `rank` numbers is kept whole.
+        interval: number of steps for which a basis is used.
         directions: `gaussian` for orthonormalised Gaussian vectors, which span a uniformly random subspace, or `sketch`
-            for coordinates that are dealt out and added up with random signs, at the cost of one direction.
+            for a count sketch with random signs, at the cost of a single direction.
     """
 
     rank: int
@@ -174,10 +177,10 @@ class RandomSubspace:
         refuse_unknown("directions", self.directions, ("gaussian", "sketch"))
 
     def at(self, bases: Bases, context: Context) -> tuple[tuple[Remembered, ...], Subspace, tuple[str, ...]]:
-        """The bases to remember, the subspace of a step, and nothing to remark on it."""
+        """Returns the bases to keep, the subspace of a step, and no remarks."""
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
-            # By number of the refresh: the basis is a function of seed and step, whoever computes it.
+            # Keyed by the index of the refresh: the basis is a function of seed and step for every party.
             coins = context.coins(f"subspace {context.step // self.interval}")
             drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
             bases = tuple(drawn)
@@ -191,7 +194,7 @@ class RandomSubspace:
 
 
 def _directions_of(remembered: Remembered) -> Directions:
-    """By how many tensors there are: see `Remembered`."""
+    """Rebuilds directions; their kind follows from the number of tensors, see `Remembered`."""
     if isinstance(remembered, Tensor):
         return remembered
     if len(remembered) == 3:
@@ -205,7 +208,7 @@ def _directions_of(remembered: Remembered) -> Directions:
 
 
 def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remembered:
-    """Leading directions of a span, from factors where the gradients have some that are far smaller."""
+    """Leading directions of a span, from the gradients' factors if there are any and they are far smaller."""
     factors = batch.outer(start, stop)
     if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
         found = OuterDirections.leading(*factors, rank)
@@ -213,9 +216,9 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
             return found.signals, found.inputs, found.weights
     made = batch.made(start, stop)
     rows = batch.columns(start, stop) if made is None else made[0]
-    if not rows.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+    if not rows.sum().isfinite():  # after training has diverged, some gradients may still be finite
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-    # Bounds and noise look the same in all directions.
+    # Unordered, because bounds and noise are isotropic.
     found = leading_directions(rows, rank, ordered=False)
     return found if made is None else (found, torch.tensor(made[1]))
 
@@ -230,19 +233,19 @@ def group_directions(
     generator: torch.Generator,
     passes: int,
 ) -> Remembered:
-    """Leading directions of neighbouring coordinates, of which some may have gradients that are outer products.
+    """Returns leading directions of a span of coordinates, whose gradients may partly be outer products.
 
     Args:
         batch: public gradients.
-        layout: of the parameters, which the span may cut.
+        layout: layout of the parameters; the span may cut one.
         span: (start, stop) of the coordinates.
-        rows: makes rows of the gradients, where they are needed.
+        rows: returns the gradients as rows, if needed.
         rank: largest number of directions.
-        generator: public coins, as for `leading_directions` of method `randomized`, without oversampling.
+        generator: public generator, as for `leading_directions` with method `randomized`, without oversampling.
         passes: power iterations.
     """
     start, stop = span
-    state = generator.get_state()  # so that rows get the coins that they always had
+    state = generator.get_state()  # so that rows get the same random numbers as without factors
     found = _by_factors(batch, layout, span, rank, generator, passes)
     if found is not None:
         return found
@@ -262,7 +265,7 @@ def group_directions(
 def _by_factors(
     batch: GradientBatch, layout: Layout, span: tuple[int, int], rank: int, generator: torch.Generator, passes: int
 ) -> tuple[Tensor, ...] | None:
-    """What a `FactoredBasis` is made of; None where factors are not known, would not pay, or do not tell directions."""
+    """Tensors of a `FactoredBasis`; None if there are no factors, if they do not pay, or if rounding is too large."""
     first, last = span
     spans: list[tuple[int, int]] = []
     factors: list[tuple[Tensor, Tensor]] = []
@@ -273,7 +276,7 @@ def _by_factors(
         if low >= high:
             continue
         pair = batch.outer(a, b)
-        # Inner products with all gradients, in float64, beside those with all directions.
+        # The cost of inner products with all gradients, in float64, against that of products with all directions.
         if pair is not None and 2 * len(pair[0]) * sum(part.shape[1] for part in pair) < rank * (high - low):
             spans.append((a - first, b - first))
             factors.append(pair)
@@ -303,17 +306,17 @@ def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:
 
 
 def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, "dim rank"]:
-    """Orthonormal columns that span what as many Gaussian vectors span."""
+    """Orthonormal columns with the span of as many Gaussian vectors."""
     if rank == dim:
         return torch.eye(dim)
-    # By Cholesky, many times as fast as Householder's way. The more nearly square a Gaussian matrix is, the worse its
-    # condition; and a few vectors of few numbers may by chance be nearly parallel. Only then float64 and a second pass,
-    # which makes up for rounding, are worth their time: else the condition is below 6, and float32 leaves 1e-6.
+    # By Cholesky, many times faster than Householder QR. The closer to square a Gaussian matrix is, the worse its
+    # condition; and a few short vectors may by chance be nearly parallel. Only then are float64 and a second pass,
+    # which corrects rounding, worth their time: otherwise the condition is below 6, and float32 leaves 1e-6.
     careful = 2 * rank > dim or dim < _MANY
     vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):
         factor = torch.linalg.cholesky(gram(vectors, vectors.dtype))
-        # By the inverse, a product: of factors so well conditioned it is as exact, and takes a third of the time.
+        # By the inverse, a product: for factors so well conditioned it is as exact, and takes a third of the time.
         inverse = torch.linalg.solve_triangular(factor, torch.eye(rank, dtype=factor.dtype), upper=False)
         vectors = inverse.to(vectors.dtype) @ vectors
-    return vectors.float().T  # of a contiguous matrix, as leading directions are
+    return vectors.float().T  # transpose of a contiguous matrix, like leading directions

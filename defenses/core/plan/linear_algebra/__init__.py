@@ -1,1 +1,1 @@
-"""Linear algebra of long rows: products, lengths and bases without the drift of long sums."""
+"""Linear algebra of long rows: products, norms and bases without the rounding drift of long sums."""

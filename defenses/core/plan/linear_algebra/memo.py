@@ -1,4 +1,4 @@
-"""A result that outlives a step, as long as nobody writes into what it was computed from."""
+"""Cache of a result that is valid while no input tensor is written to."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """The last result of one computation."""
+    """The last result of a computation."""
 
     def __init__(self) -> None:
-        """Starts without any."""
+        """Starts empty."""
         self._last: tuple[list[tuple[int, int]], Sequence[Tensor], T] | None = None
 
     def __reduce__(self) -> tuple[type[Memo[T]], tuple[()]]:
-        """In files and copies without it."""
+        """Pickles as an empty cache."""
         return Memo, ()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was computed yet."""
+        """True if nothing was computed yet."""
         return self._last is None
 
     def of(self, parts: Sequence[Tensor], compute: Callable[[], T]) -> T:
-        """What `compute` gives: the last result where these are the same tensors, not written into since.
+        """Returns the last result if the inputs are the same tensors and unchanged, else computes it.
 
         Args:
-            parts: all that the result is computed from.
+            parts: all inputs of the computation.
             compute: the computation.
         """
-        if any(part.is_inference() for part in parts):  # which do not count what is written
+        if any(part.is_inference() for part in parts):  # they have no version counter
             return compute()
         state = [(id(part), part._version) for part in parts]
         if self._last is None or self._last[0] != state:
-            # Held, so that no other tensor gets the identity of one.
+            # Holds the tensors, so that no new tensor gets the id of an old one.
             self._last = (state, tuple(parts), compute())
         return self._last[2]

@@ -1,13 +1,12 @@
-"""Products of long rows with a few directions in float32, without the drift of long sums.
+"""Products of long rows with a few directions in float32, without the rounding drift of long sums.
 
-MKL adds the products of a long row up in a few running totals. Of ten million numbers in float32 that loses 1e-2 of an
-inner product of normal numbers that lie in one direction, and 2e-5 to 1e-3 of two million. Coefficients along a
-direction are subtracted from rows, and their squares from squared norms: what is left over would be another length than
-the bound was told. So long rows are multiplied in strips, whose sums are then added up.
+MKL adds the products of a long row in a few running totals. In float32 that loses 1e-2 of an inner product of ten
+million normal numbers that lie in one direction, and 2e-5 to 1e-3 at two million. Coefficients along a direction are
+subtracted from rows, and their squares from squared norms: the norm of the remainder would differ from the norm that
+the bound assumes. Long rows are therefore multiplied in strips, whose sums are then added.
 
-MKL also uses half of AVX-512 on AMD. Where rows lie in one piece and nothing is differentiated, a kernel of our own
-multiplies them (`kernels/row_products.py`), twice as fast there, and a row's products are the same whoever else is
-there.
+On AMD, MKL uses half of AVX-512. For contiguous rows that need no gradient, a compiled kernel
+(`kernels/row_products.py`) is twice as fast there, and a row's products do not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ from torch import Tensor
 from ...kernels.machine_code import Processor, in_threads, processor
 from ...kernels.row_products import RowProducts, row_products
 
-_STRIP = 8192  # numbers, whose inner products in float32 are right to 2e-7 of the factors' lengths
-_FEWEST = 4  # strips, below which one product drifts by little more
-# Of the kernel: numbers of the right factor, below which a call takes longer than it saves. Not of the left one, whose
-# rows would be multiplied otherwise where they are many.
+_STRIP = 8192  # numbers whose float32 inner products are accurate to 2e-7 of the factors' norms
+_FEWEST = 4  # strips, below which a single product drifts by little more
+# Size of the right factor from which the kernel saves more than its call costs. The left factor must not decide,
+# because then a row's products would depend on the number of rows.
 _WORTH_IT = 2**13
-_PANEL = 128  # right rows at a time, of which a strip stays in the second cache
-_WORTH_A_THREAD = 1e8  # flops, below which handing the work over takes longer than it saves
+_PANEL = 128  # right rows at a time, a strip of which stays in the second-level cache
+_WORTH_A_THREAD = 1e8  # flops from which another thread saves more than it costs
 _STRIPS_A_THREAD = 4
 _TILES_A_THREAD = 4
 _BYTES = {torch.float32: 4, torch.float64: 8}
 
 
 def inner_products(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Tensor, "n k"]:
-    """`rows @ basis`; differentiable.
+    """Returns `rows @ basis`, in strips; differentiable.
 
     Args:
-        rows: one a row.
-        basis: one direction a column.
+        rows: rows of the left factor.
+        basis: directions as columns.
     """
     strips = rows.shape[1] // _STRIP
     if strips < _FEWEST:
         return rows @ basis
     cut = strips * _STRIP
-    # Views: nothing of the rows' size is written.
+    # Views, without a copy of the rows.
     left = rows[:, :cut].unflatten(1, (strips, _STRIP)).transpose(0, 1)
     sums = left.bmm(basis[:cut].unflatten(0, (strips, _STRIP))).sum(dim=0)
     return sums if cut == rows.shape[1] else sums + rows[:, cut:] @ basis[cut:]
 
 
 def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Tensor, "n k"]:
-    """`rows @ basis`, by the kernel where nothing is differentiated.
+    """Returns `rows @ basis`, by the kernel if nothing needs a gradient.
 
     Args:
-        rows: one a row.
-        basis: the transpose of a matrix whose rows lie in one piece, as leading directions are; others go by MKL.
+        rows: rows of the left factor.
+        basis: transpose of a matrix with contiguous rows, such as leading directions; otherwise MKL is used.
     """
     if not compiled_for(rows, basis.T):
         return inner_products(rows, basis)
@@ -68,49 +67,50 @@ def product(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> Float[Te
 def outer_products(
     signals: Float[Tensor, "n out"], inputs: Float[Tensor, "n in"], start: int, basis: Float[Tensor, "span k"]
 ) -> Float[Tensor, "n k"]:
-    """Inner products of outer products s xᵀ, flattened, with directions. All three are `compiled_for`.
+    """Returns inner products of flattened outer products s xᵀ with directions; all three must be `compiled_for`.
 
     Args:
-        signals: s, one a row.
-        inputs: x, one a row.
-        start: where the directions' span begins in a flattened product.
-        basis: one direction a column, as for `product`.
+        signals: factors s, in rows.
+        inputs: factors x, in rows.
+        start: first coordinate of the directions' span in a flattened product.
+        basis: directions as columns, as for `product`.
     """
     if len(signals) != len(inputs) or not 0 <= start <= signals.shape[1] * inputs.shape[1] - len(basis):
         raise ValueError(
             f"signals and inputs must be of the same rows, and directions lie within their products, got "
             f"{tuple(signals.shape)} and {tuple(inputs.shape)}, directions of {len(basis)} numbers from {start} on"
         )
-    # Rows are made a strip at a time, where a product of the inputs with all directions has [n, k, out] numbers.
+    # Rows are formed a strip at a time; a product of the inputs with all directions would have [n, k, out] numbers.
     runs = _outer_runs(start, start + len(basis), inputs.shape[1], _kernel(inputs, _BYTES[inputs.dtype], scaled=True))
     return _sums(inputs, basis.T, _BYTES[inputs.dtype], factors=signals, runs=runs).to(inputs.dtype)
 
 
 def exact_products(rows: Float[Tensor, "n d"], others: Float[Tensor, "k d"]) -> Float[Tensor, "n k"]:
-    """Inner products of rows with others in float64, by the kernel where nothing is differentiated."""
+    """Returns inner products of rows with others in float64, by the kernel if nothing needs a gradient."""
     if not compiled_for(rows, others):
         return rows.double() @ others.double().T
     return _sums(rows, others, 8)
 
 
 OuterPiece = tuple[int, int, Tensor, Tensor]
-"""Of flattened outer products the places from a first to before a last one; signals and inputs, one a row."""
+"""A range (start, stop) of flattened outer products, with their signals and inputs in rows."""
 
 
 def inner_with(
     signals: Float[Tensor, "n out"], inputs: Float[Tensor, "n in"], pieces: Sequence[OuterPiece]
 ) -> list[Float[Tensor, "n m"]]:
-    """Inner products of outer products s xᵀ with others, of which a piece is looked at, in float64.
+    """Returns inner products of outer products s xᵀ with ranges of other outer products, in float64.
 
-    <s xᵀ, t yᵀ> = <s, t> <x, y>; a row of the matrix that a piece cuts has a share of the inputs.
+    <s xᵀ, t yᵀ> = <s, t> <x, y>; a matrix row that the range cuts contributes a part of its inputs.
 
     Args:
-        signals: s, one a row.
-        inputs: x, one a row.
-        pieces: of the others, t and y.
+        signals: factors s, in rows.
+        inputs: factors x, in rows.
+        pieces: ranges of the others, with their factors t and y.
     """
     width = inputs.shape[1]
-    # Where rows are cut: between two such places inputs are multiplied once, for all pieces of the same inputs.
+    # Columns at which a range cuts a row: between two of them, inputs are multiplied once for all ranges that share
+    # them.
     cuts = sorted({0, width} | {place % width for start, stop, *_ in pieces for place in (start, stop)})
     known: dict[tuple[int, int, int], Tensor] = {}
 
@@ -129,7 +129,7 @@ def inner_with(
         first, last = -(-start // width), stop // width  # whole rows of the matrix
         if first < last:
             total += exact_products(signals[:, first:last], leaving[:, first:last]) * along(entering, 0, width)
-        # The rows that are cut, or the one that is cut twice.
+        # The first and last row, if cut, or the single row that is cut on both sides.
         edges = [(start, min(stop, first * width)), (max(start, last * width), stop)]
         for low, high in edges if first <= last else [(start, stop)]:
             if low < high:
@@ -141,17 +141,17 @@ def inner_with(
 
 
 def lower_products(rows: Float[Tensor, "m d"], *, exact: bool) -> Float[Tensor, "m m"]:
-    """Inner products of rows one with another, in float64; what is above the diagonal may be anything.
+    """Returns inner products of rows with one another, in float64; entries above the diagonal are undefined.
 
     Args:
-        rows: one a row, which are `compiled_for`.
-        exact: whether all is computed in float64, not just sums of a few kilobytes of a row.
+        rows: rows that are `compiled_for`.
+        exact: whether all arithmetic is in float64; otherwise only sums of a few kilobytes of a row are.
     """
     return _sums(rows, rows, 8 if exact else _BYTES[rows.dtype], lower=True)
 
 
 def compiled_for(*rows: Float[Tensor, "_ _"]) -> bool:
-    """Whether the kernel can read these rows, and is worth it for the last: where MKL may use half of the vectors."""
+    """True if the kernel can read these rows and is worth its call for the last: on AVX-512, with enough numbers."""
     return (
         _wide() is not None
         and rows[-1].numel() >= _WORTH_IT
@@ -171,20 +171,20 @@ def compiled_for(*rows: Float[Tensor, "_ _"]) -> bool:
 
 @cache
 def _wide() -> Processor | None:
-    """The processor, where it has AVX-512."""
+    """The processor, if it has AVX-512."""
     host = processor()
     return None if host is None or host.vector < 64 else host
 
 
 def _kernel(rows: Tensor, number: int, *, scaled: bool) -> RowProducts:
     host = _wide()
-    assert host is not None  # noqa: S101  the caller has asked
+    assert host is not None  # noqa: S101  checked by the caller
     return row_products(host, rows.element_size(), number, scaled=scaled)
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """How the kernel goes through rows: see there."""
+    """Traversal of rows by the kernel, see `kernels/row_products.py`."""
 
     runs: Int64[Tensor, "n 5"]
     strips: Int64[Tensor, "m 3"]
@@ -192,7 +192,7 @@ class _Runs:
 
 @lru_cache(maxsize=256)
 def _runs(size: int, kernel: RowProducts) -> _Runs:
-    """Whole rows, a strip at a time."""
+    """Traversal of whole rows, a strip at a time."""
     places = torch.arange(0, size, kernel.strip)
     widths, number = (size - places).clamp(max=kernel.strip), torch.arange(len(places))
     none = torch.zeros_like(places)
@@ -204,7 +204,7 @@ def _runs(size: int, kernel: RowProducts) -> _Runs:
 
 @lru_cache(maxsize=256)
 def _outer_runs(start: int, stop: int, width: int, kernel: RowProducts) -> _Runs:
-    """Flattened outer products over [start, stop): runs of inputs, each with the number of an output as its factor."""
+    """Traversal of flattened outer products over [start, stop): runs of inputs, each with the index of its output."""
     runs: list[tuple[int, int, int, int, int]] = []
     strips: list[tuple[int, int, int]] = []
     first, filled, at = 0, 0, start
@@ -230,15 +230,15 @@ def _sums(
     factors: Tensor | None = None,
     runs: _Runs | None = None,
 ) -> Float[Tensor, "n k"]:
-    """Inner products by the kernel, which has no bounds of its own.
+    """Computes inner products by the kernel, which has no bounds checks of its own.
 
     Args:
         left: rows, or inputs of outer products.
         right: rows.
-        number: bytes of a number in which is computed.
-        lower: whether those above the diagonal may be left out.
+        number: bytes per number in the kernel's arithmetic.
+        lower: whether entries above the diagonal may be left out.
         factors: signals of outer products.
-        runs: of outer products.
+        runs: traversal of outer products.
     """
     if runs is None and left.shape[1] != right.shape[1]:
         raise ValueError(f"rows must be of one length, got {left.shape[1]} and {right.shape[1]} numbers")
@@ -246,10 +246,11 @@ def _sums(
     runs = runs or _runs(left.shape[1], kernel)
     factors = left if factors is None else factors
     count, columns, threads = len(left), len(right), torch.get_num_threads()
-    # Long rows in parts, by their length alone; only then by examples: a row is added up in one way whoever is there.
+    # Long rows are split by their length alone, and only then by examples: the sum of a row does not depend on the
+    # batch.
     parts = _edges(len(runs.strips), max(1, min(threads, len(runs.strips) // _STRIPS_A_THREAD)))
     tiles = -(-count // kernel.left)
-    # Below the diagonal there is the more of a row the lower it is.
+    # Lower rows have more entries below the diagonal.
     shares = _edges(tiles, max(1, min(threads // (len(parts) - 1), tiles // _TILES_A_THREAD)), 0.5 if lower else 1.0)
     panels = _edges(-(-columns // kernel.right), -(-columns // _PANEL))
     sums = left.new_zeros(len(parts) - 1, tiles * kernel.left, panels[-1] * kernel.right, dtype=torch.float64)
@@ -258,7 +259,7 @@ def _sums(
         part, share = divmod(task, len(shares) - 1)
         high, low = (tile * kernel.left for tile in shares[share : share + 2])
         for begin, end in pairwise(column * kernel.right for column in panels):
-            # Of a square, rows above the panel have nothing below the diagonal.
+            # In a square, rows above the panel have no entries below the diagonal.
             top = max(high, begin // kernel.left * kernel.left) if lower else high
             if top >= min(low, count):
                 continue
@@ -278,5 +279,5 @@ def _sums(
 
 
 def _edges(total: int, parts: int, power: float = 1.0) -> list[int]:
-    """Where parts begin, and the last one ends: of even sizes, or of sizes whose first ones add up to a power."""
+    """Boundaries of parts of equal size, or of parts whose cumulative size grows with a power."""
     return [round(total * (i / parts) ** power) for i in range(parts + 1)]
