@@ -1,10 +1,10 @@
-"""AUTO-V: every gradient is scaled to exactly the clip norm, so that its direction alone counts.
+"""AUTO-V: every gradient is scaled to exactly the clip norm, so that only its direction matters.
 
-Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger",
-NeurIPS 2023: C g / ||g||, and zero for a zero gradient, which has no direction. Kept beside AUTO-S, whose
-authors show with it what the stabiliser is for: without one, training may stand still where gradients do not vanish.
-Guarantee: as of DP-SGD at clip norm C, one Gaussian a step. Assumes that no gradient is rounding alone, as of a
-saturated loss may be: here it counts as much as any, and rounding differs with who else is in the batch
+Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger", NeurIPS
+2023: C g / ||g||, and zero for a zero gradient, which has no direction. The authors use it to motivate the stabiliser
+of AUTO-S: without it, training may stall where gradients do not vanish.
+Guarantee: one Gaussian per step, like DP-SGD at clip norm C. Assumes that no gradient is rounding error alone, as that
+of a saturated loss may be: it would be scaled to full norm, and rounding depends on the rest of the batch
 (docs/limits.md).
 """
 
@@ -12,10 +12,10 @@ from .core import Defense, Whole, normalize
 
 
 def auto_v(*, clip_norm: float = 1.0, noise_multiplier: float | None = None) -> Defense:
-    """DP-SGD on gradients of one length.
+    """DP-SGD on gradients of equal norm.
 
     Args:
-        clip_norm: C, length of every scaled gradient, L2, in gradient units.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        clip_norm: C, norm of every scaled gradient, L2, in gradient units.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     return Defense(Whole(bound=normalize(clip_norm, regulariser=0.0)), noise_multiplier, name="auto_v")

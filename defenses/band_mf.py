@@ -1,16 +1,17 @@
-"""Banded matrix factorisation: noise correlated over a few steps, with which Poisson sampling in groups amplifies.
+"""Banded matrix factorisation: noise correlated over a few steps, with amplification by Poisson sampling in groups.
 
 Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified
-Approach to Private Training", NeurIPS 2023. A step's noise is what it draws less shares of the last few steps' noise
-(Algorithm 9 there, by the number that jax_privacy gives). Steps at least `bands` apart share no noise, so that a record
-whose group has its turn every `bands` steps pays as under Poisson sampling of its group alone.
-Deviation: C is Toeplitz, its `bands` coefficients those with the least mean squared error of the prefix sums (found by
-L-BFGS on the exact gradient), as in McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Large Scale
-Differentially Private ML", 2024.
+Approach to Private Training", NeurIPS 2023. A step's noise is its own draw minus fractions of the last few steps' noise
+(Algorithm 9 there, by the number that jax_privacy gives). Steps at least `bands` apart share no noise, so a record
+whose group is sampled every `bands` steps pays as under Poisson sampling within its group alone.
+Deviation: C is Toeplitz, its `bands` coefficients minimise the mean squared error of the prefix sums (by L-BFGS on the
+exact gradient), as in McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Large Scale Differentially
+Private ML", 2024.
+
 Guarantee:
-    Under `cyclic` sampling of at least `bands` groups: one Poisson-subsampled Gaussian a cycle, at the rate within a
-    group. Under `partition` with epochs of at least `bands` steps: one Gaussian an epoch. Otherwise one Gaussian for
-    the run, by the steps that its sampler lets a record join.
+    Under `cyclic` sampling of at least `bands` groups: one Poisson-subsampled Gaussian per cycle, at the rate within a
+    group. Under `partition` with epochs of at least `bands` steps: one Gaussian per epoch. Otherwise one Gaussian for
+    the run, by the steps that the sampler allows a record.
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,13 @@ def band_mf(
     """DP-SGD with banded correlated noise; for `cyclic` sampling of `bands` groups, or `partition`.
 
     Args:
-        clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
-        bands: steps over which noise is correlated, the step itself counted; 1 is DP-SGD.
-        noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        clip_norm: C, upper limit on the norm of a bounded gradient, L2, in gradient units.
+        bands: steps over which noise is correlated, including the step itself; 1 is DP-SGD.
+        noise_multiplier: multiplier of the Gaussian charged for one use of a record; None until calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
     """
     refuse_count("bands", bands)
     method = _BandMF(bound=bounded(clip_norm, bound, regulariser), bands=bands)
@@ -55,24 +57,24 @@ class _BandMF(Streamed):
 
 @lru_cache(maxsize=64)
 def coefficients(steps: int, bands: int) -> tuple[float, ...]:
-    """The first column of C behind its 1, with the least mean squared error of prefix sums for its sensitivity.
+    """First column of C after its 1, with the smallest mean squared error of prefix sums at fixed privacy.
 
     Args:
-        steps: of the run.
+        steps: steps of the run.
         bands: entries of the column.
     """
     if bands == 1:
         return ()
-    # Of the full square root of the prefix sums' matrix, where the search begins.
+    # Starting point: the column of the full square root of the prefix sum matrix.
     root = np.cumprod(1 - 0.5 / np.arange(1, bands))
-    # The first step of a search is as long as its unit. In a long run most columns so far off have a noise that grows
-    # without bound, and a search that begins there ends at once: so there are three, and the best is kept.
+    # The first step of a search has the length of its unit. In a long run, most columns at that distance have noise
+    # that grows without bound, and a search from there ends at once: hence three searches, the best of which is kept.
     found = [_search(root, steps, unit) for unit in (1.0, 0.1, 0.01)]
     return tuple(float(c) for c in min(found, key=lambda behind: _loss(behind, steps)[0]))
 
 
 def _search(start: np.ndarray, steps: int, unit: float) -> np.ndarray:
-    """The column with the least error that L-BFGS finds from a start, in variables of this unit."""
+    """Best column found by L-BFGS from a starting point, in variables of this unit."""
 
     def scaled(moved: np.ndarray) -> tuple[float, np.ndarray]:
         value, slopes = _loss(start + unit * moved, steps)
@@ -84,7 +86,7 @@ def _search(start: np.ndarray, steps: int, unit: float) -> np.ndarray:
 
 
 _UNSTABLE = 1e300
-"""Loss of a column under which noise grows beyond what float64 holds; a line search turns back from it."""
+"""Loss of a column whose noise overflows float64; a line search turns back from it."""
 
 
 def _loss(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
@@ -96,7 +98,7 @@ def _loss(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
 
 
 def _error(behind: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
-    """As `_loss`, not finite where the noise grows beyond float64."""
+    """Like `_loss`, but not finite if the noise overflows float64."""
     column = np.concatenate([[1.0], behind])
     impulse = np.zeros(steps)
     impulse[0] = 1.0

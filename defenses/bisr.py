@@ -1,13 +1,14 @@
-"""DP-SGD with a banded inverse square root: noise that takes back fixed shares of the last few draws.
+"""DP-SGD with a banded inverse square root: noise that cancels fixed fractions of the last few draws.
 
 Kalinin, McKenna, Upadhyay & Lampert, "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for
-Multi-Epoch Differentially Private SGD", 2025. The matrix of prefix sums has the square root with first column
-(1 - x)^(-1/2); its inverse, (1 - x)^(1/2) = 1 - x / 2 - x^2 / 8 - .., is cut off after `bands` coefficients, so that a
-step's noise is what it draws less shares of what the steps before drew. Nothing is optimised.
+Multi-Epoch Differentially Private SGD", 2025. The matrix of prefix sums has the square root with first column (1 -
+x)^(-1/2); its inverse, (1 - x)^(1/2) = 1 - x / 2 - x^2 / 8 - .., is truncated after `bands` coefficients, so that a
+step's noise is its own draw minus fractions of the previous draws. Nothing is optimised.
+
 Guarantee:
-    One Gaussian for the run, by the steps that its sampler lets a record join. C, the inverse of the cut series, has no
-    end, so that no sampling amplifies; under `partition` a record is charged for the columns of its place in each
-    epoch.
+    One Gaussian for the run, by the steps that the sampler allows a record. C, the inverse of the truncated series, is
+    not banded, so sampling does not amplify; under `partition` a record is charged for the columns of its position in
+    each epoch.
 """
 
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ def bisr(
     """DP-SGD with the noise of a banded inverse square root; for `partition` sampling.
 
     Args:
-        clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
-        bands: coefficients of the inverse, its leading 1 counted; 1 is DP-SGD.
-        noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        clip_norm: C, upper limit on the norm of a bounded gradient, L2, in gradient units.
+        bands: coefficients of the inverse, including its leading 1; 1 is DP-SGD.
+        noise_multiplier: multiplier of the Gaussian charged for one use of a record; None until calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
     """
     refuse_count("bands", bands)
     return Defense(_Bisr(bound=bounded(clip_norm, bound, regulariser), bands=bands), noise_multiplier, name="bisr")
@@ -46,7 +48,7 @@ class _Bisr(Streamed):
 
 
 def coefficients(bands: int) -> tuple[float, ...]:
-    """Those of (1 - x)^(1/2) behind its 1, `bands` - 1 of them."""
+    """Coefficients of (1 - x)^(1/2) after its 1, `bands` - 1 of them."""
     found, last = [], 1.0
     for power in range(1, bands):
         last *= (power - 1.5) / power

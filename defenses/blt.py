@@ -1,14 +1,15 @@
-"""Buffered linear Toeplitz noise: correlated over the whole run, for the price of a few buffers.
+"""Buffered linear Toeplitz noise: correlated over the whole run, at the memory of a few buffers.
 
 McMahan, Xu & Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning Systems", EMNLP 2024
 industry track, after Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and Near-Optimal Noise Generation for
-Streaming Differential Privacy", FOCS 2024. The first column of C is 1 and then a sum of falling powers, one a buffer; a
-buffer is a decaying sum of earlier noise, of which each step takes back a share.
-Deviation: scales and decays are those with the least mean squared error of prefix sums for a record that is used once
-(found by L-BFGS, one buffer after another); the papers also minimise the largest error, and count several uses.
+Streaming Differential Privacy", FOCS 2024. The first column of C is 1 and then a sum of geometric series, one per
+buffer; a buffer is a decaying sum of earlier noise, a fraction of which each step cancels.
+Deviation: scales and decays minimise the mean squared error of prefix sums for a record that is used once (by L-BFGS,
+adding one buffer at a time); the papers also minimise the largest error, and consider several uses.
+
 Guarantee:
-    One Gaussian for the run, by the steps that its sampler lets a record join; no sampling amplifies. Under `partition`
-    a record is charged for the columns of its place in each epoch, which overlap.
+    One Gaussian for the run, by the steps that the sampler allows a record; sampling does not amplify. Under
+    `partition` a record is charged for the columns of its position in each epoch, which overlap.
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,13 @@ def blt(
     """DP-SGD with buffered linear Toeplitz noise; for `partition` sampling.
 
     Args:
-        clip_norm: C, which no bounded gradient is longer than, L2, in gradient units.
-        buffers: vectors that are kept from step to step, at most 10.
-        noise_multiplier: what one use of a record is charged as; None until it is calibrated.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
+        clip_norm: C, upper limit on the norm of a bounded gradient, L2, in gradient units.
+        buffers: vectors kept from step to step, at most 10.
+        noise_multiplier: multiplier of the Gaussian charged for one use of a record; None until calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
     """
     refuse_count("buffers", buffers)
     if buffers > _MOST_BUFFERS:
@@ -58,15 +60,15 @@ class _Blt(Streamed):
 
 @lru_cache(maxsize=64)
 def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Scales and decays with the least mean squared error of prefix sums for its sensitivity.
+    """Scales and decays with the smallest mean squared error of prefix sums at fixed privacy.
 
     Args:
-        steps: of the run.
-        buffers: how many.
+        steps: steps of the run.
+        buffers: number of buffers.
     """
     starts = [_spread_out(steps, buffers)]
     if buffers > 1:
-        # The best of one buffer less, with another of hardly any weight: the search goes on from there.
+        # The solution with one buffer less, plus a buffer of tiny weight, as a starting point.
         scales, decays = parameters(steps, buffers - 1)
         starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - max(steps, 2) ** -0.5)]
     points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]
@@ -78,7 +80,7 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
 
 
 def _spread_out(steps: int, buffers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Decays from that of a step to that of the run, and scales that fit the square root of the prefix sums' matrix."""
+    """Decays between those of a step and of the run, and scales fitted to the square root of the prefix sum matrix."""
     decays = 1 - np.geomspace(0.8, 1 / max(steps, 2), buffers)
     root = np.cumprod(1 - 0.5 / np.arange(1, max(steps, 2)))
     scales = np.linalg.lstsq((decays[:, None] ** np.arange(len(root))).T, root, rcond=None)[0]
@@ -94,14 +96,14 @@ def _loss(point: np.ndarray, steps: int) -> float:
     """Logarithm of the mean squared error of prefix sums at fixed privacy."""
     scales, decays = _read(point)
     column = np.concatenate([[1.0], scales @ decays[:, None] ** np.arange(steps - 1)])
-    # As a fraction of polynomials: the denominator has the decays for roots.
+    # As a ratio of polynomials: the roots of the denominator are the decays.
     below = np.poly(decays)
     above = below.copy()
     for number, scale in enumerate(scales):
         above[1:] += scale * np.poly(np.delete(decays, number))
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):  # of scales so large that the inverse grows without end
+    with np.errstate(over="ignore", invalid="ignore"):  # for scales so large that the inverse diverges
         noise = signal.lfilter(below, np.convolve(above, [1.0, -1.0]), impulse)
         error = float((np.arange(steps, 0, -1) * noise) @ noise)
     return float(np.log(error) + np.log(column @ column)) if 0 < error < 1e200 else 500.0

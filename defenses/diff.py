@@ -1,10 +1,10 @@
-"""DIFF: releases how gradients differ from the last release, and adds them up.
+"""DIFF: releases the difference of gradients from the last release, and accumulates the differences.
 
 The strawman in "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning",
-arXiv:2406.02744: consecutive gradients are alike, so clip_C(g - u), with u the update before, loses less to
-clipping than clip_C(g). What it does not say: of every release a part stays in all later ones, and so does its noise,
-whose variance is amplified by 1 / (a (2 - a)) where a fraction a of a correction survives the clip.
-Guarantee: one Gaussian a step at the defense's multiplier; the last release is public, and its own noise is paid for.
+arXiv:2406.02744: consecutive gradients are similar, so clip_C(g - u), with u the previous update, loses less to
+clipping than clip_C(g). The paper omits that a part of every release stays in all later ones, and so does its noise,
+whose variance is amplified by 1 / (a (2 - a)) if a fraction a of a correction survives the clip.
+Guarantee: one Gaussian per step at the defense's multiplier; the last release is public, and its own noise is paid for.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Diff(Stateless):
-    """A block of differences from the last update, which is added again."""
+    """Releases differences from the last update, which is added back."""
 
     bound: Bound
     first_bound: Bound
 
     def plan(self, context: Context) -> StepPlan:
-        """Gradients in the first step, differences from the last update after it."""
+        """Plans gradients in the first step, and differences from the last update afterwards."""
         if context.update is None:
             return StepPlan(Block(codec=Everything(context.dim), bound=self.first_bound))
         change = Block(codec=Everything(context.dim), bound=self.bound, query=GradientLess(context.update))
@@ -54,11 +54,12 @@ def diff(
 
     Args:
         clip_norm: C, largest norm of an example's difference, L2, in gradient units.
-        first_clip_norm: the same of the first step's gradient; `clip_norm` if None.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        first_clip_norm: largest norm of an example's gradient in the first step; `clip_norm` if None.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     refuse_norm("first_clip_norm", first_clip_norm)
     first = clip_norm if first_clip_norm is None else first_clip_norm

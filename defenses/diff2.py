@@ -1,19 +1,20 @@
-"""DIFF2: releases how each gradient changed since the last step, and adds the changes up between restarts.
+"""DIFF2: releases the change of each gradient since the last step, and accumulates the changes between restarts.
 
 Murata & Suzuki, "DIFF2: Differential Private Optimization via Gradient Differences for Nonconvex Distributed Learning",
-ICML 2023, arXiv:2302.03884. A gradient changes by at most its smoothness times the distance that the
-parameters moved, so near a stationary point its change needs little clip norm, and little noise.
-Deviation: the paper takes full batches; on a Poisson sample the same examples are asked at both points, of a fresh
-batch in every step. `radius="constant"` keeps one clip norm for all changes, as the comparison in arXiv:2406.02744
-tunes it. Where the parameters have not moved at all, every change is zero and the paper has nothing to release; here
-that step is a restart, which is released and charged as any other. A change shorter than 1/16384 of the two gradients
-may be rounding, and is bounded as if it were that long: where the parameters hardly move, changes come out too short.
-Guarantee: one Gaussian a step at the defense's multiplier: the distance is between released iterates, so it may set the
-bound. Noise adds up until the next restart.
-Caveat: noise moves the parameters, and the moving radius with them, which scales the next noise: by noise alone each
+ICML 2023, arXiv:2302.03884. A gradient changes by at most its smoothness times the distance that the parameters moved,
+so near a stationary point its change needs little clip norm, and little noise.
+Deviation: the paper uses full batches; with Poisson sampling, the gradients at both points are those of the same
+examples, from a new batch in every step. `radius="constant"` keeps one clip norm for all changes, as tuned in the
+comparison in arXiv:2406.02744. If the parameters have not moved at all, every change is zero and the paper has nothing
+to release; here that step is a restart, released and charged as any other. A change shorter than 1/16384 of the two
+gradients may be rounding error, and is bounded as if it were that long: if the parameters hardly move, changes are too
+short.
+Guarantee: one Gaussian per step at the defense's multiplier: the distance is between released iterates, so it may set
+the bound. Noise accumulates until the next restart.
+Caveat: noise moves the parameters, and with them the moving radius, which scales the next noise: by noise alone each
 update is longer than the last by sqrt(1 + r^2), r = lr smoothness sigma sqrt(dim) / B, up to the restart. Measured with
 26,010 parameters, sigma 14 and B 1000: at lr 1 (r = 2.3) the tenth update is 3,400 times the first, at 0.3 (0.7) 5
-times, and an accuracy of 0.63 on digits comes of lr 0.1 (0.23). Less smoothness does not mend it, for the noise of a
+times, and lr 0.1 (0.23) reaches an accuracy of 0.63 on digits. A lower smoothness does not help, because the noise of a
 restart stays in every update up to the next: 0.2 at lr 1 (r 0.45) gives 0.21.
 """
 
@@ -42,7 +43,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Diff2:
-    """A block of gradients at every restart, of changes between; state: the estimate, and the parameters it is of."""
+    """Releases gradients at restarts and changes in between; state: the estimate, and the parameters it was made at."""
 
     clip_norm: float
     smoothness: float
@@ -58,15 +59,15 @@ class Diff2:
         bounded(self.smoothness, self.bound, self.regulariser)  # refused here, not in the second step
 
     def start(self, context: Context) -> dict[str, Any] | None:
-        """No estimate yet."""
+        """Returns no estimate yet."""
         return None
 
     def plan(self, state: dict[str, Any] | None, context: Context) -> tuple[dict[str, Any] | None, StepPlan]:
-        """Gradients, or their changes since the parameters of the step before."""
+        """Plans gradients, or their changes since the parameters of the previous step."""
         reach = 0.0
         if state is not None and context.parameters is not None and context.step % self.restart:
             moved = float((context.parameters - state["earlier"]).norm())
-            # Where nothing moved the change is zero for all data, and there is nothing to release: start anew.
+            # If the parameters did not move, the change is zero for all data and there is nothing to release: restart.
             reach = 0.0 if moved == 0 else self.smoothness * (moved if self.radius == "moving" else 1.0)
         if state is None or not 1e-30 < reach < 1e30:
             start = bounded(self.clip_norm, self.bound, self.regulariser)
@@ -81,7 +82,7 @@ class Diff2:
     def observe(
         self, state: dict[str, Any] | None, context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> dict[str, Any]:
-        """The estimate that the next change is added to."""
+        """Returns the estimate to which the next change is added."""
         return {"estimate": update, "earlier": context.parameters}
 
 
@@ -99,13 +100,14 @@ def diff2(
 
     Args:
         clip_norm: C1, largest norm of an example's gradient at a restart, L2, in gradient units.
-        smoothness: C2, largest norm of an example's change, L2, in gradient units; for the moving radius, for each unit
-            that the parameters moved.
-        restart: steps from one restart to the next; 1 is DP-SGD.
+        smoothness: C2, largest norm of an example's change, L2, in gradient units; for the moving radius, per unit of
+            distance that the parameters moved.
+        restart: steps from a restart to the next; 1 is DP-SGD.
         radius: "moving" bounds a change by `smoothness` times the distance moved, "constant" by `smoothness`.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / the norm of the step; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / clip norm of the step; None until calibrated.
     """
     bounded(clip_norm, bound, regulariser)
     method = Diff2(

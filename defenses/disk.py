@@ -1,12 +1,12 @@
-"""DiSK: gradients looked up ahead of the last step, and filtered by a simplified Kalman filter.
+"""DiSK: gradients with a look-ahead along the last step, filtered by a simplified Kalman filter.
 
 Zhang, Bu, Balle, Hong, Razaviyayn & Mirrokni, "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
-Noise Reduction", ICLR 2025. Each example is asked for a gradient at the parameters x and at x + gamma d, d
-being the last step: their difference predicts how the gradient changes, which a plain average of past updates would
-lag behind. The filtered update is (1 - kappa) times the last one plus kappa times the new one.
-Deviation: for the first step, which has no last one, the filter begins with its update.
-Guarantee: one Gaussian a step at the defense's multiplier: both points are functions of releases, and the mean of both
-gradients is what is bounded.
+Noise Reduction", ICLR 2025. Each example's gradient is taken at the parameters x and at x + gamma d, with d the last
+step: their difference predicts how the gradient changes, while a plain average of past updates would lag behind. The
+filtered update is (1 - kappa) times the last one plus kappa times the new one.
+Deviation: in the first step, which has no previous one, the filter starts from its update.
+Guarantee: one Gaussian per step at the defense's multiplier: both points are functions of releases, and the bound
+applies to the mean of both gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .core import Block, Bound, BoundKind, Context, Defense, Everything, Gradien
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """One block of gradients here and ahead; state: the last filtered update, and the parameters before it."""
+    """Releases the mean of gradients at two points; state: last filtered update, and the parameters before it."""
 
     bound: Bound
     kappa: float
@@ -34,11 +34,11 @@ class Disk:
             raise ValueError(f"gamma must be in [1e-6, 1e6], got {self.gamma}")
 
     def start(self, context: Context) -> dict[str, Any] | None:
-        """No step taken."""
+        """Returns no state before the first step."""
         return None
 
     def plan(self, state: dict[str, Any] | None, context: Context) -> tuple[dict[str, Any] | None, StepPlan]:
-        """Gradients here in the first step, here and ahead after it."""
+        """Plans gradients at the current point in the first step, and at both points afterwards."""
         if state is None or context.parameters is None:
             return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
         ahead = context.parameters + self.gamma * (context.parameters - state["before"])
@@ -49,7 +49,7 @@ class Disk:
     def observe(
         self, state: dict[str, Any] | None, context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> dict[str, Any]:
-        """What the next step needs of this one."""
+        """Returns the filtered update and the parameters of this step."""
         return {"filtered": update, "before": context.parameters}
 
 
@@ -67,10 +67,11 @@ def disk(
     Args:
         clip_norm: C, largest norm of an example's mean of both gradients, L2, in gradient units.
         kappa: weight of the new update in the filtered one; 1 is DP-SGD.
-        gamma: how far ahead the second gradient is taken, in last steps.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        gamma: distance of the second point, in units of the last step.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     return Defense(Disk(bound=bounded(clip_norm, bound, regulariser), kappa=kappa, gamma=gamma), noise_multiplier)

@@ -1,10 +1,9 @@
-"""DOPPLER: a low-pass filter over the noisy updates, which keeps gradients and loses noise.
+"""DOPPLER: a low-pass filter of the noisy updates, which keeps gradients and attenuates noise.
 
 Zhang, Bu, Hong & Razaviyayn, "DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
-Reduction", NeurIPS 2024, arXiv:2408.13460: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by what the filter
-makes of ones, c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does
-not.
-Guarantee: as of DP-SGD, one Gaussian a step: the filter sees releases alone.
+Reduction", NeurIPS 2024, arXiv:2408.13460: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by the filter's step
+response c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does not.
+Guarantee: one Gaussian per step, like DP-SGD: the filter reads releases alone.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Seen = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Doppler:
-    """DP-SGD's block; state: the last updates, the last filtered ones, and the same filter's answers to ones."""
+    """DP-SGD's block; state: last updates, last filtered updates, and the filter's step response."""
 
     bound: Bound
     feedback: tuple[float, ...]
@@ -43,11 +42,11 @@ class Doppler:
             raise ValueError(f"the filter must let a constant through, and not grow, got a gain of {gain}")
 
     def start(self, context: Context) -> Seen:
-        """Nothing seen."""
+        """Returns an empty memory."""
         return {"updates": [], "filtered": [], "ones": []}
 
     def plan(self, state: Seen, context: Context) -> tuple[Seen, StepPlan]:
-        """DP-SGD's block, filtered."""
+        """Plans DP-SGD's block, filtered after the noise."""
         zero = torch.zeros(context.dim, device=context.device)
         memory = sum((b * u for b, u in zip(self.forward[1:], state["updates"], strict=False)), start=zero)
         memory = memory - sum((a * m for a, m in zip(self.feedback, state["filtered"], strict=False)), start=zero)
@@ -56,7 +55,7 @@ class Doppler:
         return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=post)
 
     def observe(self, state: Seen, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Seen:
-        """The last few of everything, newest first."""
+        """Returns the last few of each, newest first."""
         ones, back = self._ones(state), len(self.feedback)
         return {
             "updates": [noisy[0] / context.expected_batch, *state["updates"]][: len(self.forward) - 1],
@@ -65,15 +64,15 @@ class Doppler:
         }
 
     def _answers(self, steps: int) -> list[float]:
-        """The filter's first answers to ones."""
+        """First values of the filter's step response."""
         found: list[float] = []
         for _ in range(steps):
             found.append(self._ones({"ones": found[::-1]}))
         return found
 
     def _ones(self, state: Seen) -> float:
-        """The filter's answer to ones, which an update is divided by."""
-        # As if an input of 1 had begun long ago, and outputs were zero: the form of the paper's c_t.
+        """Step response of the filter, the divisor of an update."""
+        # Input 1 from long ago and past outputs zero: the form of the paper's c_t.
         return sum(self.forward) - sum(a * c for a, c in zip(self.feedback, state["ones"], strict=False))
 
 
@@ -90,12 +89,13 @@ def doppler(
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        feedback: a_1, a_2, ... of the last filtered updates; [-0.9] if None.
-        forward: b_0, b_1, ... of this update and the last ones; [0.05, 0.05] if None.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        feedback: a_1, a_2, ... for the last filtered updates; [-0.9] if None.
+        forward: b_0, b_1, ... for this update and the last ones; [0.05, 0.05] if None.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = Doppler(
         bound=bounded(clip_norm, bound, regulariser),

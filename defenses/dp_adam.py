@@ -1,11 +1,11 @@
 """DP-Adam: Adam on the noisy updates of DP-SGD.
 
 Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, Algorithm 1, on the updates of Abadi et al., CCS
-2016. Where noise dominates, the second moment is that of the noise, and Adam is DP-SGD with momentum and another
-learning rate; `dp_adam_bc` takes that part out.
-Deviation: none. Adam may also be asked of the training, `optimizer = "adam"`, for any method; here it is part of the
-defense, which the optimizer of the training (SGD, whose rate is then Adam's) leaves alone.
-Guarantee: as of DP-SGD, one Gaussian a step: both moments are functions of releases.
+2016. If noise dominates, the second moment is that of the noise, and Adam is DP-SGD with momentum and another learning
+rate; `dp_adam_bc` subtracts that part.
+Deviation: none. Adam is also available as a training optimizer, `optimizer = "adam"`, for any method; here it is part
+of the defense, so the training optimizer stays SGD, and its rate is Adam's.
+Guarantee: one Gaussian per step, like DP-SGD: both moments are functions of releases.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from .core import Adaptive, Block, Bound, BoundKind, Context, Defense, Everything, StepPlan, bounded
 
 Moments = tuple[Tensor, Tensor, Tensor]
-"""Moving averages of updates, of their squares, and of the variance of the noise in one entry of them."""
+"""Moving averages of updates, of their squares, and of the noise variance in one entry of an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpAdam:
-    """One block of everything; state: both moments, and what of the second one is noise."""
+    """Releases one block of all coordinates; state: both moments, and the noise variance in the second."""
 
     bound: Bound
     betas: tuple[float, float]
@@ -33,21 +33,21 @@ class DpAdam:
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.betas[0]} and {self.betas[1]}")
-        if not 0 < self.stabiliser <= 1e18:  # its square, too, is a number in float32
+        if not 0 < self.stabiliser <= 1e18:  # its square must fit in float32
             raise ValueError(f"stabiliser must be above 0 and at most 1e18, got {self.stabiliser}")
 
     def start(self, context: Context) -> Moments:
-        """No update seen yet."""
+        """Returns zero moments."""
         none = torch.zeros(context.dim, device=context.device)
         return none, none.clone(), torch.zeros((), dtype=torch.float64)
 
     def plan(self, state: Moments, context: Context) -> tuple[Moments, StepPlan]:
-        """DP-SGD's block, and Adam's step from its update."""
+        """Plans DP-SGD's block, and Adam's step after the noise."""
         block = Block(codec=Everything(context.dim), bound=self.bound)
         return state, StepPlan(block, post=self._step(state, context))
 
     def observe(self, state: Moments, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Moments:
-        """The moments with this step's noisy gradient in them."""
+        """Returns the moments, updated with this step's noisy gradient."""
         moments = self._step(state, context).moments(noisy[0] / context.expected_batch)
         return *moments, self._noise(state, context)
 
@@ -58,7 +58,7 @@ class DpAdam:
         return Adaptive(first, second, *settings, variance if self.corrected else None)
 
     def _noise(self, state: Moments, context: Context) -> Tensor:
-        """The average of variances with this step's in it: not one number, where the clip norm adapts."""
+        """Moving average of the noise variance with this step's; it varies if the clip norm adapts."""
         block = Block(codec=Everything(context.dim), bound=self.bound)
         std = block.noise_std(context.noise_multiplier) / context.expected_batch
         return self.betas[1] * state[2] + (1 - self.betas[1]) * std**2
@@ -78,13 +78,14 @@ def dp_adam(
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        beta1: decay of the average of updates, a step.
-        beta2: decay of the average of their squares, a step.
-        stabiliser: added to the root of that, in gradient units.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        beta1: decay of the average of updates, per step.
+        beta2: decay of the average of their squares, per step.
+        stabiliser: added to the root of the average of squares, in gradient units.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = DpAdam(bound=bounded(clip_norm, bound, regulariser), betas=(beta1, beta2), stabiliser=stabiliser)
     return Defense(method, noise_multiplier)

@@ -1,16 +1,16 @@
-"""DP-AdamBC: DP-Adam without the noise in its second moment.
+"""DP-AdamBC: DP-Adam with the noise variance subtracted from its second moment.
 
 Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024.
-The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known: without
-it, Adam scales coordinates by their gradients again, and not all alike.
-Guarantee: as of DP-SGD, one Gaussian a step: multiplier, clip norm and expected batch are public.
-Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) what is left of the second moment errs by
-sqrt(2 / n) (sigma C / B)^2. Where squared gradients are less than that, noise alone decides it: half of the
-coordinates lie on the floor, take nearly the whole step, and take it as DP-SGD with momentum at a rate of lr /
-stabiliser. So the learning rate goes with the stabiliser, far below Adam's: the authors' command for CIFAR-10 has 5e-6
-with a gamma' of 1e-9. Measured on 10,000 digits at sigma 14, C 1, B 1000 and 200 steps: squared gradients of 2e-7, an
-error of 2e-5, 51 % of the coordinates on the floor with 99.9 % of the squared step; an accuracy of 0.12 at lr 0.003,
-0.8 at 3e-5 and, with a stabiliser near the noise's 0.014, 0.85 at lr = stabiliser = 0.01.
+The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known; with it subtracted,
+Adam again scales coordinates by their gradients instead of all alike.
+Guarantee: one Gaussian per step, like DP-SGD: multiplier, clip norm and expected batch are public.
+Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) the corrected second moment has an error of sqrt(2
+/ n) (sigma C / B)^2. If squared gradients are smaller, noise alone decides it: half of the coordinates are at the floor
+and take nearly the whole step, as DP-SGD with momentum at a rate of lr / stabiliser. The learning rate therefore scales
+with the stabiliser, far below Adam's: the authors' command for CIFAR-10 has 5e-6 with a gamma' of 1e-9. Measured on
+10,000 digits at sigma 14, C 1, B 1000 and 200 steps: squared gradients of 2e-7, an error of 2e-5, 51 % of the
+coordinates at the floor with 99.9 % of the squared step; an accuracy of 0.12 at lr 0.003, 0.8 at 3e-5 and, with a
+stabiliser near the noise's 0.014, 0.85 at lr = stabiliser = 0.01.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ def dp_adam_bc(
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        beta1: decay of the average of updates, a step.
-        beta2: decay of the average of their squares, a step.
-        stabiliser: least root of the corrected second moment, in gradient units; the paper tunes its square, gamma',
-            1e-8 to 1e-9. A coordinate on this floor moves by lr / stabiliser times its average: tune both together.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        beta1: decay of the average of updates, per step.
+        beta2: decay of the average of their squares, per step.
+        stabiliser: smallest root of the corrected second moment, in gradient units; the paper tunes its square, gamma',
+            1e-8 to 1e-9. A coordinate at this floor moves by lr / stabiliser times its average: tune both together.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     limit = bounded(clip_norm, bound, regulariser)
     method = DpAdam(bound=limit, betas=(beta1, beta2), stabiliser=stabiliser, corrected=True)

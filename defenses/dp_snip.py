@@ -1,12 +1,12 @@
-"""DP-SNIP: DP-SGD on the weights that the loss depends on most, found by one noisy release before training.
+"""DP-SNIP: DP-SGD on the weights with the largest effect on the loss, found by one noisy release before training.
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019; made private in
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). A
-weight's score is |sum_i w dl_i/dw| at the initial weights.
-Deviation: as printed, the score of the whole data set is clipped once, which one example may move by 2 C, twice what
-the noise is for, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw is clipped, and
-the release is charged to the same ledger as the steps, on all the data, at a multiplier of its own.
-Guarantee: one Gaussian on all the data at `mask_noise_multiplier`, and one a step at the defense's.
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). A weight's score is
+|sum_i w dl_i/dw| at the initial weights.
+Deviation: as printed, the score of the whole data set is clipped once; one example may then move it by 2 C, twice the
+sensitivity that the noise assumes, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw
+is clipped, and the release is charged to the same ledger as the steps, on all data, at its own multiplier.
+Guarantee: one Gaussian on all data at `mask_noise_multiplier`, and one per step at the defense's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Snip:
             raise ValueError(f"mask_{error}") from None
 
     def keeps(self, context: Context) -> Tensor:
-        """All but a fraction of all weights, by a release of weight times gradient on all the data."""
+        """Drops a fraction of all weights, by a release of weight times gradient on all data."""
         weights = context.parameters if context.parameters is not None else torch.zeros(context.dim)
         plan = StepPlan(Block(codec=Scaled(weights), bound=self.bound))
         (scores,) = context.release(plan.at(self.noise_multiplier))
@@ -75,13 +75,14 @@ def dp_snip(
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         prune_rate: fraction of all weights that is pruned.
         score_clip_norm: largest norm of an example's weight times gradient, L2, in units of the loss.
-        mask_noise_multiplier: noise standard deviation / score_clip_norm of the release that the mask follows from. The
-            paper finds that the mask hardly depends on it: spend little.
-        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        mask_noise_multiplier: noise standard deviation / score_clip_norm of the release behind the mask. The paper
+            finds that the mask hardly depends on it: spend little.
+        pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     refuse_norm("score_clip_norm", score_clip_norm)
     if not mask_noise_multiplier > 0:

@@ -1,11 +1,11 @@
 """DP-SSGD: pre-pruning and gradient dropping together.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification": a network is
-pruned before training, and in each step a part of what is left is dropped. Their 10 by 10 grid of the two rates, on
-CIFAR-10 at epsilon 1, has no trend in either (correlations 0.03 and 0.12), and its best cell is below the largest of
-100 draws from its own spread; the base recipe (De et al. 2022) does most of the work.
-Deviation: DP-SNIP bounds each example, as `dp_snip` says.
-Guarantee: one Gaussian a step at the defense's multiplier, and for `pruning="sensitivity"` one on all the data before.
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification": a network is pruned before
+training, and each step drops a part of the remaining weights. The paper's 10 by 10 grid of the two rates, on CIFAR-10
+at epsilon 1, has no trend in either (correlations 0.03 and 0.12), and its best cell is below the largest of 100 draws
+from its own spread; the base recipe (De et al. 2022) does most of the work.
+Deviation: DP-SNIP bounds each example, see `dp_snip`.
+Guarantee: one Gaussian per step at the defense's multiplier, and for `pruning="sensitivity"` one on all data before.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ def dp_ssgd(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD on a pruned network, of which every step drops a part.
+    """DP-SGD on a pruned network, a part of which is dropped in every step.
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         pruning: "random", "flow" (SynFlow) or "sensitivity" (DP-SNIP, which spends privacy).
         prune_rate: fraction of the weights that is pruned.
         dropping: "random" or "magnitude".
-        drop_rate: fraction of what is left of each weight that a step drops.
-        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        rounds: of SynFlow.
-        score_clip_norm: of DP-SNIP: largest norm of an example's weight times gradient, L2, in units of the loss.
-        mask_noise_multiplier: of DP-SNIP: noise standard deviation / score_clip_norm.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        drop_rate: fraction of each weight's remaining entries that a step drops.
+        pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
+        rounds: rounds of SynFlow.
+        score_clip_norm: largest norm of an example's weight times gradient in DP-SNIP, L2, in units of the loss.
+        mask_noise_multiplier: noise standard deviation / score_clip_norm in DP-SNIP.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     refuse_norm("score_clip_norm", score_clip_norm)
     refuse_unknown("pruning", pruning, ("random", "flow", "sensitivity"))

@@ -1,13 +1,13 @@
-"""DPSUR: a step of DP-SGD stands only if it seems to lower the loss of a validation batch.
+"""DPSUR: a step of DP-SGD is kept only if it appears to lower the loss of a validation batch.
 
-Fu et al., "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using Selective
-Update and Release", VLDB 2024, arXiv:2311.14056. A step is proposed, the mean change of the loss is released of a batch
-drawn by itself, and the step is kept if that is below beta C_v; else everything is as it was before.
-Deviation: every round is charged, for its step and for its validation, also where it is rejected: what is kept follows
-from all of them, and the paper's count of accepted rounds alone is no bound. The loss change of each example is clipped
-to C_v, and the sum divided by the expected batch: so noise is sigma_v C_v / B_v on the mean, where the paper clips the
-mean itself and adds 2 sigma_v C_v whatever the batch. Optimizer state is rolled back too.
-Guarantee: one Gaussian a step at the defense's multiplier, and one of multiplier sigma_v on a Poisson sample of the
+Fu et al., "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using Selective Update and Release",
+VLDB 2024, arXiv:2311.14056. A step is proposed, the mean change of the loss on an independently drawn batch is
+released, and the step is kept if that is below beta C_v; otherwise it is undone.
+Deviation: every round is charged, for its step and for its validation, also if it is rejected: the kept steps depend on
+all rounds, and the paper's count of accepted rounds alone is no bound. The loss change of each example is clipped to
+C_v, and the sum divided by the expected batch: noise is therefore sigma_v C_v / B_v on the mean, while the paper clips
+the mean itself and adds 2 sigma_v C_v for any batch. Optimizer state is rolled back too.
+Guarantee: one Gaussian per step at the defense's multiplier, and one of multiplier sigma_v on a Poisson sample at the
 validation's own rate.
 """
 
@@ -35,7 +35,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Dpsur(Stateless):
-    """DP-SGD's block, on trial by the change of the loss."""
+    """DP-SGD's block, with a trial on the change of the loss."""
 
     bound: Bound
     loss_clip: float
@@ -53,7 +53,7 @@ class Dpsur(Stateless):
         checked_multiplier(self.validation_noise_multiplier)
 
     def plan(self, context: Context) -> StepPlan:
-        """A step that stands if the loss falls."""
+        """Plans a step that is kept if the loss falls."""
         if context.parameters is None:
             raise ValueError("this method compares two parameter points, and this context has none")
         change = Block(codec=Everything(1), bound=clip(self.loss_clip), query=LossChange(context.parameters))
@@ -76,20 +76,21 @@ def dpsur(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD that takes back the steps which do not lower the loss.
+    """DP-SGD that undoes steps which do not lower the loss.
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         loss_clip: C_v, largest change of an example's loss, in units of the loss.
-        beta: a step stands if the noisy mean change is below beta C_v; infinity keeps every step (in Python; a suite
-            takes a large number).
-        validation_rate: q_v, every example joins a validation batch with this probability, independently of the step's.
-        validation_noise_multiplier: sigma_v, noise standard deviation / C_v of the summed changes; stays as it is when
-            a defense is calibrated.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C of the steps; None until it is calibrated.
+        beta: a step is kept if the noisy mean change is below beta C_v; infinity keeps every step (in Python; use a
+            large number in a suite).
+        validation_rate: q_v, probability with which each example joins a validation batch, independently of the step's.
+        validation_noise_multiplier: sigma_v, noise standard deviation / C_v of the summed changes; unchanged by
+            calibration.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C of the steps; None until calibrated.
     """
     method = Dpsur(
         bound=bounded(clip_norm, bound, regulariser),

@@ -1,10 +1,10 @@
-"""Magnitude dropping: DP-SGD on the larger part of each layer's weights, chosen anew in every step.
+"""Magnitude dropping: DP-SGD on the largest of each layer's weights, selected anew in every step.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD): the
-gradients of the weights with the smallest magnitude are dropped before clipping, and those weights stay.
-Deviation: none. What the paper leaves to the reader: the choice is free only while the weights are a function of
-releases and of a random or public initialisation, as here; not after training on the data without privacy.
-Guarantee: one Gaussian a step at the defense's multiplier: the mask follows from the parameters, which are released.
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD): the gradients of the
+weights with the smallest magnitude are dropped before clipping, and those weights stay fixed.
+Deviation: none. A condition that the paper leaves implicit: the selection is free only while the weights are a function
+of releases and of a random or public initialisation, as here; not after non-private training on the data.
+Guarantee: one Gaussian per step at the defense's multiplier: the mask is a function of the released parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def magnitude_dropping(
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
-        drop_rate: fraction of the entries of each weight that a step drops, the smallest.
-        hold_dropped: whether they stay where they are in that step, or momentum may move them.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        drop_rate: fraction of each weight's entries that a step drops, the smallest.
+        hold_dropped: whether dropped entries stay fixed in the step; otherwise momentum may move them.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = Sparse(
         bound=bounded(clip_norm, bound, regulariser),

@@ -1,8 +1,7 @@
-"""Noisy SGD: noise without clipping, an ablation of DP-SGD. A sum can move by any amount: nothing is proved.
+"""Noisy SGD: noise without clipping, an ablation of DP-SGD. Sums have no bounded sensitivity, hence no guarantee.
 
-Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. The noise
-has the standard deviation noise_multiplier * nominal_norm on the sum, so that curves line up with DP-SGD at
-that clip norm.
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. The noise on the
+sum has standard deviation noise_multiplier * nominal_norm, so that curves line up with DP-SGD at that clip norm.
 Guarantee: none.
 """
 
@@ -13,7 +12,7 @@ def noisy_sgd(*, nominal_norm: float = 1.0, noise_multiplier: float | None = Non
     """SGD with Gaussian noise on the unclipped sum; epsilon is infinite.
 
     Args:
-        nominal_norm: the clip norm of the DP-SGD that it is compared with, L2, in gradient units.
-        noise_multiplier: noise standard deviation / nominal norm; None until it is set.
+        nominal_norm: clip norm of the DP-SGD run to compare with, L2, in gradient units.
+        noise_multiplier: noise standard deviation / nominal norm; None until set.
     """
     return Defense(Whole(bound=unbounded(unit=nominal_norm)), noise_multiplier, name="noisy_sgd")

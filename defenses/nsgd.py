@@ -1,11 +1,11 @@
-"""DP-NSGD: gradients normalised with a regulariser that is tuned, which trades bias for variance.
+"""DP-NSGD: gradients normalised with a tuned regulariser, which trades bias for variance.
 
 Yang, Zhang, Chen & Liu, "Normalized/Clipped SGD with Perturbation for Differentially Private Non-Convex Optimization",
-arXiv:2206.13033: g / (||g|| + r), times a clip norm that only scales the learning rate. The same form as AUTO-S,
-where r is tiny; here it is of the size of the gradients themselves.
-Deviation: some code adds noise of sigma * r, though a normalised row has norm up to 1: with r = 0.01, a hundredth of
-the noise that is charged. Here it is sigma * C.
-Guarantee: as of DP-SGD at clip norm C, one Gaussian a step.
+arXiv:2206.13033: g / (||g|| + r), times a clip norm that only scales the learning rate. The form is that of AUTO-S, but
+with r as large as the gradients themselves instead of tiny.
+Deviation: some implementations add noise of sigma * r, although a normalised row has norm up to 1: with r = 0.01, a
+hundredth of the noise that is charged. The noise here is sigma * C.
+Guarantee: one Gaussian per step, like DP-SGD at clip norm C.
 """
 
 from .core import Defense, Whole, normalize
@@ -15,9 +15,9 @@ def nsgd(*, clip_norm: float = 1.0, regulariser: float = 0.1, noise_multiplier: 
     """DP-SGD on normalised gradients.
 
     Args:
-        clip_norm: C, which no normalised gradient is longer than, L2, in gradient units.
+        clip_norm: C, upper limit on the norm of a normalised gradient, L2, in gradient units.
         regulariser: r, added to each norm, in gradient units; to be tuned on public data.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     if not regulariser > 0:
         raise ValueError(f"regulariser must be positive, got {regulariser}; without one it is auto_v")

@@ -1,17 +1,17 @@
 """PCDP-SGD: gradients are projected on a public subspace before they are bounded, and noise is added inside it.
 
-Projected Clipping DP-SGD, section 4: every `interval` steps, the leading directions V of per-example gradients on
-public data at the current parameters; each private gradient contributes clip(V^T g), of `rank` numbers a tensor; the
-noise is drawn in that space; the update is V times the noisy sum. The clip norm is spent on the part that is kept, and
-there are far fewer coordinates to drown.
+Projected Clipping DP-SGD, section 4: every `interval` steps, V are the leading directions of per-example gradients on
+public data at the current parameters; each private gradient contributes clip(V^T g), `rank` numbers per tensor; the
+noise is drawn in that space; the update is V times the noisy sum. The clip norm is spent on the kept component, and far
+fewer coordinates get noise.
 
-Deviation: the basis is one per parameter tensor, which alone reproduces the paper's communication figures;
-`scope="global"` takes one over all of them.
-Guarantee: one Gaussian a step at the defense's multiplier, in the coefficients: noise of all d coordinates would void
-what is said of the dimension.
-Caveat: the paper's epsilons are by the classic conversion of RDP (the one used here gives 12 to 27 % less, PLD 19 to
-34 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and at
-the largest epsilon its own tables have plain DP-SGD ahead on all three data sets.
+Deviation: each parameter tensor has its own basis, which alone reproduces the paper's communication figures;
+`scope="global"` uses a basis of all parameters.
+Guarantee: one Gaussian per step at the defense's multiplier, on the coefficients: noise on all d coordinates would
+invalidate the paper's claim about the dimension.
+Caveat: the paper's epsilons use the classic conversion of RDP (the conversion used here gives 12 to 27 % less, PLD 19
+to 34 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and
+at the largest epsilon its own tables have plain DP-SGD ahead on all three data sets.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ def pcdp(
 
     Args:
         clip_norm: C, largest norm of an example's coefficients, L2, in gradient units.
-        rank: k, most directions of a basis.
-        scope: "tensor" for a basis per parameter tensor, "global" for one over all parameters.
-        interval: steps that a basis is used for.
+        rank: k, largest number of directions of a basis.
+        scope: "tensor" for a basis per parameter tensor, "global" for a basis of all parameters.
+        interval: number of steps for which a basis is used.
         auxiliary: "random" draws a refresh's public examples from the whole pool, "independent" from a part of it that
             no other refresh reads.
-        auxiliary_size: public examples of a refresh; as many as `rank` if None.
-        shortage: "refuse" a public pool that is too small, or "lower_rank" to what it allows, saying so.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        auxiliary_size: public examples of a refresh; None for as many as `rank`.
+        shortage: "refuse" a public pool that is too small, or "lower_rank" to its size, with a remark.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     subspace = PublicSubspace(
         rank=rank,

@@ -1,12 +1,11 @@
 """PDP-SGD: DP-SGD whose noisy update is projected on a subspace of public gradients.
 
 Zhou, Wu & Banerjee, "Bypassing the Ambient Dimension: Private SGD with Gradient Subspace Identification", ICLR 2021,
-Algorithm 1. The noise outside of the subspace, nearly all of it, is removed after the release: post-processing. The
-clip norm is still spent on the whole gradient, which is where PCDP differs.
+Algorithm 1. The noise outside the subspace, nearly all of it, is removed after the release: post-processing. The clip
+norm is still spent on the whole gradient, unlike in PCDP.
 
-Deviation: the basis is one per parameter tensor, as in PCDP, which it is compared with; `scope="global"` is the
-paper's.
-Guarantee: one Gaussian a step at the defense's multiplier: DP-SGD's, and the rest is post-processing.
+Deviation: each parameter tensor has its own basis, as in PCDP, for comparison; `scope="global"` is the paper's.
+Guarantee: one Gaussian per step at the defense's multiplier: that of DP-SGD, and the rest is post-processing.
 """
 
 from __future__ import annotations
@@ -29,21 +28,22 @@ def pdp(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD, its noisy update projected on a subspace of public gradients.
+    """DP-SGD with its noisy update projected on a subspace of public gradients.
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        rank: k, most directions of a basis.
-        scope: "tensor" for a basis per parameter tensor, "global" for one over all parameters.
-        interval: steps that a basis is used for.
+        rank: k, largest number of directions of a basis.
+        scope: "tensor" for a basis per parameter tensor, "global" for a basis of all parameters.
+        interval: number of steps for which a basis is used.
         auxiliary: "random" draws a refresh's public examples from the whole pool, "independent" from a part of it that
             no other refresh reads.
-        auxiliary_size: public examples of a refresh; as many as `rank` if None.
-        shortage: "refuse" a public pool that is too small, or "lower_rank" to what it allows, saying so.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        auxiliary_size: public examples of a refresh; None for as many as `rank`.
+        shortage: "refuse" a public pool that is too small, or "lower_rank" to its size, with a remark.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     subspace = PublicSubspace(
         rank=rank,

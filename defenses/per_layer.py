@@ -1,12 +1,12 @@
-"""Per-layer clipping: each layer's part of a gradient has a clip norm of its own.
+"""Per-layer clipping: each layer's part of a gradient has its own clip norm.
 
-McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, who
-compare it with flat clipping. One layer with long gradients no longer shortens all others.
-Deviation: none, but a trap that others fell into: clipping each of L layers to C lets one example move the sum by
-sqrt(L) C, so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together,
-C^2 = sum_l C_l^2, and noise of sigma C on every coordinate is what is charged.
-Guarantee: one Gaussian a step at the defense's multiplier: layer l, of share (C_l / C)^2, has noise of
-sigma / sqrt(share) C_l = sigma C.
+McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, who compare it
+with flat clipping. A layer with long gradients no longer shortens all others.
+Deviation: none, but a known error is avoided: clipping each of L layers to C lets one example move the sum by sqrt(L)
+C, so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together, C^2 = sum_l
+C_l^2, and noise of sigma C on every coordinate is charged.
+Guarantee: one Gaussian per step at the defense's multiplier: layer l, of share (C_l / C)^2, has noise of sigma /
+sqrt(share) C_l = sigma C.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .core import Block, BoundKind, Context, Coordinates, Defense, Stateless, St
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayer(Stateless):
-    """A block a layer, whose squared clip norms add up to that of a whole gradient."""
+    """Releases a block per layer; their squared clip norms sum to that of a whole gradient."""
 
     clip_norm: float
     weights: Literal["equal", "by_size"]
@@ -33,7 +33,7 @@ class PerLayer(Stateless):
         refuse_unknown("weights", self.weights, ("equal", "by_size"))
 
     def plan(self, context: Context) -> StepPlan:
-        """One block of coordinates a layer, weight and bias together."""
+        """Plans one block of coordinates per layer, weight and bias together."""
         spans = context.layout.layers
         sizes = [float(stop - start) if self.weights == "by_size" else 1.0 for start, stop in spans]
         shares = [size / math.fsum(sizes) for size in sizes]
@@ -56,14 +56,15 @@ def per_layer(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD with a clip norm a layer.
+    """DP-SGD with a clip norm per layer.
 
     Args:
         clip_norm: C, largest norm of an example's gradient after clipping, over all layers, L2, in gradient units.
-        weights: "equal" clips each of L layers to C / sqrt(L), "by_size" one of d_l numbers to C sqrt(d_l / d).
-        bound: how a row is brought to its norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        weights: "equal" clips each of L layers to C / sqrt(L), "by_size" a layer of d_l numbers to C sqrt(d_l / d).
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     bounded(clip_norm, bound, regulariser)  # refused here, not in the first step
     return Defense(

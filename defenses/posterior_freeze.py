@@ -1,10 +1,10 @@
-"""Posterior freeze: DP-SGD, of whose noisy update a random, shrinking set of coordinates is kept.
+"""Posterior freeze: DP-SGD whose noisy update is restricted to a random, shrinking set of coordinates.
 
 The control in "Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1: the masks of random
-sparsification after clipping and noise. The clip norm is spent on whole gradients, so that what is kept of one is
-never longer than under random sparsification. The update is as sparse; the release is dense, and that is what is
-attacked here: a client that sends the masked update alone shows less.
-Guarantee: one Gaussian a step at the defense's multiplier; the mask is post-processing of DP-SGD.
+sparsification, applied after clipping and noise. The clip norm is spent on whole gradients, so the kept part of one is
+never longer than under random sparsification. The update is as sparse, but the release is dense, and attacks here see
+the release: a client that sends only the masked update reveals less.
+Guarantee: one Gaussian per step at the defense's multiplier; the mask is post-processing of DP-SGD.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ def posterior_freeze(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD with its update masked at random.
+    """DP-SGD with a randomly masked update.
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
         final_sparsity: fraction of coordinates dropped at the end of the cooling.
-        cooling_epochs: epochs in which the sparsity grows linearly from 0; all of the run if None, 0 for none.
+        cooling_epochs: epochs in which the sparsity grows linearly from 0; None for the whole run, 0 for no cooling.
         refreshes: new masks per epoch.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = RandomSparsification(
         bound=bounded(clip_norm, bound, regulariser),

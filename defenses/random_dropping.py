@@ -1,9 +1,9 @@
-"""Random gradient dropping: DP-SGD on a fresh random part of each layer's weights in every step.
+"""Random gradient dropping: DP-SGD on a new random subset of each layer's weights in every step.
 
-"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). Random
-sparsification at a constant rate with a mask a step, drawn layer by layer; what is dropped stays where it is, also
-under momentum, which in random sparsification moves it on.
-Guarantee: one Gaussian a step at the defense's multiplier: the mask follows from public coins.
+"Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). Random sparsification
+at a constant rate with a mask per step, drawn layer by layer; dropped weights stay fixed even under momentum, which
+would move them in random sparsification.
+Guarantee: one Gaussian per step at the defense's multiplier: the mask is a function of public randomness.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ def random_dropping(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD on a random part of each weight, drawn a step.
+    """DP-SGD on a random subset of each weight, redrawn in every step.
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
-        drop_rate: fraction of the entries of each weight that a step drops.
-        hold_dropped: whether they stay where they are in that step, or momentum may move them.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        drop_rate: fraction of each weight's entries that a step drops.
+        hold_dropped: whether dropped entries stay fixed in the step; otherwise momentum may move them.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = Sparse(
         bound=bounded(clip_norm, bound, regulariser),

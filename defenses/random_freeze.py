@@ -1,11 +1,11 @@
-"""Random freeze: random sparsification that cools down over some epochs, and then stays as sparse as it is.
+"""Random freeze: random sparsification that cools down over some epochs and then keeps its sparsity.
 
 "Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1: sparsity r* min(e / (e_cool - 1), 1) in epoch e.
-With `cooling_epochs` those of the run it is random sparsification.
-Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask, which never looks at data.
-Caveat: the paper's epsilons are those of Poisson sampling, and its runs deal a shuffled data set out. Its multiplier of
-1.54 for the DP-SGD beside it, over 40 epochs of 50 steps, is 2.75 with the one, and what is proved of the other is 25.3
-(delta 1e-5).
+If `cooling_epochs` is the whole run, it is random sparsification.
+Guarantee: one Gaussian per step at the defense's multiplier, for any mask, since masks do not depend on data.
+Caveat: the paper's epsilons assume Poisson sampling, and its runs shuffle the data set and cut it into batches. The
+multiplier 1.54 of its DP-SGD baseline, over 40 epochs of 50 steps, gives 2.75 with the former, and 25.3 is proved for
+the latter (delta 1e-5).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ def random_freeze(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD whose sparsity grows over the first epochs, and is then held.
+    """DP-SGD whose sparsity grows over the first epochs and is then held.
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         final_sparsity: fraction of coordinates dropped from the last epoch of the cooling on.
         cooling_epochs: epochs in which the sparsity grows linearly from 0; 1 drops nothing in the first epoch alone.
         refreshes: new masks per epoch.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     refuse_count("cooling_epochs", cooling_epochs)
     method = RandomSparsification(

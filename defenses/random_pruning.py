@@ -1,8 +1,8 @@
-"""Random pruning: DP-SGD on a random part of each layer's weights, drawn once before training.
+"""Random pruning: DP-SGD on a random subset of each layer's weights, drawn once before training.
 
 The data-free baseline in "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification"
-(DP-SSGD). A smaller network has shorter gradients and less noise; which weights are left costs no privacy.
-Guarantee: as of DP-SGD, one Gaussian a step: the mask follows from public coins.
+(DP-SSGD). A smaller network has shorter gradients and less noise; the choice of weights costs no privacy.
+Guarantee: one Gaussian per step, like DP-SGD: the mask is a function of public randomness.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .core import BoundKind, Context, Defense, Sparse, bounded, drop_in_each, re
 
 @dataclass(frozen=True, kw_only=True)
 class RandomPruning:
-    """Keeps a uniformly random part of each weight."""
+    """Keeps a uniformly random subset of each weight."""
 
     prune_rate: float
 
@@ -26,7 +26,7 @@ class RandomPruning:
         refuse_fraction("prune_rate", self.prune_rate)
 
     def keeps(self, context: Context) -> Tensor:
-        """All but a fraction of each weight, drawn from public coins."""
+        """Drops a fraction of each weight, drawn from the public generator."""
         scores = torch.rand(context.dim, generator=context.coins("pruned")).to(context.device)
         return drop_in_each(context.layout, self.prune_rate, scores)
 
@@ -40,16 +40,17 @@ def random_pruning(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD on a random part of each weight.
+    """DP-SGD on a random subset of each weight.
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
-        prune_rate: fraction of the entries of each weight that is pruned.
-        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        prune_rate: fraction of each weight's entries that is pruned.
+        pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = Sparse(
         bound=bounded(clip_norm, bound, regulariser), pruning=RandomPruning(prune_rate=prune_rate), pruned=pruned

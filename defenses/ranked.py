@@ -1,16 +1,16 @@
-"""Ranked sparsification: keeps the coordinates whose noisy gradients of the epoch before were largest.
+"""Ranked sparsification: keeps the coordinates with the largest noisy gradients in the previous epoch.
 
-Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, and
-"Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1 (ranked freeze). Dropped coordinates carry noise
-alone into the ranking of the next epoch, so that their rank is random by construction.
-Deviation: coordinates are ranked by the absolute value of what was accumulated (one listing sorts signed values), and
-update and ranking see one noise draw. Two draws over the same sum, as the listing can be read, are two releases:
-`fresh_rank_noise` makes them, and each then has sqrt(2) times the noise, so that the step costs what it did.
-Guarantee: one Gaussian a step at the defense's multiplier; the mask is a function of past releases.
-Caveat: charged as one release, two draws would cost more than they say: at a sample rate of 0.02 epsilon 3.0 is 4.95
-for noise multiplier 1.81 over 60 epochs, and 5.2 for 1.54 over 40 (RDP, delta 1e-5; by PLD 2.75 is 4.55 and 4.78). The
-papers' epsilons are those of Poisson sampling, and most of their runs deal a shuffled data set out: what is proved of
-that is 25.3 at 1.54 over 40 epochs.
+Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, and "Differentially
+Private SGD with Sparse Gradients", arXiv:2112.00845v1 (ranked freeze). Dropped coordinates enter the ranking of the
+next epoch with noise alone, so their rank is random by construction.
+Deviation: coordinates are ranked by the absolute value of their accumulated releases (one listing sorts signed values),
+and update and ranking use the same noise draw. Two draws over the same sum, as the listing can be read, are two
+releases: `fresh_rank_noise` makes them, each with sqrt(2) times the noise, so that the step costs the same.
+Guarantee: one Gaussian per step at the defense's multiplier; the mask is a function of past releases.
+Caveat: charged as one release, two draws would cost more than stated: at a sample rate of 0.02 epsilon 3.0 is 4.95 for
+noise multiplier 1.81 over 60 epochs, and 5.2 for 1.54 over 40 (RDP, delta 1e-5; by PLD 2.75 is 4.55 and 4.78). The
+papers' epsilons assume Poisson sampling, and most of their runs shuffle the data set and cut it into batches: for that
+25.3 is proved at 1.54 over 40 epochs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """Releases masked gradients with noise everywhere; state: epoch, dropped coordinates, what was released in it."""
+    """Releases masked gradients with noise everywhere; state: epoch, dropped coordinates, releases of the epoch."""
 
     bound: Bound
     final_sparsity: float
@@ -51,16 +51,16 @@ class Ranked:
         refuse_count("cooling_epochs", self.cooling_epochs)
 
     def start(self, context: Context) -> dict[str, Any]:
-        """Everything is kept in the first epoch."""
+        """Keeps all coordinates in the first epoch."""
         nothing = torch.zeros(context.dim, device=context.device)
         return {"epoch": 0, "dropped": nothing[:0].long(), "seen": nothing}
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """One block, which loses the noise on dropped coordinates on its way to the update, or one for each use."""
+        """Plans one block, whose noise on dropped coordinates is removed from the update, or a block for each use."""
         if context.epoch != state["epoch"]:
             epochs = self.cooling_epochs or context.epochs
             sparsity = self.final_sparsity * min(1.0, context.epoch / max(1, epochs - 1))
-            # Stable: ties, as between coordinates without a gradient, go by number on every device.
+            # Stable, so that ties, as between coordinates without a gradient, have the same order on every device.
             smallest = state["seen"].abs().argsort(stable=True)[: floor_of(sparsity, context.dim)]
             state = {"epoch": context.epoch, "dropped": smallest, "seen": torch.zeros_like(state["seen"])}
         everywhere = Complement(Coordinates(state["dropped"], dim=context.dim))
@@ -77,7 +77,7 @@ class Ranked:
     def observe(
         self, state: dict[str, Any], context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> dict[str, Any]:
-        """The releases of the epoch, added up."""
+        """Adds the release of this step to those of the epoch."""
         return state | {"seen": state["seen"] + noisy[-1] / context.expected_batch}
 
 
@@ -91,17 +91,18 @@ def ranked(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD on the coordinates that the releases of the last epoch rank first.
+    """DP-SGD on the coordinates ranked first by the releases of the last epoch.
 
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         final_sparsity: fraction of coordinates dropped at the end of the cooling.
-        cooling_epochs: epochs in which the sparsity grows linearly from 0; all of the run if None.
-        fresh_rank_noise: whether the ranking gets a noise draw of its own, which halves what both may spend.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: of the step as one Gaussian; None until it is calibrated.
+        cooling_epochs: epochs in which the sparsity grows linearly from 0; None for the whole run.
+        fresh_rank_noise: whether the ranking gets its own noise draw, which halves the share of both.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: multiplier of the step as one Gaussian; None until calibrated.
     """
     method = Ranked(
         bound=bounded(clip_norm, bound, regulariser),

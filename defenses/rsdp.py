@@ -1,9 +1,9 @@
-"""RSDP-SGD: random sparsification at a constant rate, as the PCDP-SGD paper compares with it.
+"""RSDP-SGD: random sparsification at a constant rate, the comparison in the PCDP-SGD paper.
 
 Gradients are restricted to a random set of coordinates before they are bounded (Zhu & Blaschko, TMLR 2023), but without
-the cooling of that paper: the fraction dropped is `sparsity` from the first step to the last. It is not how its authors
-run theirs.
-Guarantee: one Gaussian a step at the defense's multiplier, whatever the mask, which never looks at data.
+that paper's cooling: the fraction dropped is `sparsity` from the first step to the last. The authors of random
+sparsification run it with cooling.
+Guarantee: one Gaussian per step at the defense's multiplier, for any mask, since masks do not depend on data.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ def rsdp(
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         sparsity: fraction of coordinates dropped.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     refuse_fraction("sparsity", sparsity)
     masks = RandomMasks(final_sparsity=sparsity, cooling_epochs=0)

@@ -1,6 +1,6 @@
-"""SGD: the undefended baseline. Nothing is bounded and no noise is added, so nothing is proved.
+"""SGD: the undefended baseline, without bound and without noise, hence without guarantee.
 
-The positive control of every benchmark: attacks that cannot break this break nothing.
+The positive control of every benchmark: an attack that fails here is not evidence for any defense.
 Guarantee: none.
 """
 

@@ -1,8 +1,8 @@
-"""SNIP without noise: an ablation of DP-SNIP, whose mask is read off the data. Nothing is proved.
+"""SNIP without noise: an ablation of DP-SNIP with a mask computed from the data. It has no guarantee.
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019, before DP-SGD: the
-steps are private, and the mask is a release of the data without any noise. It shows what the noise of DP-SNIP costs.
-Guarantee: none: the mask shows the data, whatever noise the steps have.
+steps are private, but the mask is a release of the data without noise. It measures the cost of the noise in DP-SNIP.
+Guarantee: none: the mask reveals the data, whatever the noise of the steps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ def snip(
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         prune_rate: fraction of all weights that is pruned.
-        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     exact = Snip(prune_rate=prune_rate, bound=unbounded(), noise_multiplier=0.0)
     method = Sparse(bound=bounded(clip_norm, bound, regulariser), pruning=exact, pruned=pruned)

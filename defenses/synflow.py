@@ -1,13 +1,14 @@
 """SynFlow: DP-SGD on the weights that carry most of a network's paths, found without data.
 
 Tanaka, Kunin, Yamins & Ganguli, "Pruning Neural Networks without Any Data by Iteratively Conserving Synaptic Flow",
-NeurIPS 2020, Algorithm 1; before private training in DP-SSGD. Weights are made positive, biases zero, an
-image of ones goes through the network, and a weight's score is its share in the output. The network is pruned in
-rounds, because scores of one round alone cut off whole layers.
+NeurIPS 2020, Algorithm 1; before private training in DP-SSGD. Weights are made positive, biases zero, an image of ones
+goes through the network, and a weight's score is its share in the output. The network is pruned in rounds, because
+scores of a single round cut off whole layers.
 Deviation: norms, weight standardisation and activations are bypassed in the scoring pass: with them the output would
-not change with the size of a weight, and scores would measure nothing. In float64: products over layers overflow
+not change with the size of a weight, and scores would be meaningless. In float64, because products over layers overflow
 float32.
-Guarantee: as of DP-SGD, one Gaussian a step: the mask follows from the initial weights, which are random or public.
+Guarantee: one Gaussian per step, like DP-SGD: the mask is a function of the initial weights, which are random or
+public.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _BYPASSED = {
     "layer_norm", "leaky_relu", "logsigmoid", "mish", "prelu", "relu", "relu6", "relu_", "selu", "sigmoid", "silu",
     "softplus", "softsign", "tanh", "tanh_",
 }  # fmt: skip
-"""Functions whose first argument goes on as it is: of positive inputs they say only how large those are."""
+"""Functions replaced by the identity on their first argument: on positive inputs they only rescale."""
 
 
 class _Linearised(TorchFunctionMode):
-    """Passes without activations, norms and dropout."""
+    """Forward passes without activations, norms and dropout."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in _BYPASSED:
@@ -51,7 +52,7 @@ class SynFlow:
         refuse_count("rounds", self.rounds)
 
     def keeps(self, context: Context) -> Tensor:
-        """All but a fraction of all weights; in a dry run, which has no network, drawn at random."""
+        """Drops a fraction of all weights; in a dry run, without a network, at random."""
         if context.architecture is None:
             return drop_overall(
                 context.layout, self.prune_rate, torch.rand(context.dim, generator=context.coins("synflow"))
@@ -64,7 +65,8 @@ class SynFlow:
         for round_ in range(1, self.rounds + 1):
             layout.write(model, weights * kept)
             scores = _flow(model, layout, image)
-            # Exponentially: most goes in the first rounds, where most may go without cutting the network in two.
+            # Exponential schedule: most weights are pruned in the first rounds, when pruning cannot yet disconnect the
+            # network.
             fraction = 1 - (1 - self.prune_rate) ** (round_ / self.rounds)
             kept = drop_overall(layout, fraction, scores)
         return kept
@@ -75,7 +77,7 @@ def _as_it_is(values: Tensor) -> Tensor:
 
 
 def _positive(model: nn.Module) -> nn.Module:
-    """The network in float64 with weights made positive and standardisation taken off them; biases zero."""
+    """Network in float64 with positive weights, without weight standardisation; biases are zero."""
     model = model.double().eval()
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
@@ -88,13 +90,13 @@ def _positive(model: nn.Module) -> nn.Module:
 
 
 def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
-    """The score |weight dR/dweight| of every coordinate, R the sum of the outputs for an image of ones."""
+    """Score |weight dR/dweight| of every coordinate, with R the sum of the outputs for an image of ones."""
     named = dict(model.named_parameters())
     parameters = [named[name] for name in layout.names]
     try:
         with _Linearised():
             total = model(image).sum()
-    # What a stranger's forward pass raises on numbers that it does not take, as of tokens.
+    # Errors that a user's forward pass may raise on unsuitable inputs, such as ones in place of tokens.
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"the model must take an image of ones for synflow, got {type(error).__name__}: "
@@ -121,12 +123,13 @@ def synflow(
     Args:
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         prune_rate: fraction of all weights that is pruned.
-        rounds: of scoring and pruning.
-        pruned: "zero" puts pruned weights to zero, "initial" leaves them as they were.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC)
-            or "adaptive", by which the clip norm follows a quantile (in suites; `adapted` in Python).
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        rounds: rounds of scoring and pruning.
+        pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
+            norm that follows a quantile (in suites; `adapted` in Python).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = Sparse(
         bound=bounded(clip_norm, bound, regulariser),

@@ -1,17 +1,16 @@
 """Leading right singular vectors of a matrix of public gradients, as a basis for subspace codecs.
 
-Two ways to the top right singular vectors of rows [m, dim] with m far below dim, both cheaper than a singular value
-decomposition. `gram`: the float64 matrix of inner products of the rows, its eigenvectors, and one product back.
-`randomized`: Halko, Martinsson & Tropp, "Finding Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1,
-which compresses the rows to a few more than `rank` first. Rows are not centred: a subspace of gradients is meant to
-hold their mean too.
+Two methods for rows [m, dim] with m far below dim, both cheaper than a singular value decomposition. `gram`: the
+eigenvectors of the rows' float64 Gram matrix, and one product back. `randomized`: Halko, Martinsson & Tropp, "Finding
+Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1, which compresses the rows to a few more than
+`rank` first. Rows are not centred: a subspace of gradients is meant to hold their mean too.
 
-Everything runs over strips of columns that fit the cache, and only one matrix of the size of the basis is ever made.
-The products of one strip are short sums, so float32 ones are good to 1e-6; over strips they add up in float64.
+All passes run over strips of columns that fit the cache, and only one matrix of the size of the basis is allocated.
+Products within a strip are short sums, accurate to 1e-6 in float32; sums over strips are in float64.
 
 Guarantee:
-    What is returned is a function of the rows (and of the public coins) alone, and orthonormal to 1e-5: this is
-    measured on what is returned, and mended where it does not hold. The privacy of a projection rests on none of it.
+    The result is a function of the rows (and of the public generator) alone, and orthonormal to 1e-5: this is measured
+    on the result, which is corrected where it does not hold. The privacy of a projection does not depend on it.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from torch import Tensor
 from .products import compiled_for, lower_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
-_BAND = 48  # rows of a Gram matrix that are computed at once; MKL's kernels take 24 (float64) or 48 (float32)
-_SMALL = 1e-12  # numbers, whose squares and reciprocals are far within the range of float32
-_NEGLIGIBLE = 1e-10  # eigenvalues, relative to the largest: below lies the rounding of float32 rows
-_ORTHONORMAL = 1e-5  # what is guaranteed
-_EXACT = 1e-7  # what shares in float64 leave of it
-_ROUNDING_SHOWS = 3e-6  # from here on, coefficients rounded to the rows' precision are corrected for it
+_BAND = 48  # rows of a Gram matrix computed at once; MKL's kernels take 24 (float64) or 48 (float32)
+_SMALL = 1e-12  # numbers whose squares and reciprocals are far within the range of float32
+_NEGLIGIBLE = 1e-10  # eigenvalues relative to the largest, below which is the rounding of float32 rows
+_ORTHONORMAL = 1e-5  # the guaranteed error
+_EXACT = 1e-7  # the error with float64 coefficients
+_ROUNDING_SHOWS = 3e-6  # error from which coefficients rounded to the rows' precision are corrected
 
 
 @torch.no_grad()
@@ -46,32 +45,32 @@ def leading_directions(
     passes: int = 2,
     ordered: bool = True,
 ) -> Float[Tensor, "dim k"]:
-    """An orthonormal basis of the directions in which the rows' uncentred second moment is largest, in order.
+    """Returns an orthonormal basis of the directions with the largest uncentred second moment of the rows, in order.
 
-    Each direction's entry of largest magnitude is positive (the first of equals), so that parties that hold the same
-    rows exchange coefficients in the same signs. Within equal singular values any basis is right, and rounding picks
-    one. For one basis a layer, call it on the columns of each.
+    The entry of largest magnitude of each direction is positive (the first of equals), so that parties with the same
+    rows exchange coefficients with the same signs. Within equal singular values any basis is correct, and rounding
+    picks one. For a basis per layer, call it on the columns of each layer.
 
-    Which method: `gram` is exact, and its cost grows with the square of the number of rows. `randomized` costs
-    2 * passes + 1 products of the rows with rank + oversampling vectors, or, where they are fewer, inner products of
-    the rows and one of these: on two CPU cores it is the faster one from about 5 rows a direction on (2.3 times at 1000
-    rows, 5 times at 2000, for 100 directions). Its last directions are approximate unless the spectrum decays.
+    Choice of method: `gram` is exact, and its cost grows with the square of the number of rows. `randomized` costs 2 *
+    passes + 1 products of the rows with rank + oversampling vectors or, if these are fewer, the rows' inner products
+    and one such product: on two CPU cores it is faster from about 5 rows per direction on (2.3 times at 1000 rows, 5
+    times at 2000, for 100 directions). Its last directions are approximate unless the spectrum decays.
 
     Args:
-        rows: one gradient a row, float32 or float64, on any device; in any units.
+        rows: gradients in rows, float32 or float64, on any device; in any units.
         rank: largest number of directions.
-        method: how they are computed.
-        generator: public coins of `randomized`, on the CPU; unused by `gram`.
-        oversampling: further vectors that `randomized` carries along.
-        passes: power iterations of `randomized`, each of which adds two to the power of the singular values' ratios
-            that its errors shrink with.
-        ordered: False where no more than the span matters: that of all rows then gets a basis by a Cholesky
-            decomposition, in a tenth of the time of eigenvectors.
+        method: algorithm.
+        generator: public generator of `randomized`, on the CPU; unused by `gram`.
+        oversampling: additional vectors of `randomized`.
+        passes: power iterations of `randomized`; each adds two to the power of the singular value ratios by which its
+            errors shrink.
+        ordered: False if only the span matters; if all rows are kept, their basis is then computed by Cholesky, in a
+            tenth of the time of eigenvectors.
 
     Returns:
-        Orthonormal columns in the rows' dtype, on their device. There are fewer than `rank` where the rows span fewer
-        dimensions: directions with a singular value below 1e-5 of the largest are not told from rounding. In memory
-        the columns lie one after the other: it is the transpose of a contiguous matrix.
+        Orthonormal columns in the rows' dtype, on their device. They are fewer than `rank` if the rows span fewer
+        dimensions: directions with a singular value below 1e-5 of the largest cannot be distinguished from rounding.
+        Columns are contiguous in memory: the result is the transpose of a contiguous matrix.
 
     Raises:
         ValueError: when an argument is out of its range, or a row is not finite.
@@ -95,7 +94,7 @@ def leading_directions(
     if method == "gram" or sketch >= min(count, dim):
         basis = _from_gram(rows, rank, ordered=ordered)
     elif count <= min(dim, 4 * passes * sketch):
-        # Inner products of all rows, half of a matrix, are fewer than those that the passes would take.
+        # The inner products of all rows, half of a matrix, are fewer than those that the passes would take.
         moments = gram(rows, torch.float64)
         within = _iterated(rows, sketch, passes, generator, lambda chosen: moments @ chosen)
         basis = _from_gram(rows, rank, moments=moments, within=within, ordered=ordered)
@@ -110,20 +109,21 @@ def leading_directions(
 def leading_shares(
     moments: Float[Tensor, "rows rows"], dim: int, rank: int, *, generator: torch.Generator, passes: int
 ) -> Float[Tensor, "rows k"] | None:
-    """Shares W of rows in directions Wᵀ rows, as `leading_directions` finds them by inner products of all rows.
+    """Returns coefficients W of the leading directions Wᵀ rows, computed from the rows' inner products.
 
-    Of method `randomized` without oversampling, in no order and unsigned. In float64: the directions are orthonormal to
-    1e-7 where they are formed in it too.
+    Method `randomized` of `leading_directions` without oversampling, unordered and unsigned. In float64: directions
+    formed in float64 are orthonormal to 1e-7.
 
     Args:
-        moments: the rows' inner products, in float64.
+        moments: Gram matrix of the rows, float64.
         dim: length of a row.
         rank: largest number of directions.
-        generator: public coins, on the CPU.
+        generator: public generator, on the CPU.
         passes: power iterations.
 
     Returns:
-        None where that method would go another way, rows are huge, tiny or not finite, or rounding shows.
+        None if `leading_directions` would not use inner products, if rows are huge, tiny or not finite, or if rounding
+        is too large.
     """
     count, largest = len(moments), float(moments.diagonal().max())
     sketch = rank < min(count, dim)
@@ -136,14 +136,14 @@ def leading_shares(
 
 @torch.no_grad()
 def orthonormality_error(basis: Float[Tensor, "dim k"]) -> float:
-    """Largest entry of |V^T V - 1|; where float32 cannot tell it from 1e-4 with certainty, it is found in float64."""
-    if basis.numel() < 2**16:  # cutting it up would take longer
+    """Returns the largest entry of |V^T V - 1|, in float64 unless float32 is certain to place it below 1e-4."""
+    if basis.numel() < 2**16:  # splitting it would take longer
         exact = basis.double()
         return _distance_from_identity(exact.T @ exact)
     directions = basis.T
     if directions.dtype == torch.float32 and not directions.is_cuda:
         error = _distance_from_identity(gram(directions, torch.float32))
-        if error < 3e-5:  # and 6.1e-5 of rounding at most
+        if error < 3e-5:  # plus at most 6.1e-5 of rounding
             return error
     return _distance_from_identity(gram(directions, torch.float64))
 
@@ -157,26 +157,26 @@ def _from_gram(
     within: Float[Tensor, "m s"] | None = None,
     out: Tensor | None = None,
 ) -> Float[Tensor, "k d"]:
-    """Leading directions as contiguous rows, unsigned.
+    """Returns the leading directions as contiguous rows, unsigned.
 
     Args:
-        rows: more numbers a row than rows, if one of the others is given.
+        rows: more numbers per row than rows, if one of the other arguments is given.
         rank: largest number of directions.
-        ordered: as for `leading_directions`.
-        moments: the rows' inner products, where they are known.
-        within: orthonormal columns; only those combinations of the rows are looked at. All where None.
-        out: where the directions are written; it may be the rows themselves.
+        ordered: see `leading_directions`.
+        moments: Gram matrix of the rows, if known.
+        within: orthonormal columns that restrict the combinations of rows; None for no restriction.
+        out: output tensor; it may be `rows`.
     """
-    if rows.shape[1] < rows.shape[0]:  # then the smaller matrix of inner products is the one of the columns
+    if rows.shape[1] < rows.shape[0]:  # then the Gram matrix of the columns is the smaller one
         _, vectors = leading_eigenvectors(gram(rows.T, torch.float64), rank)
         return vectors.T.to(rows.dtype).contiguous()
 
     moments = gram(rows, torch.float64) if moments is None else moments
     exact = _whitened(moments, rank, within, ordered=ordered)
-    # On CUDA in float64, because float32 products may be TF32 there.
+    # In float64 on CUDA, because float32 products may be TF32 there.
     working = torch.float64 if rows.is_cuda else rows.dtype
     weights = [exact.to(working)]
-    # Rounding the coefficients adds some of v_1 to v_j, in proportion to sigma_1 / sigma_j: known before the product.
+    # Rounding the coefficients adds to v_j a part of v_1, in proportion to sigma_1 / sigma_j: known before the product.
     rounded = weights[0].double()
     expected = rounded @ moments @ rounded.T
     if _distance_from_identity(expected) > _ROUNDING_SHOWS:
@@ -192,7 +192,7 @@ def _from_gram(
 def _whitened(
     moments: Float[Tensor, "m m"], rank: int, within: Float[Tensor, "m s"] | None, *, ordered: bool
 ) -> Float[Tensor, "k m"]:
-    """Shares of rows in their leading directions, from their inner products; arguments as for `_from_gram`."""
+    """Returns coefficients of the leading directions from the rows' Gram matrix; arguments as for `_from_gram`."""
     inner = moments if within is None else within.T @ moments @ within
     exact = None if ordered or rank < len(inner) else whitening(inner, 1 / _NEGLIGIBLE)
     if exact is None:
@@ -204,7 +204,7 @@ def _whitened(
 def _compressed(
     rows: Float[Tensor, "m d"], size: int, passes: int, generator: torch.Generator | None
 ) -> Float[Tensor, "s d"]:
-    """Combinations of the rows that span nearly what the leading directions span: Q^T rows, by subspace iteration."""
+    """Returns combinations Q^T rows that nearly span the leading directions, by subspace iteration."""
     working = torch.float64 if rows.is_cuda else rows.dtype
 
     def image(chosen: Tensor) -> Tensor:
@@ -224,10 +224,10 @@ def _compressed(
 def _iterated(
     rows: Tensor, size: int, passes: int, generator: torch.Generator | None, image: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "m s"]:
-    """Orthonormal combinations of rows after some power iterations, of which `image` is one."""
+    """Returns orthonormal coefficients of rows after power iterations; `image` is one iteration."""
     # On the CPU, because generators of different devices draw different numbers.
     draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
-    # A QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.
+    # QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.
     chosen = torch.linalg.qr(draws).Q
     for _ in range(passes):
         chosen = torch.linalg.qr(image(chosen)).Q
@@ -235,7 +235,7 @@ def _iterated(
 
 
 def leading_eigenvectors(moments: Float[Tensor, "m m"], rank: int) -> tuple[Float[Tensor, " k"], Float[Tensor, "m k"]]:
-    """The largest eigenvalues that are not negligible, in descending order, and their vectors.
+    """Returns the largest eigenvalues above rounding, in descending order, and their eigenvectors.
 
     Args:
         moments: symmetric, positive semidefinite.
@@ -248,22 +248,22 @@ def leading_eigenvectors(moments: Float[Tensor, "m m"], rank: int) -> tuple[Floa
 
 
 def whitening(moments: Float[Tensor, "m m"], most: float) -> Float[Tensor, "m m"] | None:
-    """A lower triangle W for which W moments W^T = 1; None where an eigenvalue may be too small for that.
+    """Returns a lower triangular W with W moments W^T = 1; None if an eigenvalue may be too small.
 
     Args:
         moments: symmetric, positive semidefinite.
-        most: what the ratio of two eigenvalues is certain to be below.
+        most: limit on the condition number of `moments`.
     """
     factor, failed = torch.linalg.cholesky_ex(moments)
     if bool(failed):
         return None
     inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-    # The largest is at most the trace, the smallest at least 1 / |W|^2. NaN too.
+    # The largest eigenvalue is at most the trace, the smallest at least 1 / |W|^2. The test fails for NaN too.
     return inverse if float(moments.trace() * inverse.square().sum()) < most else None
 
 
 def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m"]:
-    """Inner products of the rows: products in `working`, sums over strips in float64."""
+    """Returns the Gram matrix of the rows: products in `working`, sums over strips in float64."""
     if compiled_for(rows, rows):
         return _mirrored(lower_products(rows, exact=working == torch.float64))
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
@@ -273,7 +273,7 @@ def gram(rows: Float[Tensor, "m d"], working: torch.dtype) -> Float[Tensor, "m m
 
 
 def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dtype) -> Float[Tensor, "k k"]:
-    """Writes weights @ rows to `out`, which may be the rows, and returns the inner products of what it has written."""
+    """Writes weights @ rows to `out`, which may be `rows`, and returns the Gram matrix of the result."""
     compiled = compiled_for(out, out)
     total = torch.zeros(len(out), len(out), dtype=torch.float64, device=rows.device)
     for span, strips in _strips(rows):
@@ -281,13 +281,13 @@ def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dt
         for weight in weights:
             block = torch.bmm(weight.expand(len(block), -1, -1), block)
         out[:, span].unflatten(1, block.shape[::2]).copy_(block.transpose(0, 1))
-        if not compiled:  # else all at once, which takes less than what the cache saves
+        if not compiled:  # the compiled kernel is faster on all at once
             _add_products(total, block.to(out.dtype).to(working))
     return gram(out, working) if compiled else _mirrored(total)
 
 
 def _add_products(total: Float[Tensor, "m m"], strips: Float[Tensor, "p m n"]) -> None:
-    """Adds the inner products of the rows to the lower half of `total`; they are symmetric."""
+    """Adds the inner products of the rows to the lower half of the symmetric `total`."""
     for start in range(0, len(total), _BAND):
         stop = min(start + _BAND, len(total))
         products = torch.bmm(strips[:, start:stop], strips[:, :stop].mT)
@@ -295,9 +295,9 @@ def _add_products(total: Float[Tensor, "m m"], strips: Float[Tensor, "p m n"]) -
 
 
 def _strips(rows: Float[Tensor, "m d"]) -> Iterator[tuple[slice, Float[Tensor, "p m n"]]]:
-    """Cuts the columns into blocks of a few strips [strips, rows, columns]: a strip a thread, a block in the cache."""
+    """Cuts the columns into blocks of a few strips [strips, rows, columns]: a strip per thread, a block in cache."""
     count, dim = rows.shape
-    room = 2**24 if rows.is_cuda else 2**20  # numbers a block
+    room = 2**24 if rows.is_cuda else 2**20  # numbers in a block
     most = max(room // (max(count, 1) * _STRIP), torch.get_num_threads(), 1)
     start = 0
     while start < dim:
@@ -309,7 +309,7 @@ def _strips(rows: Float[Tensor, "m d"]) -> Iterator[tuple[slice, Float[Tensor, "
 
 
 def _of_moderate_size(rows: Tensor) -> Tensor:
-    """The rows, or a copy times a power of two where squares or reciprocals would leave the range of floats."""
+    """Returns the rows, rescaled by a power of two if squares or reciprocals would overflow or underflow."""
     low, high = torch.aminmax(rows)
     peak = max(-low.item(), high.item())
     if not math.isfinite(peak):
@@ -317,18 +317,18 @@ def _of_moderate_size(rows: Tensor) -> Tensor:
     if peak == 0 or _SMALL < peak < 1 / _SMALL:
         return rows
     exponent = -math.frexp(peak)[1]
-    # In two steps: 2^150 itself is no float32.
+    # In two steps, because 2^150 itself exceeds float32.
     return rows.mul(2.0 ** (exponent // 2)).mul_(2.0 ** (exponent - exponent // 2))
 
 
 def _orthonormaliser(moments: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
-    """L^-1 of Cholesky: every direction loses its parts along stronger ones, which are the more exact."""
+    """L^-1 of Cholesky: removes from every direction its components along stronger, more accurate ones."""
     factor = torch.linalg.cholesky(moments)
     return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
 
 
 def orient(basis: Float[Tensor, "k d"]) -> Float[Tensor, " k"]:
-    """Turns every direction so that its entry of largest magnitude is positive, in place; -1 where it was not."""
+    """Makes the entry of largest magnitude of every direction positive, in place; returns the signs."""
     high, low = basis.amax(dim=1), -basis.amin(dim=1)
     flipped = low > high
     for tied in (low == high).nonzero().flatten().tolist():
@@ -339,10 +339,10 @@ def orient(basis: Float[Tensor, "k d"]) -> Float[Tensor, " k"]:
 
 
 def _distance_from_identity(moments: Float[Tensor, "k k"]) -> float:
-    """Largest entry of |moments - 1|; 0 for no directions, NaN where one is NaN."""
+    """Largest entry of |moments - 1|; 0 for no directions, NaN if an entry is NaN."""
     return (moments - torch.eye(len(moments)).to(moments)).abs().max().item() if len(moments) else 0.0
 
 
 def _mirrored(lower: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
-    """A symmetric matrix from its lower half."""
+    """Symmetric matrix from its lower half."""
     return lower.tril() + lower.tril(-1).T
