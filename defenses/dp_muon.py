@@ -1,16 +1,17 @@
-"""DP-Muon: the momentum of noisy updates, each matrix of it made orthogonal.
+"""DP-Muon: the momentum of noisy updates, orthogonalised matrix by matrix.
 
 Kim & Fan, "DP-Muon: Differentially Private Optimization via Matrix-Orthogonalized Momentum", 2026, arXiv:2605.12994.
 Per matrix W, examples are clipped to C_W in Frobenius norm and noise is added to their sum; the momentum m = beta m +
 update then goes through q Newton-Schulz iterations Y <- p(Y Y^T) Y with p(l) = sum_s (2s)! / (4^s (s!)^2) (1 - l)^s, s
-up to the degree, which bring all its singular values towards 1: the step is as long in directions of small gradients.
-A convolution's weight is the matrix of its output channels, a bias one of a single row, of which its direction is left.
-Deviation: the momentum is divided by its Frobenius norm before the iterations, as Muon itself does, and not only where
-that is above 1: a shorter one would be far from orthogonal after q of them. The paper's matrices are the hidden layers
-alone, beside another optimizer; its bias-corrected variant is not here. The text that could be looked up has noise of
-sigma C_W for a matrix; of L matrices of one batch, each with that, the multiplier is sigma / sqrt(L).
-Guarantee: one Gaussian a step at the defense's multiplier. By matrix, the clip norms' squares add up to C^2, and the
-noise is sigma C on every coordinate (as `per_layer` layer by layer); all that follows is a function of releases.
+up to the degree, which bring all its singular values towards 1: the step is as long in directions of small gradients. A
+convolution's weight is the matrix of its output channels, a bias a matrix of a single row, which keeps only its
+direction.
+Deviation: the momentum is always divided by its Frobenius norm before the iterations, as in Muon itself, and not only
+if that is above 1: a shorter one would be far from orthogonal after q of them. The paper orthogonalises hidden layers
+only, next to another optimizer; its bias-corrected variant is not implemented. The text available to us has noise of
+sigma C_W for a matrix; if L matrices of one batch each have that, the multiplier is sigma / sqrt(L).
+Guarantee: one Gaussian per step at the defense's multiplier. By matrix, the squared clip norms sum to C^2, and the
+noise is sigma C on every coordinate (as in `per_layer` layer by layer); all later operations are functions of releases.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from .core import (
 
 @dataclass(frozen=True, eq=False)
 class OrthogonalMomentum:
-    """The momentum with an update in it, matrix by matrix with singular values near 1.
+    """Updated momentum, with singular values near 1 in every matrix.
 
     Attributes:
-        momentum: [dim], before the update.
-        decay: beta, weight of the past.
-        shapes: of the tensors that the numbers are, in their order.
-        iterations: q of Newton and Schulz.
-        degree: of their polynomial.
+        momentum: momentum [dim] before the update.
+        decay: beta, weight of the previous momentum.
+        shapes: shapes of the tensors in the flat vector, in order.
+        iterations: q, number of Newton-Schulz iterations.
+        degree: degree of their polynomial.
     """
 
     momentum: Float[Tensor, " dim"] = field(repr=False)
@@ -57,11 +58,11 @@ class OrthogonalMomentum:
     degree: int
 
     def moved(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """The momentum with an update in it."""
+        """Returns the updated momentum."""
         return self.decay * self.momentum.to(update) + update
 
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """What the learning rate is applied to."""
+        """Returns the orthogonalised momentum, before the learning rate."""
         parts = self.moved(update).split([math.prod(shape) for shape in self.shapes])
         found = []
         for part, shape in zip(parts, self.shapes, strict=True):
@@ -71,12 +72,12 @@ class OrthogonalMomentum:
 
 
 def orthogonal(matrix: Float[Tensor, "rows columns"], iterations: int, degree: int) -> Float[Tensor, "rows columns"]:
-    """Newton and Schulz's iterations from the matrix over its Frobenius norm; zero stays zero.
+    """Newton-Schulz iterations on the matrix over its Frobenius norm; zero stays zero.
 
     Args:
-        matrix: any.
-        iterations: how many; each multiplies small singular values by p(0), 1.875 at degree 2.
-        degree: of p, whose error shrinks with the power degree + 1.
+        matrix: matrix of any shape.
+        iterations: number of iterations; each multiplies small singular values by p(0), 1.875 at degree 2.
+        degree: degree of p, whose error shrinks with the power degree + 1.
     """
     turned = len(matrix) > matrix.shape[1]
     y = matrix.T if turned else matrix
@@ -95,7 +96,7 @@ def orthogonal(matrix: Float[Tensor, "rows columns"], iterations: int, degree: i
 
 @dataclass(frozen=True, kw_only=True)
 class DpMuon:
-    """A block a tensor, or one of everything; state: the momentum."""
+    """Releases a block per tensor, or a single block; state: the momentum."""
 
     bound: Bound
     clipping: Literal["matrix", "whole"]
@@ -111,15 +112,15 @@ class DpMuon:
         refuse_count("degree", self.degree)
 
     def start(self, context: Context) -> Tensor:
-        """No update seen yet."""
+        """Returns zero momentum."""
         return torch.zeros(context.dim, device=context.device)
 
     def plan(self, state: Tensor, context: Context) -> tuple[Tensor, StepPlan]:
-        """DP-SGD's release, and the orthogonal momentum after it."""
+        """Plans DP-SGD's release, and the orthogonalised momentum after the noise."""
         return state, StepPlan(*self._blocks(context), post=self._post(state, context))
 
     def observe(self, state: Tensor, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Tensor:
-        """The momentum with this step's release in it."""
+        """Returns the momentum, updated with this step's release."""
         decoded = [b.codec.decode(values) for b, values in zip(self._blocks(context), noisy, strict=True)]
         return self._post(state, context).moved(torch.stack(decoded).sum(dim=0) / context.expected_batch)
 
@@ -128,7 +129,7 @@ class DpMuon:
             return [Block(codec=Everything(context.dim), bound=self.bound)]
         spans = context.layout.slices
         share, root = 1 / len(spans), math.sqrt(len(spans))
-        # The regulariser too is in gradient units, of which a matrix has a share.
+        # The regulariser is in gradient units too, so it shrinks with the clip norm of a matrix.
         own = Bound(kind=self.bound.kind, norm=self.bound.norm / root, regulariser=self.bound.regulariser / root)
         places = (torch.arange(start, stop, device=context.device) for start, stop in spans)
         return [Block(codec=Coordinates(kept, dim=context.dim), bound=own, share=share) for kept in places]
@@ -153,12 +154,13 @@ def dp_muon(
     Args:
         clip_norm: C, largest norm of an example's gradient after clipping, over all matrices, L2, in gradient units.
         clipping: "matrix" clips each of L tensors to C / sqrt(L), "whole" all of them together to C.
-        decay: beta, weight of the past in the momentum a step; the task's own momentum is best left at 0.
-        iterations: q, Newton-Schulz iterations a step.
-        degree: of their polynomial; 1 is the cubic one, 2 the quintic.
-        bound: how a row is brought to its norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, of a whole gradient, in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        decay: beta, weight of the past in the momentum per step; the task's own momentum is best left at 0.
+        iterations: q, Newton-Schulz iterations per step.
+        degree: degree of their polynomial; 1 is cubic, 2 quintic.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight" for a whole gradient, in gradient units; None for the
+            papers' 0.01 and 0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = DpMuon(
         bound=bounded(clip_norm, bound, regulariser),

@@ -1,18 +1,19 @@
-"""DPDR: split each gradient along the last noisy update and bound the two parts by themselves.
+"""DPDR: each gradient is decomposed along the last noisy update, and the two parts are bounded separately.
 
 "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744.
-Consecutive gradients are alike, so their common part is a few numbers along the last release, layer by layer,
-and what is left over is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
-Deviation: both parts are clipped over all layers at once, and their noise follows from one multiplier and a
-share: the printed table gives both multipliers, which for several rows spends more than the epsilon it names.
-The noise along the direction is projected off the left-over part unless `project_noise=False`. The paper says that the
-technique is applied layer by layer: clipping each of L layers to the full clip norm moves the sums by sqrt(L) times
-as much, so that `clipping="layer"` gives each C / sqrt(L), and noise as before.
-Guarantee: one Gaussian a step at the defense's multiplier, whatever the number of blocks.
-Caveat: of the six rows of its noise table three stay within the epsilon of the DP-SGD beside them, for some switch
-step; SVHN's two, and MNIST's at the larger epsilon, exceed it for every one. The nominal epsilon 8 holds for at most 4
-decomposed steps on MNIST, 61 on CIFAR-10 and 6 on SVHN (RDP, delta 1e-5). Clipping each of MNIST's 4 layers to the full
-clip norm makes its epsilon 3 one of 14.5 if 200 steps are decomposed so, and of 31.6 if the later DP-SGD is, too.
+Consecutive gradients are similar, so their common part is a few numbers along the last release, layer by layer, and the
+residual is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
+Deviation: both parts are clipped over all layers at once, and their noise follows from one multiplier and a share: the
+printed table gives both multipliers, which for several rows spends more than the stated epsilon. The noise along the
+direction is projected off the residual unless `project_noise=False`. The paper applies the technique layer by layer:
+clipping each of L layers to the full clip norm moves the sums by sqrt(L) times as much, so `clipping="layer"` gives
+each C / sqrt(L), with the same noise.
+Guarantee: one Gaussian per step at the defense's multiplier, for any number of blocks.
+Caveat: three of the six rows of the paper's noise table stay within the epsilon of the DP-SGD in the same table, for
+some switch step; SVHN's two, and MNIST's at the larger epsilon, exceed it for every one. The nominal epsilon 8 holds
+for at most 4 decomposed steps on MNIST, 61 on CIFAR-10 and 6 on SVHN (RDP, delta 1e-5). Clipping each of MNIST's 4
+layers to the full clip norm turns its epsilon 3 into 14.5 if 200 steps are decomposed that way, and into 31.6 if the
+later DP-SGD is, too.
 """
 
 import math
@@ -43,7 +44,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Dpdr:
-    """Two blocks while there is a direction and the switch is ahead, else one; state: the direction [dim]."""
+    """Two blocks while there is a direction and before the switch, else one; state: the direction [dim]."""
 
     bound: Bound
     bound_along: Bound
@@ -60,21 +61,23 @@ class Dpdr:
             raise ValueError(f"switch_step must be at least 0, got {self.switch_step}")
 
     def start(self, context: Context) -> State:
-        """No direction yet."""
+        """Returns no direction yet."""
         return None
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
-        """The left-over part and the coefficients along the direction, or plain DP-SGD."""
+        """Plans the residual and the coefficients along the direction, or plain DP-SGD."""
         if state is None or context.step >= self.switch_step:
             return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
-        # A layer without a direction, which has never moved, is wholly left over: Complement covers all coordinates.
+        # A layer that has never moved has no direction and is all residual: Complement covers all coordinates.
         spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
         along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
-        # Noise energy is least at share / (1 - share) = sqrt(layers) C_along / (sqrt(dim) C), hence the small default.
+        # Noise energy is smallest at share / (1 - share) = sqrt(layers) C_along / (sqrt(dim) C), hence the small
+        # default.
         if self.clipping == "layer":
             return state, StepPlan(*self._blocks_of_layers(state, context))
         if self.clipping == "joint":
-            # In units in which both have noise of sigma: (p / (s_p C), l / (s_l C_along)) is clipped to 1 / sigma.
+            # (p / (s_p C), l / (s_l C_along)) is clipped to 1 / sigma, here in units in which both parts have noise of
+            # sigma.
             factors = (math.sqrt(1 - self.share) / self.bound.norm, math.sqrt(self.share) / self.bound_along.norm)
             both = Stacked((Complement(along, self.project_noise), along), factors)
             unit = replace(self.bound, norm=1.0, regulariser=self.bound.regulariser / self.bound.norm)
@@ -85,7 +88,7 @@ class Dpdr:
         )
 
     def _blocks_of_layers(self, state: Tensor, context: Context) -> list[Block]:
-        """Both parts of every layer; a layer without a direction is wholly left over."""
+        """Both parts of every layer; a layer without a direction is all residual."""
         spans, found = context.layout.layers, []
         for start, stop in spans:
             part, one = state[start:stop], 1 / len(spans)
@@ -101,7 +104,7 @@ class Dpdr:
         return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
-        """The unit vector of the update in every layer; a layer that did not move keeps its old one."""
+        """Returns the unit vector of the update in every layer; a layer that did not move keeps its old one."""
         if context.step + 1 >= self.switch_step:  # no later plan reads a direction
             return None
         direction = torch.zeros_like(update) if state is None else state.clone()
@@ -128,18 +131,19 @@ def dpdr(
     """DP-SGD with gradients decomposed along the last release.
 
     Args:
-        clip_norm: largest norm of the left-over part, and of the whole gradient outside of the decomposed
-            steps, L2, in gradient units.
-        clip_norm_along: largest norm of the vector of coefficients along the direction, one a layer, L2, in gradient
+        clip_norm: largest norm of the residual, and of the whole gradient outside the decomposed steps, L2, in gradient
+            units.
+        clip_norm_along: largest norm of the vector of coefficients along the direction, one per layer, L2, in gradient
             units; `clip_norm` if None.
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
         switch_step: first step that is plain DP-SGD again.
-        project_noise: whether the left-over part's noise along the direction is removed.
+        project_noise: whether the residual's noise along the direction is removed.
         clipping: "global" clips each part over all layers, "layer" each part of each of L layers to 1 / sqrt(L) of its
             clip norm, "joint" both parts together, each in units of its noise.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: of the step as one Gaussian; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: multiplier of the step as one Gaussian; None until calibrated.
     """
     refuse_norm("clip_norm_along", clip_norm_along)
     along = clip_norm if clip_norm_along is None else clip_norm_along

@@ -1,23 +1,24 @@
-"""GeoClip: gradients are centred, and stretched to the shape that releases showed, before they are clipped.
+"""GeoClip: gradients are centred and rescaled by the estimated covariance of releases before they are clipped.
 
 Gilani, Tasnim, Sankar & Kosut, "GeoClip: GradientShape-Aware Clipping for Differentially Private SGD", NeurIPS 2025,
-arXiv:2506.06549, Algorithms 1 and 2. Each example gives clip(M (g - a)), noise is added there, and the update is
-M^-1 of the noisy mean, plus a. Of all M with E|M (g - a)|^2 <= gamma the expected noise tr (M^T M)^-1 is least at
-M = (gamma / sum_i sqrt(l_i))^(1/2) L^(-1/4) U^T, where U L U^T is the covariance of g (Theorem 2): directions in which
-gradients vary little get little noise. The mean a and the covariance are moving averages of the releases.
-Deviation: the covariance is that of `rank` directions and one variance for all others, where Algorithm 3 of the paper
-drops the others; so no gradient is lost, and a rank of the dimension is Algorithm 1. It begins isotropic at C^2 / dim,
-at which the formula gives M = 1, where the paper begins at 1 and skips the formula. The variance of the noise is public
-and taken off, for in many dimensions the covariance is else that of the noise, and grows until it is clamped. The
-authors' code takes its first two steps without noise; this does not.
-Guarantee: one Gaussian a step at the defense's multiplier: M and a are functions of releases.
-Caveat: variances are estimated from releases. In the first steps that of all other directions errs by (1 - beta_2)
-sigma^2 sqrt(2 dim) / B a step, where it is 1, and it feeds on itself: a larger one shrinks the space, and lets more
-noise into the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and the noise decides. In three of four
-trainings on 10,000 digits at lr 1 it grew to 47 to 170 within 60 steps, with updates of 12 to 30 where DP-SGD's are
-2.3 long; in the fourth it fell below 0, and updates got a fifteenth as long. Of three trainings of 20 epochs two ended
-at an accuracy of 0.10, one at 0.76. A `covariance_decay` that keeps this number far below 1 prevents both: at 0.9999
-three trainings ended at 0.77, 0.80 and 0.76.
+arXiv:2506.06549, Algorithms 1 and 2. Each example contributes clip(M (g - a)), noise is added to the sum, and the
+update is M^-1 of the noisy mean, plus a. Among all M with E|M (g - a)|^2 <= gamma the expected noise tr (M^T M)^-1 is
+smallest at M = (gamma / sum_i sqrt(l_i))^(1/2) L^(-1/4) U^T, where U L U^T is the covariance of g (Theorem 2):
+directions in which gradients vary little get little noise. The mean a and the covariance are moving averages of the
+releases.
+Deviation: the covariance is that of `rank` directions and one variance for all others, while Algorithm 3 of the paper
+drops the others; so no gradient is lost, and a rank equal to the dimension is Algorithm 1. It starts isotropic at C^2 /
+dim, at which the formula gives M = 1, while the paper starts at 1 and skips the formula. The variance of the noise is
+public and subtracted, because in many dimensions the covariance would otherwise be that of the noise, and grow until it
+is clamped. The authors' code takes its first two steps without noise; this implementation does not.
+Guarantee: one Gaussian per step at the defense's multiplier: M and a are functions of releases.
+Caveat: variances are estimated from releases. In the first steps the variance of all other directions, which is 1, has
+an error of (1 - beta_2) sigma^2 sqrt(2 dim) / B per step, which reinforces itself: a larger variance shrinks the space,
+and lets more noise into the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and noise dominates. In
+three of four trainings on 10,000 digits at lr 1 it grew to 47 to 170 within 60 steps, with updates of norm 12 to 30
+(DP-SGD: 2.3); in the fourth it fell below 0, and updates became a fifteenth as long. Of three trainings of 20 epochs
+two ended at an accuracy of 0.10, one at 0.76. A `covariance_decay` that keeps this number far below 1 prevents both: at
+0.9999 three trainings ended at 0.77, 0.80 and 0.76.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ GradientShape = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GeoClip:
-    """One block in the stretched space; state: the mean, directions with a variance each, and one for the rest."""
+    """One block in the rescaled space; state: the mean, directions with their variances, and that of the rest."""
 
     bound: Bound
     rank: int
@@ -75,12 +76,12 @@ class GeoClip:
             )
 
     def start(self, context: Context) -> GradientShape:
-        """No mean, no direction, and the variance of gradients of norm C that have none."""
+        """Returns a zero mean, no directions, and the isotropic variance of gradients of norm C."""
         zero = torch.zeros(context.dim, device=context.device)
         return {"mean": zero, "directions": zero.new_zeros(context.dim, 0), "variances": [], "rest": 1.0}
 
     def plan(self, state: GradientShape, context: Context) -> tuple[GradientShape, StepPlan]:
-        """Differences from the mean, stretched."""
+        """Plans rescaled differences from the mean."""
         factors, rest = self._factors(state, context)
         subspace = Subspace.of(state["directions"])
         codec = Stretched(subspace, state["mean"].new_tensor(factors), rest)
@@ -90,17 +91,17 @@ class GeoClip:
     def observe(
         self, state: GradientShape, context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> GradientShape:
-        """The moving averages with a release in them: the covariance is exact in the directions and the new one."""
+        """Updates the moving averages; the covariance is exact in the known directions and that of the release."""
         decay, dim, batch = self.covariance_decay, context.dim, context.expected_batch
         factors, rest = self._factors(state, context)
-        # In the model's dtype, which nothing tells before the first release.
+        # In the model's dtype, which is unknown before the first release.
         mean, directions = state["mean"].to(update), state["directions"].to(update)
         centred = update - mean
         known = directions.shape[1]
-        # Orthonormal anew in every step, or rounding adds up.
+        # Orthonormalised in every step, because rounding would accumulate.
         frame = torch.linalg.qr(torch.cat([directions, centred.unsqueeze(1)], dim=1)).Q
         along = (frame.T @ centred).double().cpu()
-        # Variances are in units of C^2 / dim, and times the batch, because a mean varies less than what it is of.
+        # Variances are in units of C^2 / dim, and times the batch, because a mean varies less than its terms.
         unit = self.bound.norm**2 / (dim * batch)
         noise = context.noise_multiplier**2 * dim / batch
         noises = noise / torch.tensor([*factors, rest], dtype=torch.float64)[: frame.shape[1]] ** 2
@@ -111,7 +112,7 @@ class GeoClip:
         order = torch.arange(len(variances) - 1, len(variances) - 1 - kept, -1)
         others = 0.0
         if dim > known:
-            # By the directions of before: those of now were chosen for the length that this release has along them.
+            # Measured outside the previous directions: the new ones were chosen for their length in this release.
             outside = float((centred - directions @ (directions.T @ centred)).double().square().sum())
             others = outside / unit / (dim - known) - noise / rest**2
         return {
@@ -122,7 +123,7 @@ class GeoClip:
         }
 
     def _factors(self, state: GradientShape, context: Context) -> tuple[list[float], float]:
-        """What M multiplies each direction and the rest by."""
+        """Factors of M for each direction and for the rest."""
         # In units of C^2 / dim for variances and C for norms: isotropic gradients of norm C give 1 at gamma = 1.
         variances = [min(max(value, self.lowest), self.highest) for value in (*state["variances"], state["rest"])]
         *own, rest = map(math.sqrt, variances)
@@ -144,23 +145,24 @@ def geoclip(
     regulariser: float | None = None,
     noise_multiplier: float | None = None,
 ) -> Defense:
-    """DP-SGD clipped in a space that has the shape of the gradients.
+    """DP-SGD clipped in a space rescaled by the covariance of gradients.
 
     Args:
-        clip_norm: C, largest norm of a stretched difference, L2; in the first step, where nothing is known of the
-            gradients, in gradient units.
+        clip_norm: C, largest norm of a rescaled difference, L2; in gradient units in the first step, before any
+            estimate.
         rank: directions with a variance of their own; 0 adapts the scale alone.
-        gamma: mean square norm that stretched differences are to have, in units of C^2; an upper bound on the fraction
-            that is clipped.
-        mean_decay: beta_1, weight of the past in the mean a step; 1 leaves it at 0.
-        covariance_decay: beta_2 and beta_3, weight of the past in the covariance a step; 1 leaves it isotropic. Under
-            much noise it has to be near 1: (1 - beta_2) sigma^2 sqrt(2 dim) / B far below 1.
-        lowest: h_1, variances are clamped at this from below, in units of C^2 / dim; fixed beforehand.
-        highest: h_2, the same from above.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC);
-            not "adaptive", because differences are stretched to a length in units of the clip norm.
-        regulariser: of "normalize" and "adaptive_weight", in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: noise standard deviation / C; None until it is calibrated.
+        gamma: target mean squared norm of rescaled differences, in units of C^2; an upper bound on the fraction that is
+            clipped.
+        mean_decay: beta_1, weight of the past in the mean per step; 1 keeps it at 0.
+        covariance_decay: beta_2 and beta_3, weight of the past in the covariance per step; 1 keeps it isotropic. With
+            much noise it must be near 1: (1 - beta_2) sigma^2 sqrt(2 dim) / B far below 1.
+        lowest: h_1, lower clamp of variances, in units of C^2 / dim; fixed beforehand.
+        highest: h_2, upper clamp of variances, in the same units; fixed beforehand.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC); not "adaptive",
+            because rescaled differences are in units of the clip norm.
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: noise standard deviation / C; None until calibrated.
     """
     method = GeoClip(
         bound=bounded(clip_norm, bound, regulariser),

@@ -1,21 +1,21 @@
-"""GEP: coefficients along public directions, and what is left over of each gradient, each with a clip norm of its own.
+"""GEP: coefficients along public directions and the residual of each gradient, each with its own clip norm.
 
-Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning",
-ICLR 2021, Algorithm 1. Gradients lie close to the span of public ones, so that most of them is a few numbers, on which
-little noise falls, and the rest is short. The vector of parameters is cut into groups of neighbours, of one length up
-to rounding, and each has its part of the directions.
-Deviation: the noise of both parts follows from one multiplier and a share, because both see one batch: their released
-code adds up the cost of two sampled Gaussians, which understates it (nominal epsilon 8 is 8.8). Noise of the rest
-along the directions is projected off unless `project_noise=False`.
+Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning", ICLR
+2021, Algorithm 1. Gradients lie close to the span of public ones, so most of each is a few coefficients, which get
+little noise, and the residual is short. The vector of parameters is cut into groups of adjacent coordinates, of equal
+length up to rounding, and each has its part of the directions.
+Deviation: the noise of both parts follows from one multiplier and a share, because both are computed on the same batch:
+the authors' released code adds the costs of two sampled Gaussians, which understates the total (nominal epsilon 8 is
+8.8). Noise of the residual along the directions is projected off unless `project_noise=False`.
 
-With `final_sparsity` gradients, the private and the public ones, are masked first, as random freeze does to DP-SGD
-("Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1): directions live in the kept coordinates, clip
-norms are spent on them, and dropped ones get no noise and are not sent. A coordinate stays in its group whatever the
-mask. Directions found under one mask are not orthonormal under the next, so that a new mask ends their interval.
-Guarantee: one Gaussian a step at the defense's multiplier, for both parts together.
-Caveat: the paper's epsilons are those of Poisson sampling, and its code deals a shuffled data set out, of which far
-less is proved: noise multiplier 1.54 over 40 epochs of 50 steps is 2.75 with the one, and 25.3 with the other (delta
-1e-5).
+With `final_sparsity`, private and public gradients are masked first, as random freeze does to DP-SGD ("Differentially
+Private SGD with Sparse Gradients", arXiv:2112.00845v1): directions are in the kept coordinates, clip norms are spent on
+them, and dropped ones get no noise and are not sent. A coordinate stays in its group for any mask. Directions found
+under one mask are not orthonormal under the next, so a new mask ends their interval.
+Guarantee: one Gaussian per step at the defense's multiplier, for both parts together.
+Caveat: the paper's epsilons assume Poisson sampling, and its code shuffles the data set and cuts it into batches, for
+which far less is proved: noise multiplier 1.54 over 40 epochs of 50 steps gives 2.75 with the former, and 25.3 with the
+latter (delta 1e-5).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Gep:
-    """A block of coefficients and a block of what is left over; state: the mask's number and the bases, one a group."""
+    """A block of coefficients and a block of residuals; state: the mask's index and the bases, one per group."""
 
     bound: Bound
     bound_rest: Bound
@@ -76,12 +76,12 @@ class Gep:
             raise ValueError(f"share must be in (0, 1), got {self.share}")
 
     def start(self, context: Context) -> dict[str, Any] | None:
-        """No directions yet."""
+        """Returns no directions yet."""
         return None
 
     def plan(self, state: dict[str, Any] | None, context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """Both parts; the coefficients alone where the estimate may be biased."""
-        # Where nothing is dropped, nothing is masked, and directions outlive the mask.
+        """Plans both parts; the coefficients alone if the estimate may be biased."""
+        # Without dropped coordinates there is no mask, and directions outlive a refresh of the masks.
         kept = self.masks.at(context) if self.masks.dropped(context) else None
         mask = None if kept is None else self.masks.number(context)
         spans = self._spans(context.dim, kept)
@@ -100,11 +100,11 @@ class Gep:
     def observe(
         self, state: dict[str, Any] | None, context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> dict[str, Any] | None:
-        """The directions, for as long as they are used."""
+        """Returns the state unchanged."""
         return state
 
     def _spans(self, dim: int, kept: Coordinates | None) -> tuple[tuple[int, int], ...]:
-        """Groups of neighbouring coordinates, of one length up to rounding; what of each is kept, in its numbers."""
+        """Groups of adjacent coordinates, of equal length up to rounding, as spans of the kept coordinates."""
         edges = [round(dim * i / self.groups) for i in range(self.groups + 1)]
         if kept is not None:
             edges = torch.searchsorted(kept.kept, kept.kept.new_tensor(edges)).tolist()
@@ -113,13 +113,13 @@ class Gep:
     def _directions(
         self, spans: tuple[tuple[int, int], ...], kept: Coordinates | None, context: Context
     ) -> tuple[Remembered, ...]:
-        """Leading directions of public gradients in each group: `rank` in all, by the roots of their lengths."""
+        """Leading directions of public gradients in each group: `rank` in all, in proportion to roots of lengths."""
         batch = context.public_batch(self.auxiliary_size or self.rank)
 
         @cache
         def rows() -> Tensor:
             every = batch.columns(0, context.dim)
-            if not every.sum().isfinite():  # where training has diverged a gradient has no direction; others still do
+            if not every.sum().isfinite():  # after training has diverged, some gradients may still be finite
                 every = torch.where(every.isfinite().all(dim=1, keepdim=True), every, 0.0)
             return every if kept is None else kept.encode(every)
 
@@ -165,21 +165,22 @@ def gep(
 
     Args:
         clip_norm: C0, largest norm of an example's coefficients, L2, in gradient units.
-        clip_norm_rest: C1, largest norm of what is left over, L2, in gradient units.
-        rank: directions of all groups together, of which each gets at least one; the paper takes 1000.
-        groups: parts that the vector of parameters is cut into.
-        interval: steps that directions are used for.
-        auxiliary_size: public examples of a refresh; as many as `rank` if None. The paper takes 2000.
-        passes: power iterations by which the directions are found.
+        clip_norm_rest: C1, largest norm of an example's residual, L2, in gradient units.
+        rank: directions of all groups together, with at least one in each; the paper uses 1000.
+        groups: number of parts that the vector of parameters is cut into.
+        interval: number of steps for which directions are used.
+        auxiliary_size: public examples of a refresh; None for as many as `rank`. The paper uses 2000.
+        passes: power iterations for the directions.
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
-        biased: whether what is left over is not released at all.
-        project_noise: whether its noise along the directions is removed.
+        biased: whether the residual is not released at all.
+        project_noise: whether the residual's noise along the directions is removed.
         final_sparsity: fraction of coordinates dropped at the end of the cooling; 0 for no masks.
-        cooling_epochs: epochs in which the sparsity grows linearly from 0; all of the run if None, 0 for none.
+        cooling_epochs: epochs in which the sparsity grows linearly from 0; None for the whole run, 0 for no cooling.
         refreshes: new masks per epoch.
-        bound: how a row is brought to that norm: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
-        regulariser: of the latter two, in gradient units; their papers' 0.01 and 0.1 if None.
-        noise_multiplier: of the step as one Gaussian; None until it is calibrated.
+        bound: bounding method: "clip", "normalize" (AUTO-S, NSGD) or "adaptive_weight" (DP-PSAC).
+        regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
+            0.1.
+        noise_multiplier: multiplier of the step as one Gaussian; None until calibrated.
     """
     refuse_norm("clip_norm_rest", clip_norm_rest)
     method = Gep(

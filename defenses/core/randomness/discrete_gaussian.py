@@ -1,18 +1,18 @@
 """Exact draws from the discrete Gaussian, from the operating system's random bits.
 
-The discrete Gaussian of scale s has probability proportional to exp(-k^2 / 2 s^2) at every integer k: Canonne, Kamath
-& Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020. The way to draw it follows Karney, "Sampling
-Exactly from the Normal Distribution", ACM TOMS 2016, with integers for his real deviates. A magnitude is h M + l, with
-M a power of two: h by inversion of the discrete Gaussian of scale s / M on 0, 1, 2, ..., l uniform below M, and the
-pair kept with probability exp(-(2 h l M + l^2) / 2 s^2); then a sign, where one of the two zeros is thrown away.
+The discrete Gaussian of scale s has probability proportional to exp(-k^2 / 2 s^2) at every integer k: Canonne, Kamath &
+Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020. The sampler follows Karney, "Sampling Exactly
+from the Normal Distribution", ACM TOMS 2016, with integers instead of real deviates. A magnitude is h M + l, with M a
+power of two: h by inversion of the discrete Gaussian of scale s / M on 0, 1, 2, ..., l uniform below M, and the pair is
+kept with probability exp(-(2 h l M + l^2) / 2 s^2); then a sign is drawn, and one of the two zeros is rejected.
 
-Every comparison of a uniform number with a probability looks at 32 random bits first. Where those do not decide, which
-happens a few times in 10^8, more bits are drawn and the probability is computed to as many digits as it takes. So no
-probability is rounded, however small, and there is no largest value.
+Every comparison of a uniform number with a probability uses 32 random bits first. If they do not decide, a few times in
+10^8, more bits are drawn and the probability is computed to as many digits as needed. No probability is therefore
+rounded, however small, and there is no largest value.
 
 Guarantee:
     Draws are independent and have exactly the stated probabilities, if the bits of `os.urandom` are independent and
-    fair. How long a draw takes depends on what is drawn (rejections, further bits), and nothing hides that.
+    fair. The duration of a draw depends on its value (rejections, further bits), and is not hidden.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from jaxtyping import Int64
 from torch import Tensor
 
 LARGEST = 2.0**35
-"""The largest scale: sign and lower part of a magnitude share 32 random bits."""
+"""Largest scale: sign and lower part of a magnitude share 32 random bits."""
 
-_COARSE = 16  # the scale of h is in [16, 32): a table of a few hundred, and 97 draws of 100 are kept
-_PART = 2**17  # draws that one thread makes at a time
-_PIECE = 2**15  # of which so many are worked on at once, to stay in the cache
-_DIGITS = 60  # of the table, which ends where less than 10^-60 is left
+_COARSE = 16  # the scale of h is in [16, 32): a table of a few hundred entries, and 97 % of draws are kept
+_PART = 2**17  # draws that a thread makes at a time
+_PIECE = 2**15  # draws processed at once, which stay in the cache
+_DIGITS = 60  # of the table, which ends when less than 10^-60 is left
 _WORD = 2**32
 
 
 def draw(size: int, scale: float) -> Int64[Tensor, " size"]:
-    """Independent draws.
+    """Draws independent integers.
 
     Args:
-        size: how many.
+        size: number of draws.
         scale: s, in (0, 2^35]: the standard deviation, up to 10^-7 of it from s = 1 on.
 
     Raises:
-        ValueError: for a scale outside of its range.
+        ValueError: for a scale out of range.
     """
     table = _table(float(scale))
     values = np.empty(size, dtype=np.int64)
@@ -62,7 +62,7 @@ def draw(size: int, scale: float) -> Int64[Tensor, " size"]:
 
 
 def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
-    """The probability of each of these integers, in float64.
+    """Probability of each of these integers, float64.
 
     Args:
         values: integers.
@@ -80,10 +80,9 @@ class _Table:
     Attributes:
         scale: s.
         step: M, a power of two.
-        edges: floor(2^32 F(k)) for k = 0, 1, ..., F being the distribution of h; uint32.
-        guide: for each value of a random number's upper 16 bits the least h that may belong to it; those whose
-            edges share their upper bits are marked by `split`.
-        split: where the upper 16 bits do not decide.
+        edges: floor(2^32 F(k)) for k = 0, 1, ..., with F the distribution function of h; uint32.
+        guide: smallest possible h for each value of a random number's upper 16 bits.
+        split: mask of the values of the upper 16 bits that do not determine h.
     """
 
     scale: float
@@ -104,14 +103,14 @@ def _table(scale: float) -> _Table:
     starts = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
     guide = np.searchsorted(edges, starts, side="right")
     split = guide != np.searchsorted(edges, starts | np.uint32(0xFFFF), side="right")
-    # An edge at the very start of a bucket is one that 32 bits may not tell from what lies below.
+    # 32 bits may not separate an edge at the very start of a bucket from numbers below it.
     split |= np.isin(starts, edges)
     return _Table(scale, step, edges, guide.astype(np.int64), split)
 
 
 @lru_cache(maxsize=64)
 def _cumulative(scale: float, digits: int) -> tuple[Decimal, ...]:
-    """The distribution of h at 0, 1, 2, ..., to this many digits, until less than 10^-digits is left."""
+    """Distribution function of h at 0, 1, 2, ..., to this many digits, until less than 10^-digits is left."""
     with localcontext() as context:
         context.prec = digits
         variance = 2 * Decimal(scale) ** 2
@@ -127,12 +126,12 @@ def _cumulative(scale: float, digits: int) -> tuple[Decimal, ...]:
 
 
 def _fill(values: np.ndarray, table: _Table) -> None:
-    """Draws until the array is full; rejected draws are drawn anew."""
+    """Draws until the array is full; rejected draws are replaced."""
     for start in range(0, len(values), _PIECE):
         piece = values[start : start + _PIECE]
         done = 0
         while done < len(piece):
-            # In the order drawn: a surplus is cut off at the end, never chosen from.
+            # In the order drawn: a surplus is cut off at the end, without any selection.
             wanted = len(piece) - done
             found = _propose(wanted + wanted // 16 + 8, table)[:wanted]
             piece[done : done + len(found)] = found
@@ -140,7 +139,7 @@ def _fill(values: np.ndarray, table: _Table) -> None:
 
 
 def _propose(count: int, table: _Table) -> np.ndarray:
-    """The kept ones of `count` proposals, in order."""
+    """Makes `count` proposals and returns the accepted ones, in order."""
     words = np.frombuffer(os.urandom(12 * count), dtype=np.uint32).reshape(3, count)
     high = _inverted(words[0], table)
     negative = words[2] >> np.uint32(31) == 1
@@ -154,7 +153,7 @@ def _propose(count: int, table: _Table) -> np.ndarray:
 
 
 def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
-    """The h of each uniform number that begins with these 32 bits: how many values of F are at most as large."""
+    """Inverts uniform numbers that begin with these 32 bits: h is the number of values of F that are not larger."""
     upper = words >> np.uint32(16)
     found = table.guide[upper]
     doubtful = np.flatnonzero(table.split[upper])
@@ -162,7 +161,7 @@ def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
         some = words[doubtful]
         right = np.searchsorted(table.edges, some, side="right")
         found[doubtful] = right
-        # F(k) lies in the cell of the number itself: further bits decide.
+        # F(k) lies in the number's own cell: further bits decide.
         tied = np.flatnonzero(np.searchsorted(table.edges, some, side="left") != right)
         for place in tied:
             found[doubtful[place]] = _inverted_slowly(int(some[place]), table)
@@ -170,7 +169,7 @@ def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
 
 
 def _inverted_slowly(word: int, table: _Table) -> int:
-    """The same for one number, of which as many further bits are drawn as it takes."""
+    """Inverts one number, with as many further bits as needed."""
     prefix, bits, digits = word, 32, _DIGITS
     while True:
         prefix, bits = (prefix << 64) | int.from_bytes(os.urandom(8), "big"), bits + 64
@@ -178,7 +177,7 @@ def _inverted_slowly(word: int, table: _Table) -> int:
         below = _cumulative(table.scale / table.step, digits)
         with localcontext() as context:
             context.prec = digits + 10
-            # More than the rounding of some hundred terms, and than the tail that the table leaves out.
+            # Exceeds the rounding of some hundred terms, and the tail outside the table.
             error = Decimal(10) ** (10 - digits)
             low, high = Decimal(prefix) / 2**bits, Decimal(prefix + 1) / 2**bits
             sure = sum(value + error <= low for value in below)
@@ -188,11 +187,11 @@ def _inverted_slowly(word: int, table: _Table) -> int:
 
 
 def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -> np.ndarray:
-    """Whether uniform numbers that begin with these 32 bits are below exp(-(2 h l M + l^2) / 2 s^2)."""
+    """Mask of uniform numbers, beginning with these 32 bits, that are below exp(-(2 h l M + l^2) / 2 s^2)."""
     fraction, scale = low / table.step, table.scale / table.step
     bound = np.exp(-(2.0 * high + fraction) * fraction / (2 * scale**2)) * _WORD
-    # The exponential in float64 is good to 10^-14, which is 10^-5 of a cell here.
-    # Word w stands for all numbers in [w, w + 1) / 2^32: where the bound lies among them, further bits decide.
+    # The exponential in float64 is accurate to 10^-14, which is 10^-5 of a cell here. Word w stands for all numbers in
+    # [w, w + 1) / 2^32: if the bound lies among them, further bits decide.
     keep = words < bound - 1.001
     for place in np.flatnonzero(keep != (words < bound + 0.001)):
         keep[place] = _kept_slowly(int(words[place]), int(high[place]), int(low[place]), table)
@@ -200,7 +199,7 @@ def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -
 
 
 def _kept_slowly(word: int, high: int, low: int, table: _Table) -> bool:
-    """The same for one number, of which as many further bits are drawn as it takes."""
+    """Decides for one number, with as many further bits as needed."""
     prefix, bits = word, 32
     while True:
         digits = bits * 4 // 10 + 30

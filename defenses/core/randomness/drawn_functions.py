@@ -1,8 +1,8 @@
-"""PyTorch's functions that draw at random, computed from numbers that somebody else draws: for each record its own.
+"""Replacements of PyTorch's random functions that take uniform numbers as an argument, drawn per record.
 
-Dropout, also inside attention and between the layers of an LSTM, GRU or RNN, and the tensors of random numbers that
-layers such as stochastic depth are written with. What is not in `DRAWN`, as `torch.randperm`, draws as in PyTorch, and
-is refused in `model_checks.py`.
+They cover dropout, also inside attention and between the layers of an LSTM, GRU or RNN, and the random tensors used by
+layers such as stochastic depth. Functions outside `DRAWN`, such as `torch.randperm`, draw as in PyTorch, and are
+refused in `model_checks.py`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _WHERE = frozenset({"device", "layout", "memory_format", "pin_memory"})
 
 @runtime_checkable  # for the type checks of the tests
 class Uniforms(Protocol):
-    """Uniform numbers in [0, 1) of a shape, in float64: those of an entry are drawn from its key."""
+    """Source of uniform numbers in [0, 1), in float64; those of an entry are drawn from its key."""
 
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Tensor:
-        """Draws, in one call of one model's pass.
+        """Draws, in one call within a model's pass.
 
         Args:
-            shape: its first dimension is the entries.
-            folded: whether an entry may have several neighbouring places of it, as its positions or heads.
+            shape: shape whose first dimension is the entries.
+            folded: whether an entry may occupy several adjacent indices of it, such as positions or heads.
         """
         ...
 
     @property
     def like(self) -> Tensor:
-        """A tensor that has the entries' dimension, also where `vmap` hides it."""
+        """Tensor with the entries' dimension, even where `vmap` hides it."""
         ...
 
 
 def _dropout(draw: Uniforms, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Dropout of single numbers."""
+    """Elementwise dropout."""
     if not training or p == 0:
         return NotImplemented
     return input * _scaled(draw(input.shape, folded=True) >= p, p, input)
@@ -69,11 +69,12 @@ def _broadcast(mask: Tensor, like: Tensor) -> Tensor:
 
 
 def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
-    """Alpha dropout, which keeps mean and variance (Klambauer et al., "Self-Normalizing Neural Networks", 2017)."""
+    """Alpha dropout, which preserves mean and variance (Klambauer et al., "Self-Normalizing Neural Networks", 2017)."""
     floor = -1.7580993408473766  # SELU's value at minus infinity
     if p == 1:
         return values * 0.0
-    # Their affine correction a (x d + alpha' (1 - d)) + b, with a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
+    # Affine correction of the paper: a (x d + alpha' (1 - d)) + b, a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p
+    # alpha'.
     scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
     mask = kept.to(values.dtype)
     return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
@@ -91,10 +92,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention, with dropout on the weights of attention."""
+    """Scaled dot-product attention, with dropout on the attention weights."""
     if dropout_p == 0:
         return NotImplemented
-    # PyTorch's function keeps its weights to itself: they are what it returns where the values are unit vectors.
+    # PyTorch's function does not return its weights: they are its output when the values are unit vectors.
     units = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], key.shape[-2])
     attend = partial(functional.scaled_dot_product_attention, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
     weights = attend(query, key, units, enable_gqa=enable_gqa)
@@ -104,10 +105,10 @@ def _attention(
 
 
 def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *given: Any, **named: Any) -> Any:
-    """An LSTM, GRU or RNN layer by layer, with dropout between layers; arguments as of `torch.lstm`."""
+    """LSTM, GRU or RNN layer by layer, with dropout between layers; arguments as in `torch.lstm`."""
     if named:
         return NotImplemented
-    packed = not isinstance(given[3], bool)  # then sizes of batches follow the values
+    packed = not isinstance(given[3], bool)  # then batch sizes follow the values
     values, sizes = given[0], given[1 : 1 + packed]
     hidden, weights, bias, layers, p, training, both_ways, *batch_first = given[1 + packed :]
     if not training or p == 0 or layers == 1:
@@ -116,7 +117,7 @@ def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *giv
     states = [h.chunk(layers) for h in ([hidden] if single else hidden)]
     each, last = len(weights) // layers, []
     for layer in range(layers):
-        if layer and packed:  # sequences lie in one another: they are taken for one, and refused where there are more
+        if layer and packed:  # packed sequences interleave: they are treated as a single entry, and several are refused
             values = _dropout(draw, values[None], p)[0]
         elif layer:
             values = (
@@ -141,7 +142,7 @@ def _leaky(
     training: bool = False,
     inplace: bool = False,
 ) -> Any:
-    """A leaky ReLU with a random slope for each number."""
+    """Leaky ReLU with a random slope for each number."""
     if not training:
         return NotImplemented
     slopes = lower + (upper - lower) * draw(input.shape, folded=True).to(input.dtype)
@@ -149,7 +150,7 @@ def _leaky(
 
 
 def _new(law: Callable[..., Tensor], draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, **more: Any) -> Any:
-    """`torch.rand` and `torch.randn`."""
+    """Replaces `torch.rand` and `torch.randn`."""
     dtype = dtype or torch.get_default_dtype()
     size = (more.pop("size"),) if "size" in more else size
     if not _is_plain(more, dtype):
@@ -161,7 +162,7 @@ def _new(law: Callable[..., Tensor], draw: Uniforms, *size: Any, dtype: torch.dt
 def _alike(
     law: Callable[..., Tensor], draw: Uniforms, input: Tensor, dtype: torch.dtype | None = None, **more: Any
 ) -> Any:
-    """`torch.rand_like` and `torch.randn_like`."""
+    """Replaces `torch.rand_like` and `torch.randn_like`."""
     dtype = dtype or input.dtype
     if not _is_plain(more, dtype):
         return NotImplemented
@@ -169,7 +170,7 @@ def _alike(
 
 
 def _in_place(law: Callable[..., Tensor], draw: Uniforms, values: Tensor, *settings: float, **named: Any) -> Any:
-    """`Tensor.uniform_`, `normal_` and `exponential_`."""
+    """Replaces `Tensor.uniform_`, `normal_` and `exponential_`."""
     if named.pop("generator", None) is not None or not values.dtype.is_floating_point:
         return NotImplemented
     named = {"start" if key == "from" else key: value for key, value in named.items()}
@@ -177,7 +178,7 @@ def _in_place(law: Callable[..., Tensor], draw: Uniforms, values: Tensor, *setti
 
 
 def _coins(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
-    """`torch.bernoulli`."""
+    """Replaces `torch.bernoulli`."""
     if not _is_plain(more, input.dtype):
         return NotImplemented
     return (draw(input.shape) < (input if p is None else p)).to(input.dtype)
@@ -188,7 +189,7 @@ def _coins_in_place(draw: Uniforms, values: Tensor, p: Any = 0.5, generator: Any
 
 
 def _empty(draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Any:
-    """`torch.empty`, of each entry its own under `vmap`, so that what is drawn may be written there."""
+    """Replaces `torch.empty`; under `vmap` each entry gets its own, so that draws may be written into it."""
     if more:
         return NotImplemented
     device, dtype = device or torch.get_default_device(), dtype or torch.get_default_dtype()
@@ -196,22 +197,22 @@ def _empty(draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, device:
 
 
 def _is_plain(more: dict[str, Any], dtype: torch.dtype) -> bool:
-    """Whether no argument says more of a draw than where it goes, as a generator does."""
+    """True if no argument, such as a generator, affects the draw itself."""
     return dtype.is_floating_point and all(key in _WHERE or value in (None, False) for key, value in more.items())
 
 
 def _uniform(u: Tensor, dtype: torch.dtype, start: float = 0.0, to: float = 1.0) -> Tensor:
-    grain = torch.finfo(dtype).eps / 2  # cut off, because rounding could make one of them 1
+    grain = torch.finfo(dtype).eps / 2  # truncated, because rounding could give 1
     return start + (to - start) * ((u / grain).floor() * grain).to(dtype)
 
 
 def _normal(u: Tensor, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """By the inverse of the distribution function, which is infinite at 0."""
+    """Normal numbers by the inverse distribution function, which is infinite at 0."""
     return (mean + std * math.sqrt(2) * torch.erfinv(2 * u.clamp(min=2.0**-54) - 1)).to(dtype)
 
 
 def _exponential(u: Tensor, dtype: torch.dtype, lambd: float = 1.0) -> Tensor:
-    """Positive, as PyTorch's, whose logarithm is taken."""
+    """Exponential numbers, positive as in PyTorch, because callers take their logarithm."""
     return -torch.log1p(-u.clamp(min=2.0**-54)).to(dtype) / lambd
 
 
@@ -237,7 +238,7 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     Tensor.normal_: partial(_in_place, _normal),
     Tensor.exponential_: partial(_in_place, _exponential),
 }
-"""(uniforms, the function's arguments) -> what it returns; NotImplemented where it draws nothing, or unlike this."""
+"""Replacements: take the uniform source and the function's arguments; NotImplemented for calls to leave to PyTorch."""
 
 
 def _opened(function: Any) -> Any:
@@ -249,4 +250,4 @@ def _opened(function: Any) -> Any:
 
 
 OPENED = {kind: _opened(kind) for kind in (functional.multi_head_attention_forward, functional.gumbel_softmax)}
-"""Copies of Python functions that draw by calling others: PyTorch shows a mode the outermost function alone."""
+"""Copies of Python functions that draw through other functions: a mode intercepts only the outermost function."""

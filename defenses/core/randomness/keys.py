@@ -1,8 +1,8 @@
 """PyTorch generators keyed by more than 32 bits, and seeds derived by hashing.
 
-`Generator.manual_seed` takes 64 bits, but the CPU's Mersenne Twister is started from the lower 32 of them: whoever
-sees one draw tries all the keys in hours, and two of a hundred thousand streams are probably the same. Here the
-whole state, 624 words, is filled from a key of any length.
+`Generator.manual_seed` takes 64 bits, but initialises the CPU's Mersenne Twister from the lower 32: an attacker with
+one draw can try all keys in hours, and two of a hundred thousand streams are probably the same. Here the whole state,
+624 words, is filled from a key of any length.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ import torch
 from torch import Tensor
 
 _WORDS = 624
-_BEFORE = 24  # bytes of the saved state ahead of the words, which take 8 bytes each
+_BEFORE = 24  # bytes of the saved state before the words, which take 8 bytes each
 
 
 def seed_from(*parts: object) -> int:
-    """A 63-bit seed that is a pure function of its parts, the same on every machine."""
+    """Derives a 63-bit seed, a pure function of its parts, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def key_from(*parts: object) -> int:
-    """A 256-bit key that is a pure function of its parts, and a secret where one of them is."""
+    """Derives a 256-bit key, a pure function of its parts; secret if one of them is."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest(), "big")
 
 
 def keyed(key: int) -> torch.Generator:
-    """A CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
+    """Returns a CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
 
-    Should a later PyTorch keep its state otherwise (`fills_states`), 32 bits of a key count, as everywhere else.
+    If a later PyTorch changes the layout of its state (`fills_states`), only 32 bits of a key count, as in PyTorch
+    itself.
 
     Args:
         key: any number of bits.
@@ -50,16 +51,16 @@ def keyed(key: int) -> torch.Generator:
 
 
 def filled(content: bytes) -> torch.Generator:
-    """A generator on the CPU whose whole state follows from these bytes, however many."""
+    """Returns a CPU generator whose whole state is derived from these bytes, of any number."""
     state = hashlib.shake_256(content).digest(4 * _WORDS)
-    # What `initial_seed` tells: nothing of the state, and another number for another generator.
+    # Value of `initial_seed`: it reveals nothing of the state, and differs between generators.
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
     return _with_words(generator, state)
 
 
 def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
     state = generator.get_state()
-    # By NumPy: of five calls of PyTorch on so few numbers, each takes as long as all of this.
+    # In NumPy: each of five PyTorch calls on so few numbers takes as long as all of this.
     words = np.frombuffer(content, dtype=np.uint32).astype(np.uint64)
     state.numpy()[_BEFORE : _BEFORE + 8 * _WORDS] = words.view(np.uint8)
     generator.set_state(state)
@@ -68,14 +69,14 @@ def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
 
 @contextmanager
 def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
-    """PyTorch's global generators, started for a while: so that a method which draws from them is resumable.
+    """Seeds PyTorch's global generators inside the context, so that a method which draws from them is resumable.
 
     Args:
-        start: a seed, or the states that were left by an earlier call.
-        device: whose generator is started beside that of the CPU.
+        start: a seed, or the states yielded by an earlier call.
+        device: device whose generator is seeded in addition to the CPU's.
 
     Yields:
-        A list that gets the states which are left at the end.
+        A list that receives the final states when the context ends.
     """
     on_gpu, left = device.type == "cuda", []
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
@@ -95,7 +96,7 @@ def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterato
 
 @cache
 def fills_states() -> bool:
-    """Whether this PyTorch keeps its state as we fill it: its draws are then those of NumPy's twister."""
+    """True if this PyTorch has the expected state layout: its draws then equal those of NumPy's Mersenne Twister."""
     content = hashlib.shake_256(b"probe").digest(4 * _WORDS)
     other = np.random.MT19937()
     other.state = {

@@ -1,21 +1,21 @@
-"""Sources of Gaussian noise, and its addition on a public grid. Only the engine draws; nothing else sees a source.
+"""Sources of Gaussian noise, and its addition on a public grid. Only the engine draws from a source.
 
-Floating-point numbers lie on grids, and which grid depends on how large a number is. A sum to which noise is added in
-the model's own float32 shows in its last bits which sum it was, whatever the noise: Mironov, "On Significance of the
-Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein & Ohrimenko, "Are We There Yet?
-Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. `attacks/float_grid.py` is such an attack.
-So every source releases multiples of a unit that follows from the noise's standard deviation alone, and what is rounded
-to float32 is that multiple.
+Floating-point numbers lie on grids, and the grid depends on the size of a number. If noise is added to a sum in the
+model's own float32, the last bits reveal the sum for any noise: Mironov, "On Significance of the Least Significant Bits
+for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein & Ohrimenko, "Are We There Yet? Timing and Floating-Point
+Attacks on Differential Privacy Systems", S&P 2022. `attacks/float_grid.py` is such an attack. Every source therefore
+releases multiples of a unit that depends on the noise's standard deviation alone, and only that multiple is rounded to
+float32.
 
 Guarantee:
     Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
     of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
     of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
-    the unit, of which there are 2^18 or more to a standard deviation. Assumes that nobody tells the stream of ChaCha20,
-    a cipher, from fair bits, and that what float64 leaves of a Gaussian is one: within five standard deviations a unit
-    holds 2^31 floats or more, two numbers are made of 128 bits, and tails end at 11. The sums themselves are rounded as
-    float32 rounds them. `os` has a key of 256 bits from the operating system; the key of `seeded` follows from a
-    number, which must be kept secret for the guarantee to mean anything, and be a large one.
+    the unit, with 2^18 or more units in a standard deviation. Assumes that the stream of ChaCha20, a cipher, cannot be
+    distinguished from fair bits, and that a Gaussian in float64 precision counts as one: within five standard
+    deviations a unit holds 2^31 floats or more, two numbers are made of 128 bits, and tails end at 11. The sums
+    themselves are rounded as float32 rounds them. `os` has a key of 256 bits from the operating system; the key of
+    `seeded` is derived from a number, which must be secret and large for the guarantee to hold.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from . import discrete_gaussian
 NoiseSource = Literal["seeded", "os", "secure"]
 
 SMALLEST_STD, LARGEST_STD = 2.0**-100, 2.0**100
-"""Of the noise on a sum: beyond these a float32 release would be zero or infinite."""
+"""Limits of the noise on a sum, beyond which a float32 release would be zero or infinite."""
 
 EXACT_SCALE = 2.0**30
-"""Units to a standard deviation of exact noise: so many that rounding contributions to whole units is harmless."""
+"""Units in a standard deviation of exact noise, enough that rounding contributions to whole units is harmless."""
 
 _FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
-_PART = 1000 * GROUP  # numbers that a thread adds at a time
+_PART = 1000 * GROUP  # numbers that a thread processes at a time
 _KEY_BYTES, _STATE_WORDS = 32, 5  # of ChaCha20; of a saved stream
 
 
-_forks = 0  # between the first process and this one; not its number, which another may have had
+_forks = 0  # number of forks since the first process; process ids are reused
 
 
 def _forked() -> None:
@@ -61,45 +61,45 @@ if hasattr(os, "register_at_fork"):
 
 @runtime_checkable
 class Noise(Protocol):
-    """A source of independent Gaussians.
+    """Source of independent Gaussians.
 
     Attributes:
-        kind: which one, for records.
-        exact: whether sums must come as whole numbers of units, without any rounding of a sum.
+        kind: name of the source in records.
+        exact: whether sums must be whole numbers of units, never rounded.
     """
 
     kind: NoiseSource
     exact: bool
 
     def unit(self, std: float) -> float:
-        """What releases with this noise are multiples of: a function of the standard deviation alone."""
+        """Unit of which releases are multiples: a function of the standard deviation alone."""
         ...
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Noisy sums as float64 multiples of the unit.
+        """Adds noise, and returns float64 multiples of the unit.
 
         Args:
             sums: float64, or int64 in units; may be overwritten.
-            std: standard deviation of the noise, in the units that float64 sums have.
+            std: standard deviation of the noise, in the units of float64 sums.
         """
         ...
 
     def state(self) -> Tensor | None:
-        """What a checkpoint must keep so that a resumed run goes on with the same stream; secret."""
+        """State for a checkpoint, from which a resumed run continues the same stream; secret."""
         ...
 
     def load(self, state: Tensor | None) -> None:
-        """Takes the stream up where `state` was taken."""
+        """Resumes the stream at a state."""
         ...
 
 
 class CipherNoise:
-    """Float64 noise from the stream cipher ChaCha20, the same on every device and on any number of threads."""
+    """Float64 noise from the stream cipher ChaCha20, the same on every device and for any number of threads."""
 
     exact = False
 
     def __init__(self, key: bytes, kind: NoiseSource) -> None:
-        """Takes the stream's key, 32 bytes that nobody else may know."""
+        """Takes the stream's key, 32 secret bytes."""
         if len(key) != _KEY_BYTES:
             raise ValueError(f"the key of noise must have {_KEY_BYTES} bytes, got {len(key)}")
         self.kind: NoiseSource = kind
@@ -114,21 +114,21 @@ class CipherNoise:
         raise TypeError("noise must not be copied, because copies draw the same; keep its `state()`, or make another")
 
     def handed_over(self) -> CipherNoise:
-        """The stream from here on, for somebody who may go back in it; this object goes on with another stream."""
+        """Returns the rest of the stream, for a run that may rewind it; this object continues with a new stream."""
         with self._drawing:
             taken = CipherNoise(self._key, self.kind)
             taken._draws, taken._process = self._draws, self._process
-            # A seed must decide what comes next; else nothing in the checkpoint of a run tells the noise of another.
+            # A seed must determine the new stream; otherwise, a run's checkpoint must not reveal another run's noise.
             fresh = os.urandom(_KEY_BYTES) if self.kind == "os" else hashlib.sha256(b"noise/next/" + self._key).digest()
             self._key, self._draws = fresh, 0
         return taken
 
     def unit(self, std: float) -> float:
-        """A power of two."""
+        """Unit of float64 noise, a power of two."""
         return 2.0 ** (math.frexp(_checked(std))[1] - 1 - _FINE)
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds in place and rounds to the nearest unit; sums in float32 to float32 after that."""
+        """Adds noise in place and rounds to the nearest unit; sums in float32 are then rounded to float32."""
         unit = self.unit(std)
         _refuse_tables(sums)
         if sums.dtype not in (torch.float64, torch.float32):
@@ -136,20 +136,20 @@ class CipherNoise:
         if sums.is_cpu and sums.is_contiguous() and not sums.requires_grad:
             self._visit(sums, std, unit)
             return sums
-        # Drawn on the CPU for every device, so that a seed gives one stream everywhere.
+        # Drawn on the CPU for every device, so that a seed gives the same stream on all of them.
         draw = torch.zeros(len(sums), dtype=torch.float64)
         self._visit(draw, 1.0, None)
         noisy = sums.double() + draw.to(sums.device) * std
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
     def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
-        """Adds a draw to a vector, in parts that are the same on any number of threads, and rounds to a unit if any."""
+        """Adds a draw to a vector and rounds to `unit` if given, in parts independent of the number of threads."""
         if self._process != _forks:
             raise ValueError(
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
                 "draw the same numbers, which cancel between their releases; make noise after the fork"
             )
-        # Two threads that draw at once must not have one number, nor one that draws the key of a stream to come.
+        # Concurrent draws must not share a number, nor may a draw share one with `handed_over`.
         with self._drawing:
             stream = self._key, self._draws
             self._draws += 1
@@ -165,13 +165,13 @@ class CipherNoise:
             in_threads(change, len(starts), at_once=min(torch.get_num_threads(), len(starts)))
 
     def state(self) -> Tensor | None:
-        """Key and number of draws."""
+        """Returns the key and the number of draws."""
         with self._drawing:
             words = self._key + self._draws.to_bytes(8, "little")
         return torch.frombuffer(bytearray(words), dtype=torch.int64)
 
     def load(self, state: Tensor | None) -> None:
-        """Takes key and number of draws."""
+        """Restores the key and the number of draws."""
         if state is None:
             raise ValueError(
                 f"noise of kind '{self.kind}' must go on from a saved state, got none: it had another source"
@@ -184,39 +184,39 @@ class CipherNoise:
         words = state.contiguous().view(torch.uint8).numpy().tobytes()
         with self._drawing:
             self._key, self._draws = words[:_KEY_BYTES], int.from_bytes(words[_KEY_BYTES:], "little")
-            self._process = _forks  # whoever loads a state says that this process goes on
+            self._process = _forks  # loading a state makes this process the owner of the stream
 
 
 class SecureNoise:
-    """Exact discrete Gaussians from the operating system's generator; slower, and never the same twice."""
+    """Exact discrete Gaussians from the operating system's generator; slower, and never reproducible."""
 
     kind: NoiseSource = "secure"
     exact = True
 
     def unit(self, std: float) -> float:
-        """The standard deviation over 2^30, a division without rounding."""
+        """Unit of exact noise: the standard deviation over 2^30, a division without rounding."""
         return _checked(std) / EXACT_SCALE
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Integer sums are added to exactly; float64 ones, for which nothing is claimed, are rounded to units first."""
+        """Adds noise to integer sums exactly; float64 sums, which have no guarantee, are rounded to units first."""
         unit = self.unit(std)
         _refuse_tables(sums)
         # Clamped, because a float beyond 2^63 has no defined int64.
         whole = sums if sums.dtype == torch.int64 else (sums.double() / unit).clamp(-(2.0**60), 2.0**60).round().long()
         drawn = discrete_gaussian.draw(len(sums), EXACT_SCALE).to(sums.device)
-        # Integers up to here; what float64 then rounds is rounded after the noise, so it is post-processing.
+        # Integers up to here; float64 rounds only after the noise, which is post-processing.
         return (whole + drawn).double() * unit
 
     def state(self) -> Tensor | None:
-        """Nothing: the stream has no state."""
+        """Returns None: the stream has no state."""
         return None
 
     def load(self, state: Tensor | None) -> None:
-        """Nothing to load: a resumed run draws fresh noise, which is as private."""
+        """Does nothing: a resumed run draws new noise, with the same privacy."""
 
 
 def seeded(seed: int) -> Noise:
-    """Reproducible noise for experiments; the seed is a secret of whoever makes a privacy claim with it.
+    """Returns reproducible noise for experiments; a privacy claim requires that the seed is secret.
 
     Args:
         seed: any number of bits; all of them count.
@@ -226,33 +226,33 @@ def seeded(seed: int) -> Noise:
     """
     if seed < 0:
         raise ValueError(f"the seed of noise must be at least 0, got {seed}")
-    # Hashed, so that neighbouring seeds have unrelated keys, and those of a sampler with the same seed as well.
+    # Hashed, so that consecutive seeds have unrelated keys, also unrelated to those of a sampler with the same seed.
     return CipherNoise(hashlib.sha256(f"noise/{seed}".encode()).digest(), "seeded")
 
 
 def from_generator(generator: torch.Generator) -> Noise:
-    """Reproducible noise whose key is drawn from a generator; a second call gives another stream."""
+    """Returns reproducible noise with a key drawn from a generator; a second call gives another stream."""
     words = torch.randint(0, 256, (_KEY_BYTES,), generator=generator, device=generator.device)
     return CipherNoise(bytes(words.tolist()), "seeded")
 
 
 def from_os() -> Noise:
-    """Noise under a key from the operating system, which a checkpoint keeps."""
+    """Returns noise with a key from the operating system, which a checkpoint stores."""
     return CipherNoise(os.urandom(_KEY_BYTES), "os")
 
 
 def secure() -> Noise:
-    """Exact noise from the operating system's cryptographic generator."""
+    """Returns exact noise from the operating system's cryptographic generator."""
     return SecureNoise()
 
 
 def of_one_run(noise: Noise) -> Noise:
-    """Noise that nobody but one run draws: its checkpoint puts it back to where that was written.
+    """Returns noise for a single run, so that its checkpoint can rewind the stream.
 
-    Were one stream for several runs, what another had drawn meanwhile would be drawn again, and cancel between the two.
+    If several runs shared a stream, a rewind would repeat the draws of another run, which would cancel between the two.
 
     Args:
-        noise: given to the run, and maybe to others; of a type that is none of ours it is taken as it is.
+        noise: source given to the run, and maybe to others; a source of a user's own type is returned as it is.
     """
     return noise.handed_over() if type(noise) is CipherNoise else noise
 
@@ -267,5 +267,5 @@ def _checked(std: float) -> float:
 
 
 def _refuse_tables(sums: Tensor) -> None:
-    if sums.dim() != 1:  # as many numbers are drawn as the first dimension has
+    if sums.dim() != 1:  # the number of draws is the first dimension
         raise ValueError(f"sums must be vectors [size], got {tuple(sums.shape)}")

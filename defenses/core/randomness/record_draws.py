@@ -1,15 +1,15 @@
-"""Public randomness by record, for dropout and augmentation: draws follow from a record's content, not its place.
+"""Public randomness per record, for dropout and augmentation: draws depend on a record's content, not its position.
 
-Augmentation and dropout draw from public coins. Were they drawn by position, taking one record out of a batch would
-move the draws of all behind it, and with them their gradients: the sum would change by more than one
-contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
-key, the step's coins and the number of the draw.
+Augmentation and dropout use public randomness. If it were drawn by position, removing one record from a batch would
+change the draws of all later ones, and with them their gradients: the sum would change by more than one contribution.
+Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that key, the step's
+seed and the index of the draw.
 
-Draws are caught where PyTorch computes them (`drawn_functions.py`), in whatever layer, copy or engine that happens, and
-inside `torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
+Draws are intercepted at PyTorch's functions (`drawn_functions.py`), in any layer, copy or engine, and inside
+`torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
 
 Guarantee:
-    Draws for a record are a function of that record, the public coins and its own activations' shape. Equal records get
+    Draws for a record are a function of that record, the public seed and its own activations' shape. Equal records get
     equal draws.
 """
 
@@ -30,17 +30,17 @@ from .keys import seed_from
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
-_AT_ONCE = 2**24  # numbers of records that are hashed at a time
+_AT_ONCE = 2**24  # numbers of records hashed at a time
 
 _keys: ContextVar[Tensor | None] = ContextVar("keys of the entries that a model is called with", default=None)
 
 
 def record_keys(inputs: Tensor, targets: Tensor | None = None) -> Int64[Tensor, " n"]:
-    """A key for each record: a hash of the bits of its input and target.
+    """Key of each record: a hash of the bits of its input and target.
 
     Args:
-        inputs: first dimension the records.
-        targets: as many; None to look at the inputs alone.
+        inputs: records along the first dimension.
+        targets: targets of the records; None to hash the inputs alone.
     """
     if not len(inputs):
         return torch.zeros(0, dtype=torch.int64, device=inputs.device)
@@ -54,38 +54,38 @@ def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n 
     """Random 64-bit words of each key.
 
     Args:
-        keys: of records, or of their views.
-        count: words a key.
-        seed: which words: another seed, other words.
+        keys: keys of records, or of their views.
+        count: number of words per key.
+        seed: seed of the words.
     """
     stream = _mixed(keys + _wrapped(seed * _GOLDEN)).unsqueeze(-1)
     return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
 
 
 def entry_keys(inputs: Tensor, targets: Tensor, views: int, coins: int) -> Int64[Tensor, " entries"]:
-    """A key for each view of each record, the views of a record side by side.
+    """Key of each view of each record, with the views of a record adjacent.
 
     Args:
-        inputs: first dimension the records.
-        targets: as many.
-        views: of each record; 1 where it is looked at as it is.
+        inputs: records along the first dimension.
+        targets: targets of the records.
+        views: views per record; 1 without augmentation.
         coins: public seed of the step.
     """
     return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
 
 
 def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "n count"]:
-    """Numbers in [0, 1) in float64, multiples of 2^-53; arguments as for `words`."""
+    """Uniform numbers in [0, 1) in float64, multiples of 2^-53; arguments as for `words`."""
     return _shifted(words(keys, count, seed), 11).double() * 2.0**-53
 
 
 def entries(keys: Int64[Tensor, " entries"] | None) -> AbstractContextManager[None]:
-    """Sets the record keys for the passes inside of the context: one for each entry of the batch; None for no keys."""
+    """Sets the record keys for passes inside the context, one for each entry of the batch; None for no keys."""
     return _Entries(keys)
 
 
 class _Entries(AbstractContextManager[None]):
-    """A class, because a generator takes three times as long, which a small network's step shows."""
+    """Context manager as a class: a generator takes three times as long, noticeable in a small network's step."""
 
     __slots__ = ("_given", "_token")
 
@@ -100,31 +100,31 @@ class _Entries(AbstractContextManager[None]):
 
 
 def current_keys() -> Int64[Tensor, " entries"] | None:
-    """The record keys of the pass under way; None where none were set."""
+    """Record keys of the current pass; None if none were set."""
     return _keys.get()
 
 
 def one_pass() -> AbstractContextManager[DrawsByRecord | None]:
-    """One pass through a model, in which layers draw by record; nothing changes where no keys are given."""
+    """Context of one pass through a model, in which layers draw per record; without keys it changes nothing."""
     keys = _keys.get()
     return nullcontext() if keys is None else DrawsByRecord(keys)
 
 
 class DrawsByRecord(TorchFunctionMode):
-    """While it is active, what `drawn_functions.py` knows is drawn from the keys of the entries.
+    """Function mode that replaces the functions of `drawn_functions.py` by draws from the entries' keys.
 
     Attributes:
-        calls: how often something was drawn in this pass.
+        calls: number of draws in this pass.
         like: the keys, which have the entries' dimension.
     """
 
     def __init__(self, keys: Int64[Tensor, " entries"]) -> None:
-        """Takes one key for each entry of the batch."""
+        """Takes a key for each entry of the batch."""
         super().__init__()
         self.like, self.calls = keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replaces functions that draw, and calls everything else unchanged."""
+        """Replaces functions that draw, and calls all others unchanged."""
         kwargs = kwargs or {}
         if func in OPENED:
             with self:
@@ -134,22 +134,22 @@ class DrawsByRecord(TorchFunctionMode):
         return func(*args, **kwargs) if found is NotImplemented else found
 
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Float[Tensor, "..."]:
-        """Uniform numbers as of `drawn_functions.Uniforms`."""
+        """Draws uniform numbers, see `drawn_functions.Uniforms`."""
         count, size = len(self.like), torch.Size(shape).numel()
-        # One entry's draws are its own, whatever their shape.
+        # A single entry owns all draws, whatever their shape.
         if count != 1 and not (shape and (shape[0] == count or (folded and count and shape[0] % count == 0))):
             raise ValueError(
                 f"{'dropout' if folded else 'a random tensor'} must have the batch as its first dimension to draw for "
                 f"each record by itself, got {list(shape)} for {count} examples"
             )
         self.calls += 1
-        # The number of the call is the seed: a record's draws in two layers are independent.
+        # The index of the call is the seed: a record's draws in two layers are independent.
         return uniforms(self.like, size // max(count, 1), self.calls).reshape(shape)
 
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
-    """A hash of each row's bits: a sum of its words with random odd weights, modulo 2^64."""
-    # Bits, not values: -0.0 and 0.0 are two records, as are a NaN and another.
+    """Hash of each row's bits: a sum of its words with random odd weights, modulo 2^64."""
+    # Bits, not values: -0.0 and 0.0 are two records, and so are two different NaNs.
     values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     flat = values.reshape(len(values), -1)
     if not flat.shape[1]:
@@ -162,23 +162,23 @@ def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     }
     flat = flat.contiguous().view(whole[flat.dtype]) if flat.dtype in whole else flat
     places = torch.arange(1, flat.shape[1] + 1, device=values.device)
-    # Odd weights are invertible modulo 2^64, so a change of one word always shows in the sum; int64 wraps around.
+    # Odd weights are invertible modulo 2^64, so a change of one word always changes the sum; int64 wraps around.
     weights = _mixed(places * _GOLDEN + _wrapped(seed * _FIRST)) | 1
     return _mixed((flat.long() * weights).sum(dim=1))
 
 
 def _mixed(x: Int64[Tensor, "*shape"]) -> Int64[Tensor, "*shape"]:
-    """Splitmix64's finaliser: every bit of the result depends on every bit given (Steele, Lea & Flood, OOPSLA 2014)."""
+    """Splitmix64's finaliser: every output bit depends on every input bit (Steele, Lea & Flood, OOPSLA 2014)."""
     x = (x ^ _shifted(x, 30)) * _FIRST
     x = (x ^ _shifted(x, 27)) * _SECOND
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Int64[Tensor, "*shape"], bits: int) -> Int64[Tensor, "*shape"]:
-    """A logical right shift, which brings in zeros; int64's own is arithmetic, and brings in the sign."""
+    """Logical right shift, which fills with zeros; int64's own shift is arithmetic, and fills with the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _wrapped(number: int) -> int:
-    """A Python integer modulo 2^64, as int64 has it."""
+    """Wraps a Python integer modulo 2^64 to int64."""
     return (number + 2**63) % 2**64 - 2**63
