@@ -1,7 +1,7 @@
 """Adaptive clipping: the clip norm follows a quantile of the gradient norms, estimated from a noisy count.
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
-1. A second block on the same batch counts the gradients within the clip norm, as +1/2 or -1/2 each, so that one example
+1. A second block on the same batch counts the gradients within the clip norm, as +1/2 or -1/2 each, so that an example
 moves the count by 1/2; the clip norm then moves geometrically towards the quantile. `adapted` of
 `leakbench.defenses.core` does the same for any other method of one block: `adapted(pcdp(rank=50))`.
 Deviation: the count's noise follows from the step's multiplier sigma and `share`, while the paper specifies it as a
@@ -11,8 +11,8 @@ to 1/2048 beyond the clip norm counts in part, so that rounding cannot flip an e
 Caveat: noise scales with the clip norm. If the learning rate is so large that noise makes the gradients grow, the clip
 norm follows them, and the noise follows it: on 10,000 digits at sigma 14 and B 1000 updates grew to 6 times the first
 at lr 0.1 (accuracy 0.88), to 35 times at 0.3 (0.16), while a fixed clip norm of 1 is best at lr 1.
-Guarantee: one Gaussian per step at the defense's multiplier, for both blocks together: gradients have noise of sigma /
-sqrt(1 - share), the count sigma / sqrt(share), in units of their sensitivity.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for both blocks together: gradients have noise
+of sigma / sqrt(1 - share), the count sigma / sqrt(share), in units of their sensitivity.
 """
 
 from __future__ import annotations

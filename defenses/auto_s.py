@@ -4,7 +4,7 @@ Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learni
 2023: C g / (||g|| + gamma). A contribution is always shorter than C, so the clip norm only scales the learning rate and
 needs no tuning: C = 1 by default. The stabiliser keeps short gradients shorter than long ones; without it (`auto_v`) a
 sum of directions may vanish where the gradients do not cancel.
-Guarantee: one Gaussian per step, like DP-SGD at clip norm C.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 
 from .core import Defense, Whole, normalize

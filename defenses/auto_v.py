@@ -3,9 +3,9 @@
 Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger", NeurIPS
 2023: C g / ||g||, and zero for a zero gradient, which has no direction. The authors use it to motivate the stabiliser
 of AUTO-S: without it, training may stall where gradients do not vanish.
-Guarantee: one Gaussian per step, like DP-SGD at clip norm C. Assumes that no gradient is rounding error alone, as that
-of a saturated loss may be: it would be scaled to full norm, and rounding depends on the rest of the batch
-(docs/limits.md).
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C. Assumes that no gradient is rounding error
+alone, as that of a saturated loss may be: it would be scaled to full norm, and rounding depends on the rest of the
+batch (docs/limits.md).
 """
 
 from .core import Defense, Whole, normalize

@@ -9,9 +9,9 @@ exact gradient), as in McKenna, "Scaling up the Banded Matrix Factorization Mech
 Private ML", 2024.
 
 Guarantee:
-    Under `cyclic` sampling of at least `bands` groups: one Poisson-subsampled Gaussian per cycle, at the rate within a
-    group. Under `partition` with epochs of at least `bands` steps: one Gaussian per epoch. Otherwise one Gaussian for
-    the run, by the steps that the sampler allows a record.
+    Under `cyclic` sampling of at least `bands` groups: a Poisson-subsampled Gaussian per cycle, at the rate within a
+    group. Under `partition` with epochs of at least `bands` steps: a Gaussian per epoch. Otherwise a single Gaussian
+    for the run, by the steps that the sampler allows a record.
 """
 
 from dataclasses import dataclass

@@ -6,9 +6,9 @@ x)^(-1/2); its inverse, (1 - x)^(1/2) = 1 - x / 2 - x^2 / 8 - .., is truncated a
 step's noise is its own draw minus fractions of the previous draws. Nothing is optimised.
 
 Guarantee:
-    One Gaussian for the run, by the steps that the sampler allows a record. C, the inverse of the truncated series, is
-    not banded, so sampling does not amplify; under `partition` a record is charged for the columns of its position in
-    each epoch.
+    A single Gaussian for the run, by the steps that the sampler allows a record. C, the inverse of the truncated
+    series, is not banded, so sampling does not amplify; under `partition` a record is charged for the columns of its
+    position in each epoch.
 """
 
 from dataclasses import dataclass

@@ -5,10 +5,10 @@ industry track, after Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficie
 Streaming Differential Privacy", FOCS 2024. The first column of C is 1 and then a sum of geometric series, one per
 buffer; a buffer is a decaying sum of earlier noise, a fraction of which each step cancels.
 Deviation: scales and decays minimise the mean squared error of prefix sums for a record that is used once (by L-BFGS,
-adding one buffer at a time); the papers also minimise the largest error, and consider several uses.
+adding a buffer at a time); the papers also minimise the largest error, and consider several uses.
 
 Guarantee:
-    One Gaussian for the run, by the steps that the sampler allows a record; sampling does not amplify. Under
+    A single Gaussian for the run, by the steps that the sampler allows a record; sampling does not amplify. Under
     `partition` a record is charged for the columns of its position in each epoch, which overlap.
 """
 
@@ -68,7 +68,7 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
     """
     starts = [_spread_out(steps, buffers)]
     if buffers > 1:
-        # The solution with one buffer less, plus a buffer of tiny weight, as a starting point.
+        # The solution with a buffer less, plus a buffer of tiny weight, as a starting point.
         scales, decays = parameters(steps, buffers - 1)
         starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - max(steps, 2) ** -0.5)]
     points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]

@@ -17,9 +17,9 @@ As an entry of a suite: `{ name = "de_recipe", lr = 2.0, batch = 4096, views = 1
 setting at epsilon 1 on CIFAR-10, with noise multiplier 10 and 875 steps. Each part may be left out, to measure its
 contribution.
 
-Deviation: K does not count the clean image, and each view is a random one.
-Guarantee: one Gaussian per step, like DP-SGD: views are averaged before the bound, and the division and the average are
-functions of releases.
+Deviation: K does not count the clean image, and each view is random.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: views are averaged before the bound, and the division and
+the average are functions of releases.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class DeRecipe(Stateless):
     bound: Bound
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans one block of all coordinates, and 1 / C after the noise."""
+        """Plans a single block of all coordinates, and 1 / C after the noise."""
         return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Rescale(1 / self.bound.norm))
 
 

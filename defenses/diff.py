@@ -4,7 +4,8 @@ The strawman in "DPDR: Gradient Decomposition and Reconstruction for Differentia
 arXiv:2406.02744: consecutive gradients are similar, so clip_C(g - u), with u the previous update, loses less to
 clipping than clip_C(g). The paper omits that a part of every release stays in all later ones, and so does its noise,
 whose variance is amplified by 1 / (a (2 - a)) if a fraction a of a correction survives the clip.
-Guarantee: one Gaussian per step at the defense's multiplier; the last release is public, and its own noise is paid for.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the last release is public, and its own noise
+is paid for.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Murata & Suzuki, "DIFF2: Differential Private Optimization via Gradient Differen
 ICML 2023, arXiv:2302.03884. A gradient changes by at most its smoothness times the distance that the parameters moved,
 so near a stationary point its change needs little clip norm, and little noise.
 Deviation: the paper uses full batches; with Poisson sampling, the gradients at both points are those of the same
-examples, from a new batch in every step. `radius="constant"` keeps one clip norm for all changes, as tuned in the
+examples, from a new batch in every step. `radius="constant"` keeps a single clip norm for all changes, as tuned in the
 comparison in arXiv:2406.02744. If the parameters have not moved at all, every change is zero and the paper has nothing
 to release; here that step is a restart, released and charged as any other. A change shorter than 1/16384 of the two
 gradients may be rounding error, and is bounded as if it were that long: if the parameters hardly move, changes are too
 short.
-Guarantee: one Gaussian per step at the defense's multiplier: the distance is between released iterates, so it may set
-the bound. Noise accumulates until the next restart.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the distance is between released iterates, so
+it may set the bound. Noise accumulates until the next restart.
 Caveat: noise moves the parameters, and with them the moving radius, which scales the next noise: by noise alone each
 update is longer than the last by sqrt(1 + r^2), r = lr smoothness sigma sqrt(dim) / B, up to the restart. Measured with
 26,010 parameters, sigma 14 and B 1000: at lr 1 (r = 2.3) the tenth update is 3,400 times the first, at 0.3 (0.7) 5

@@ -4,9 +4,9 @@ Zhang, Bu, Balle, Hong, Razaviyayn & Mirrokni, "DiSK: Differentially Private Opt
 Noise Reduction", ICLR 2025. Each example's gradient is taken at the parameters x and at x + gamma d, with d the last
 step: their difference predicts how the gradient changes, while a plain average of past updates would lag behind. The
 filtered update is (1 - kappa) times the last one plus kappa times the new one.
-Deviation: in the first step, which has no previous one, the filter starts from its update.
-Guarantee: one Gaussian per step at the defense's multiplier: both points are functions of releases, and the bound
-applies to the mean of both gradients.
+Deviation: in the first step, without a previous step, the filter starts from its update.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: both points are functions of releases, and the
+bound applies to the mean of both gradients.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def disk(
 
     Args:
         clip_norm: C, largest norm of an example's mean of both gradients, L2, in gradient units.
-        kappa: weight of the new update in the filtered one; 1 is DP-SGD.
+        kappa: weight of the new update in the filtered update; 1 is DP-SGD.
         gamma: distance of the second point, in units of the last step.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
             norm that follows a quantile (in suites; `adapted` in Python).

@@ -3,7 +3,7 @@
 Zhang, Bu, Hong & Razaviyayn, "DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
 Reduction", NeurIPS 2024, arXiv:2408.13460: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by the filter's step
 response c_t, so that the first steps are not too short. Gradients change slowly from step to step, noise does not.
-Guarantee: one Gaussian per step, like DP-SGD: the filter reads releases alone.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: the filter reads releases alone.
 """
 
 from __future__ import annotations

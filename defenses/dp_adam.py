@@ -5,7 +5,7 @@ Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, Algorithm 
 rate; `dp_adam_bc` subtracts that part.
 Deviation: none. Adam is also available as a training optimizer, `optimizer = "adam"`, for any method; here it is part
 of the defense, so the training optimizer stays SGD, and its rate is Adam's.
-Guarantee: one Gaussian per step, like DP-SGD: both moments are functions of releases.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: both moments are functions of releases.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from .core import Adaptive, Block, Bound, BoundKind, Context, Defense, Everything, StepPlan, bounded
 
 Moments = tuple[Tensor, Tensor, Tensor]
-"""Moving averages of updates, of their squares, and of the noise variance in one entry of an update."""
+"""Moving averages of updates, of their squares, and of the noise variance in an entry of an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpAdam:
-    """Releases one block of all coordinates; state: both moments, and the noise variance in the second."""
+    """Releases a single block of all coordinates; state: both moments, and the noise variance in the second."""
 
     bound: Bound
     betas: tuple[float, float]

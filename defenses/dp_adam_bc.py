@@ -3,12 +3,12 @@
 Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024.
 The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known; with it subtracted,
 Adam again scales coordinates by their gradients instead of all alike.
-Guarantee: one Gaussian per step, like DP-SGD: multiplier, clip norm and expected batch are public.
-Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) the corrected second moment has an error of sqrt(2
-/ n) (sigma C / B)^2. If squared gradients are smaller, noise alone decides it: half of the coordinates are at the floor
-and take nearly the whole step, as DP-SGD with momentum at a rate of lr / stabiliser. The learning rate therefore scales
-with the stabiliser, far below Adam's: the authors' command for CIFAR-10 has 5e-6 with a gamma' of 1e-9. Measured on
-10,000 digits at sigma 14, C 1, B 1000 and 200 steps: squared gradients of 2e-7, an error of 2e-5, 51 % of the
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: multiplier, clip norm and expected batch are public.
+Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) the corrected second moment has an error of
+sqrt(2/n) (sigma C / B)^2. If squared gradients are smaller, noise alone decides it: half of the coordinates are at the
+floor and take nearly the whole step, as DP-SGD with momentum at a rate of lr / stabiliser. The learning rate therefore
+scales with the stabiliser, far below Adam's: the authors' command for CIFAR-10 has 5e-6 with a gamma' of 1e-9. Measured
+on 10,000 digits at sigma 14, C 1, B 1000 and 200 steps: squared gradients of 2e-7, an error of 2e-5, 51 % of the
 coordinates at the floor with 99.9 % of the squared step; an accuracy of 0.12 at lr 0.003, 0.8 at 3e-5 and, with a
 stabiliser near the noise's 0.014, 0.85 at lr = stabiliser = 0.01.
 """

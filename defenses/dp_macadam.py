@@ -11,7 +11,7 @@ kappa is wrong by the factor beta1 in the long run, and by more at first.
 Deviation: all scales start at C, so that the first step is DP-SGD's with clip norm C, and clamps are in units of C^2 /
 dim; the paper's initial scales and clamps were not available. kappa is 0 in the first step, which leaves the scales
 unchanged.
-Guarantee: one Gaussian per step at the defense's multiplier: m and b are functions of releases.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: m and b are functions of releases.
 Caveat: the variance is that of a mean over a batch of B, so a whole gradient is about sqrt(B) scales long and nearly
 every gradient is clipped to its direction. Adam's step does not depend on the length of that. The average over about 1
 / (1 - beta1) releases has an error of sqrt(2 (1 - beta1) / (1 + beta1)) of the noise's variance, a third at 0.9: if
@@ -54,7 +54,7 @@ class CentredAdam:
 
 @dataclass(frozen=True, kw_only=True)
 class DpMacAdam:
-    """Releases one block of centred and scaled gradients; state: `MacAdamState`."""
+    """Releases a single block of centred and scaled gradients; state: `MacAdamState`."""
 
     bound: Bound
     clip_norm: float

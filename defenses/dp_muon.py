@@ -10,8 +10,9 @@ Deviation: the momentum is always divided by its Frobenius norm before the itera
 if that is above 1: a shorter one would be far from orthogonal after q of them. The paper orthogonalises hidden layers
 only, next to another optimizer; its bias-corrected variant is not implemented. The text available to us has noise of
 sigma C_W for a matrix; if L matrices of one batch each have that, the multiplier is sigma / sqrt(L).
-Guarantee: one Gaussian per step at the defense's multiplier. By matrix, the squared clip norms sum to C^2, and the
-noise is sigma C on every coordinate (as in `per_layer` layer by layer); all later operations are functions of releases.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier. By matrix, the squared clip norms sum to C^2,
+and the noise is sigma C on every coordinate (as in `per_layer` layer by layer); all later operations are functions of
+releases.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1.
 Deviation: divides by the expected batch size, a public constant, instead of the size of the drawn batch.
-Guarantee: one Gaussian per step at the defense's multiplier.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier.
 Caveat: reported epsilons often assume Poisson sampling while the code shuffles the data set and cuts it into batches:
 noise multiplier 1.54 over 40 epochs of 50 steps gives 2.75 with the former and 25.3 with the latter (delta 1e-5).
 """

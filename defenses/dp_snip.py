@@ -1,12 +1,12 @@
-"""DP-SNIP: DP-SGD on the weights with the largest effect on the loss, found by one noisy release before training.
+"""DP-SNIP: DP-SGD on the weights with the largest effect on the loss, found by a noisy release before training.
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019; made private in
 "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). A weight's score is
 |sum_i w dl_i/dw| at the initial weights.
-Deviation: as printed, the score of the whole data set is clipped once; one example may then move it by 2 C, twice the
+Deviation: as printed, the score of the whole data set is clipped once; an example may then move it by 2 C, twice the
 sensitivity that the noise assumes, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw
 is clipped, and the release is charged to the same ledger as the steps, on all data, at its own multiplier.
-Guarantee: one Gaussian on all data at `mask_noise_multiplier`, and one per step at the defense's.
+Guarantee: a Gaussian on all data at `mask_noise_multiplier`, and a Gaussian per step at the defense's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ training, and each step drops a part of the remaining weights. The paper's 10 by
 at epsilon 1, has no trend in either (correlations 0.03 and 0.12), and its best cell is below the largest of 100 draws
 from its own spread; the base recipe (De et al. 2022) does most of the work.
 Deviation: DP-SNIP bounds each example, see `dp_snip`.
-Guarantee: one Gaussian per step at the defense's multiplier, and for `pruning="sensitivity"` one on all data before.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, and `pruning="sensitivity"` adds one on all
+data before.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744.
 Consecutive gradients are similar, so their common part is a few numbers along the last release, layer by layer, and the
 residual is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
-Deviation: both parts are clipped over all layers at once, and their noise follows from one multiplier and a share: the
-printed table gives both multipliers, which for several rows spends more than the stated epsilon. The noise along the
-direction is projected off the residual unless `project_noise=False`. The paper applies the technique layer by layer:
-clipping each of L layers to the full clip norm moves the sums by sqrt(L) times as much, so `clipping="layer"` gives
-each C / sqrt(L), with the same noise.
-Guarantee: one Gaussian per step at the defense's multiplier, for any number of blocks.
+Deviation: both parts are clipped over all layers at once, and their noise follows from a single multiplier and a share:
+the printed table gives both multipliers, which for several rows spends more than the stated epsilon. The noise along
+the direction is projected off the residual unless `project_noise=False`. The paper applies the technique layer by
+layer: clipping each of L layers to the full clip norm moves the sums by sqrt(L) times as much, so `clipping="layer"`
+gives each C / sqrt(L), with the same noise.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any number of blocks.
 Caveat: three of the six rows of the paper's noise table stay within the epsilon of the DP-SGD in the same table, for
 some switch step; SVHN's two, and MNIST's at the larger epsilon, exceed it for every one. The nominal epsilon 8 holds
 for at most 4 decomposed steps on MNIST, 61 on CIFAR-10 and 6 on SVHN (RDP, delta 1e-5). Clipping each of MNIST's 4
@@ -44,7 +44,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Dpdr:
-    """Two blocks while there is a direction and before the switch, else one; state: the direction [dim]."""
+    """Two blocks while there is a direction and before the switch, else a single block; state: the direction [dim]."""
 
     bound: Bound
     bound_along: Bound
@@ -104,7 +104,7 @@ class Dpdr:
         return found
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
-        """Returns the unit vector of the update in every layer; a layer that did not move keeps its old one."""
+        """Returns the unit vector of the update in every layer; a layer that did not move keeps its direction."""
         if context.step + 1 >= self.switch_step:  # no later plan reads a direction
             return None
         direction = torch.zeros_like(update) if state is None else state.clone()

@@ -7,8 +7,8 @@ Deviation: every round is charged, for its step and for its validation, also if 
 all rounds, and the paper's count of accepted rounds alone is no bound. The loss change of each example is clipped to
 C_v, and the sum divided by the expected batch: noise is therefore sigma_v C_v / B_v on the mean, while the paper clips
 the mean itself and adds 2 sigma_v C_v for any batch. Optimizer state is rolled back too.
-Guarantee: one Gaussian per step at the defense's multiplier, and one of multiplier sigma_v on a Poisson sample at the
-validation's own rate.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, and its validation another, of multiplier
+sigma_v, on a Poisson sample at its own rate.
 """
 
 from __future__ import annotations

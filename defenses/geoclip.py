@@ -6,12 +6,12 @@ update is M^-1 of the noisy mean, plus a. Among all M with E|M (g - a)|^2 <= gam
 smallest at M = (gamma / sum_i sqrt(l_i))^(1/2) L^(-1/4) U^T, where U L U^T is the covariance of g (Theorem 2):
 directions in which gradients vary little get little noise. The mean a and the covariance are moving averages of the
 releases.
-Deviation: the covariance is that of `rank` directions and one variance for all others, while Algorithm 3 of the paper
-drops the others; so no gradient is lost, and a rank equal to the dimension is Algorithm 1. It starts isotropic at C^2 /
-dim, at which the formula gives M = 1, while the paper starts at 1 and skips the formula. The variance of the noise is
-public and subtracted, because in many dimensions the covariance would otherwise be that of the noise, and grow until it
-is clamped. The authors' code takes its first two steps without noise; this implementation does not.
-Guarantee: one Gaussian per step at the defense's multiplier: M and a are functions of releases.
+Deviation: the covariance is that of `rank` directions and a single variance for all others, while Algorithm 3 of the
+paper drops the others; so no gradient is lost, and a rank equal to the dimension is Algorithm 1. It starts isotropic at
+C^2 / dim, at which the formula gives M = 1, while the paper starts at 1 and skips the formula. The variance of the
+noise is public and subtracted, because in many dimensions the covariance would otherwise be that of the noise, and grow
+until it is clamped. The authors' code takes its first two steps without noise; this implementation does not.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: M and a are functions of releases.
 Caveat: variances are estimated from releases. In the first steps the variance of all other directions, which is 1, has
 an error of (1 - beta_2) sigma^2 sqrt(2 dim) / B per step, which reinforces itself: a larger variance shrinks the space,
 and lets more noise into the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and noise dominates. In
@@ -50,7 +50,7 @@ GradientShape = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GeoClip:
-    """One block in the rescaled space; state: the mean, directions with their variances, and that of the rest."""
+    """A block in the rescaled space; state: the mean, directions with their variances, and that of the rest."""
 
     bound: Bound
     rank: int

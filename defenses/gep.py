@@ -4,15 +4,15 @@ Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding 
 2021, Algorithm 1. Gradients lie close to the span of public ones, so most of each is a few coefficients, which get
 little noise, and the residual is short. The vector of parameters is cut into groups of adjacent coordinates, of equal
 length up to rounding, and each has its part of the directions.
-Deviation: the noise of both parts follows from one multiplier and a share, because both are computed on the same batch:
-the authors' released code adds the costs of two sampled Gaussians, which understates the total (nominal epsilon 8 is
-8.8). Noise of the residual along the directions is projected off unless `project_noise=False`.
+Deviation: the noise of both parts follows from a single multiplier and a share, because both are computed on the same
+batch: the authors' released code adds the costs of two sampled Gaussians, which understates the total (nominal epsilon
+8 is 8.8). Noise of the residual along the directions is projected off unless `project_noise=False`.
 
 With `final_sparsity`, private and public gradients are masked first, as random freeze does to DP-SGD ("Differentially
 Private SGD with Sparse Gradients", arXiv:2112.00845v1): directions are in the kept coordinates, clip norms are spent on
 them, and dropped ones get no noise and are not sent. A coordinate stays in its group for any mask. Directions found
 under one mask are not orthonormal under the next, so a new mask ends their interval.
-Guarantee: one Gaussian per step at the defense's multiplier, for both parts together.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for both parts together.
 Caveat: the paper's epsilons assume Poisson sampling, and its code shuffles the data set and cuts it into batches, for
 which far less is proved: noise multiplier 1.54 over 40 epochs of 50 steps gives 2.75 with the former, and 25.3 with the
 latter (delta 1e-5).
@@ -53,7 +53,7 @@ from .core import (
 
 @dataclass(frozen=True, kw_only=True)
 class Gep:
-    """A block of coefficients and a block of residuals; state: the mask's index and the bases, one per group."""
+    """A block of coefficients and a block of residuals; state: the mask's index and a basis per group."""
 
     bound: Bound
     bound_rest: Bound

@@ -4,7 +4,8 @@
 weights with the smallest magnitude are dropped before clipping, and those weights stay fixed.
 Deviation: none. A condition that the paper leaves implicit: the selection is free only while the weights are a function
 of releases and of a random or public initialisation, as here; not after non-private training on the data.
-Guarantee: one Gaussian per step at the defense's multiplier: the mask is a function of the released parameters.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the mask is a function of the released
+parameters.
 """
 
 from __future__ import annotations

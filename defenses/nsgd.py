@@ -5,7 +5,7 @@ arXiv:2206.13033: g / (||g|| + r), times a clip norm that only scales the learni
 with r as large as the gradients themselves instead of tiny.
 Deviation: some implementations add noise of sigma * r, although a normalised row has norm up to 1: with r = 0.01, a
 hundredth of the noise that is charged. The noise here is sigma * C.
-Guarantee: one Gaussian per step, like DP-SGD at clip norm C.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 
 from .core import Defense, Whole, normalize

@@ -7,8 +7,8 @@ fewer coordinates get noise.
 
 Deviation: each parameter tensor has its own basis, which alone reproduces the paper's communication figures;
 `scope="global"` uses a basis of all parameters.
-Guarantee: one Gaussian per step at the defense's multiplier, on the coefficients: noise on all d coordinates would
-invalidate the paper's claim about the dimension.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, on the coefficients: noise on all d
+coordinates would invalidate the paper's claim about the dimension.
 Caveat: the paper's epsilons use the classic conversion of RDP (the conversion used here gives 12 to 27 % less, PLD 19
 to 34 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and
 at the largest epsilon its own tables have plain DP-SGD ahead on all three data sets.

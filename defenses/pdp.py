@@ -5,7 +5,8 @@ Algorithm 1. The noise outside the subspace, nearly all of it, is removed after 
 norm is still spent on the whole gradient, unlike in PCDP.
 
 Deviation: each parameter tensor has its own basis, as in PCDP, for comparison; `scope="global"` is the paper's.
-Guarantee: one Gaussian per step at the defense's multiplier: that of DP-SGD, and the rest is post-processing.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: that of DP-SGD, and the rest is
+post-processing.
 """
 
 from __future__ import annotations

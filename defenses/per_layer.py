@@ -2,11 +2,11 @@
 
 McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, who compare it
 with flat clipping. A layer with long gradients no longer shortens all others.
-Deviation: none, but a known error is avoided: clipping each of L layers to C lets one example move the sum by sqrt(L)
-C, so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together, C^2 = sum_l
-C_l^2, and noise of sigma C on every coordinate is charged.
-Guarantee: one Gaussian per step at the defense's multiplier: layer l, of share (C_l / C)^2, has noise of sigma /
-sqrt(share) C_l = sigma C.
+Deviation: none, but a known error is avoided: clipping each of L layers to C lets an example move the sum by sqrt(L) C,
+so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together, C^2 = sum_l C_l^2,
+and noise of sigma C on every coordinate is charged.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: layer l, of share (C_l / C)^2, has noise of
+sigma / sqrt(share) C_l = sigma C.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PerLayer(Stateless):
         refuse_unknown("weights", self.weights, ("equal", "by_size"))
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans one block of coordinates per layer, weight and bias together."""
+        """Plans a single block of coordinates per layer, weight and bias together."""
         spans = context.layout.layers
         sizes = [float(stop - start) if self.weights == "by_size" else 1.0 for start, stop in spans]
         shares = [size / math.fsum(sizes) for size in sizes]

@@ -4,7 +4,7 @@ The control in "Differentially Private SGD with Sparse Gradients", arXiv:2112.00
 sparsification, applied after clipping and noise. The clip norm is spent on whole gradients, so the kept part of one is
 never longer than under random sparsification. The update is as sparse, but the release is dense, and attacks here see
 the release: a client that sends only the masked update reveals less.
-Guarantee: one Gaussian per step at the defense's multiplier; the mask is post-processing of DP-SGD.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the mask is post-processing of DP-SGD.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Xia, Shen, Yao, Fu, Xu, Xu & Fu, "Differentially Private Learning with Per-Sampl
 like C / ||g||.
 Deviation: some implementations call PSAC a clip norm that follows the batch, with noise scaled by the largest one used;
 that noise is a function of the data, and guarantees nothing.
-Guarantee: one Gaussian per step, like DP-SGD at clip norm C.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 
 from .core import Defense, Whole, adaptive_weight

@@ -3,7 +3,7 @@
 "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). Random sparsification
 at a constant rate with a mask per step, drawn layer by layer; dropped weights stay fixed even under momentum, which
 would move them in random sparsification.
-Guarantee: one Gaussian per step at the defense's multiplier: the mask is a function of public randomness.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the mask is a function of public randomness.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 "Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1: sparsity r* min(e / (e_cool - 1), 1) in epoch e.
 If `cooling_epochs` is the whole run, it is random sparsification.
-Guarantee: one Gaussian per step at the defense's multiplier, for any mask, since masks do not depend on data.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any mask, since masks do not depend on
+data.
 Caveat: the paper's epsilons assume Poisson sampling, and its runs shuffle the data set and cut it into batches. The
 multiplier 1.54 of its DP-SGD baseline, over 40 epochs of 50 steps, gives 2.75 with the former, and 25.3 is proved for
 the latter (delta 1e-5).

@@ -2,7 +2,7 @@
 
 The data-free baseline in "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification"
 (DP-SSGD). A smaller network has shorter gradients and less noise; the choice of weights costs no privacy.
-Guarantee: one Gaussian per step, like DP-SGD: the mask is a function of public randomness.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: the mask is a function of public randomness.
 """
 
 from __future__ import annotations

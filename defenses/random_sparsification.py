@@ -4,8 +4,9 @@ Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gr
 dropped before clipping, so the clip norm is spent on fewer of them; dropped ones get no noise. The mask does not depend
 on data, so it costs no privacy. It covers the whole flat vector and changes between steps only. The paper's ablation is
 `without` noise or clipping.
-Guarantee: one Gaussian per step at the defense's multiplier, for any mask (the paper's Theorem 3.1, whose printed proof
-is that of `posterior_freeze`; here the bound applies to the masked gradient). Without clipping or noise, none.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any mask (the paper's Theorem 3.1, whose
+printed proof is that of `posterior_freeze`; here the bound applies to the masked gradient). Without clipping or noise,
+none.
 Caveat: Theorem 5.1, that sparser updates increase an attacker's error, assumes a fixed noise size and no clipping; if
 clipping is active, the gain vanishes in the theorem's own model. The paper's noise factor under momentum, 1 / (1 - mu),
 is that of the displacement; the velocity's is 1 / sqrt(1 - mu^2). `leakbench theory` measures both. Its epsilons assume
@@ -38,7 +39,7 @@ class RandomSparsification(Stateless):
     """Keeps a uniformly random set of coordinates.
 
     Attributes:
-        bound: bound of one example's contribution.
+        bound: bound of an example's contribution.
         masks: schedule and random choice of the dropped coordinates.
         where: whether the mask applies to each gradient before the bound, or to the noisy update.
     """
@@ -51,7 +52,7 @@ class RandomSparsification(Stateless):
         refuse_unknown("where", self.where, ("before the bound", "after the noise"))
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans one bounded block: the coordinates of the current mask, or all of them, masked afterwards."""
+        """Plans a bounded block: the coordinates of the current mask, or all of them, masked afterwards."""
         kept = self.masks.at(context)
         if self.where == "after the noise":
             return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=Keep(kept))

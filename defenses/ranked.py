@@ -6,7 +6,7 @@ next epoch with noise alone, so their rank is random by construction.
 Deviation: coordinates are ranked by the absolute value of their accumulated releases (one listing sorts signed values),
 and update and ranking use the same noise draw. Two draws over the same sum, as the listing can be read, are two
 releases: `fresh_rank_noise` makes them, each with sqrt(2) times the noise, so that the step costs the same.
-Guarantee: one Gaussian per step at the defense's multiplier; the mask is a function of past releases.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the mask is a function of past releases.
 Caveat: charged as one release, two draws would cost more than stated: at a sample rate of 0.02 epsilon 3.0 is 4.95 for
 noise multiplier 1.81 over 60 epochs, and 5.2 for 1.54 over 40 (RDP, delta 1e-5; by PLD 2.75 is 4.55 and 4.78). The
 papers' epsilons assume Poisson sampling, and most of their runs shuffle the data set and cut it into batches: for that
@@ -56,7 +56,7 @@ class Ranked:
         return {"epoch": 0, "dropped": nothing[:0].long(), "seen": nothing}
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """Plans one block, whose noise on dropped coordinates is removed from the update, or a block for each use."""
+        """Plans a single block, whose noise on dropped coordinates is removed from the update, or a block per use."""
         if context.epoch != state["epoch"]:
             epochs = self.cooling_epochs or context.epochs
             sparsity = self.final_sparsity * min(1.0, context.epoch / max(1, epochs - 1))

@@ -1,4 +1,4 @@
-"""RPDP-SGD: PCDP-SGD with a random subspace instead of the public one.
+"""RPDP-SGD: PCDP-SGD with a random subspace instead of a public one.
 
 The ablation of the PCDP-SGD paper without public data: directions are orthonormalised Gaussian vectors, redrawn every
 `interval` steps. A random subspace of rank k keeps k / d of a gradient's squared norm on average, so the expected step
@@ -7,9 +7,9 @@ is shorter by that factor.
 Deviation: the paper does not say whether it clips before or after projection; here it is after, as in PCDP, unless
 `clip_first`. The step is not rescaled unless `rescale`, which multiplies a tensor's update by d / k. Products with
 dense directions take several times as long as the rest of a step: `directions = "sketch"` uses a count sketch, also
-orthonormal and with the same average, at the cost of one pass over the gradients
+orthonormal and with the same average, at the cost of a single pass over the gradients
 (`core/plan/linear_algebra/sketch.py`).
-Guarantee: one Gaussian per step at the defense's multiplier; the subspace does not depend on data.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the subspace does not depend on data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rpdp(
         interval: number of steps for which a basis is used; drawing a Gaussian basis costs far more than a step.
         directions: "gaussian" for orthonormalised Gaussian vectors, as in the paper, whose products with every gradient
             take ten times as long as a step; "sketch" for sums of disjoint coordinates with random signs (a count
-            sketch), also orthonormal and unbiased, at the cost of one pass over the gradients.
+            sketch), also orthonormal and unbiased, at the cost of a single pass over the gradients.
         clip_first: whether the whole gradient is clipped and the noisy update projected, as in PDP.
         rescale: whether the update of a tensor is multiplied by its size / k, so that its expectation is that of the
             clipped gradient.

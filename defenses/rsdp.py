@@ -3,7 +3,8 @@
 Gradients are restricted to a random set of coordinates before they are bounded (Zhu & Blaschko, TMLR 2023), but without
 that paper's cooling: the fraction dropped is `sparsity` from the first step to the last. The authors of random
 sparsification run it with cooling.
-Guarantee: one Gaussian per step at the defense's multiplier, for any mask, since masks do not depend on data.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any mask, since masks do not depend on
+data.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ scores of a single round cut off whole layers.
 Deviation: norms, weight standardisation and activations are bypassed in the scoring pass: with them the output would
 not change with the size of a weight, and scores would be meaningless. In float64, because products over layers overflow
 float32.
-Guarantee: one Gaussian per step, like DP-SGD: the mask is a function of the initial weights, which are random or
-public.
+Guarantee: each step is a Gaussian mechanism, as in DP-SGD: the mask is a function of the initial weights, which are
+random or public.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""L2 bounds on one example's contribution: clip, normalize and adaptive weight, each with its sensitivity.
+"""L2 bounds on an example's contribution: clip, normalize and adaptive weight, each with its sensitivity.
 
 Sources: Abadi et al. 2016 (clip), Bu et al. 2023 AUTO-S and Yang et al. 2022 NSGD (normalize), Xia et al. 2023 DP-PSAC
 (adaptive weight). All scale a row by a function of its norm, so its direction is kept.
@@ -40,7 +40,7 @@ class Bound:
     regulariser: float = 0.0
 
     def __post_init__(self) -> None:
-        # Plain floats, because a float subclass may compare as one number and multiply as another.
+        # Plain floats, because a float subclass may compare and multiply as different numbers.
         object.__setattr__(self, "norm", float(self.norm))
         object.__setattr__(self, "regulariser", float(self.regulariser))
         if not (math.isfinite(self.norm) and self.norm > 0):

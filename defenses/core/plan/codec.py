@@ -74,7 +74,7 @@ class Everything:
         return values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """All values: rows reach every one."""
+        """All values: rows reach each of them."""
         return values
 
 

@@ -1,4 +1,4 @@
-"""Codecs composed of codecs: of a span, of a mask, several side by side in one block, a rescaled subspace.
+"""Codecs composed of codecs: of a span, of a mask, several side by side in a block, a rescaled subspace.
 
 Guarantee:
     The same as for the composed codecs: each row is processed separately, and no row is kept.
@@ -40,7 +40,7 @@ def made_of(codec: object) -> Iterator[object]:
 
 @dataclass(frozen=True, eq=False)
 class Within:
-    """A codec of a span of coordinates, such as one layer; other coordinates are not released.
+    """A codec of a span of coordinates, such as a layer; other coordinates are not released.
 
     Attributes:
         start: first coordinate of the span.
@@ -223,7 +223,7 @@ class Stretched:
 
     Attributes:
         subspace: the directions.
-        factors: positive finite factors, one for each direction.
+        factors: positive finite factors of the directions.
         rest: positive finite factor of the component orthogonal to them.
     """
 
@@ -269,7 +269,7 @@ class Stretched:
         return self._stretched(values.unsqueeze(0), 1 / self.factors, 1 / self.rest).squeeze(0)
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """All values: rows reach every one."""
+        """All values: rows reach each of them."""
         return values
 
     def _stretched(self, rows: Tensor, factors: Tensor, rest: float) -> Tensor:

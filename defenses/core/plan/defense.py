@@ -52,7 +52,7 @@ def checked_multiplier(value: float) -> float:
     Raises:
         ValueError: for NaN, infinity, a negative number, or a number so small that no noise would be added.
     """
-    plain = float(value)  # a float subclass may compare as one number and multiply as another
+    plain = float(value)  # a float subclass may compare and multiply as different numbers
     if plain != 0 and not LEAST_MULTIPLIER <= plain <= LARGEST_MULTIPLIER:  # false for NaN
         raise ValueError(
             f"noise_multiplier must be 0 for no noise, or in [{LEAST_MULTIPLIER:g}, {LARGEST_MULTIPLIER:g}], "
@@ -67,9 +67,9 @@ class Block:
 
     Attributes:
         codec: map to the space of the release.
-        bound: L2 bound of one example's contribution, applied in that space.
+        bound: L2 bound of an example's contribution, applied in that space.
         share: fraction of the step's 1 / sigma^2 spent on this block; the shares of a plan sum to 1.
-        query: map from one example's gradients or losses to a row.
+        query: map from an example's gradients or losses to a row.
         updates: whether the decoded block is part of the update (a count is not).
     """
 
@@ -80,7 +80,7 @@ class Block:
     updates: bool = True
 
     def __post_init__(self) -> None:
-        # A plain float: a subclass could compare as one number, and so pass the check, and multiply as another.
+        # A plain float: a subclass could pass the check as one number and multiply as another.
         object.__setattr__(self, "share", float(self.share))
         if not 0 < self.share <= 1:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
@@ -103,7 +103,7 @@ class Block:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Blocks of one step, and the treatment of the update after the noise.
+    """Blocks of a step, and the treatment of the update after the noise.
 
     Attributes:
         blocks: blocks released from the same batch.
@@ -143,7 +143,7 @@ class StepPlan:
         total = math.fsum(block.share for block in blocks)
         if abs(total - 1) > 1e-9:  # `sensitivity` accounts for the rounding that is left
             raise ValueError(f"the shares of a plan's blocks must sum to 1, got {total}")
-        # Other blocks may have a dimension of their own: the count of adaptive clipping has one.
+        # Other blocks may have a dimension of their own: the count of adaptive clipping has a single dimension.
         if len({block.codec.dim for block in blocks if block.updates}) > 1:
             raise ValueError("all updating blocks of a plan must decode to the same dimension")
         (dim,) = {block.codec.dim for block in blocks if block.updates}
@@ -161,7 +161,7 @@ class StepPlan:
 
     @property
     def sensitivity(self) -> float:
-        """Largest norm of one record's whitened contribution at noise multiplier 1: 1 or infinite."""
+        """Largest norm of a record's whitened contribution at noise multiplier 1: 1 or infinite."""
         if any(math.isinf(block.bound.sensitivity) for block in self.blocks):
             return math.inf
         return math.sqrt(math.fsum(block.share for block in self.blocks))
@@ -176,8 +176,8 @@ class NoisyPlan:
     """A plan with its noise multiplier, passed to engine and ledger as a single object, so that they cannot disagree.
 
     Attributes:
-        plan: blocks of one step, or of a one-off release.
-        noise_multiplier: multiplier of the whole release as one Gaussian; 0 for no noise.
+        plan: blocks of a step, or of a one-off release.
+        noise_multiplier: multiplier of the whole release as a single Gaussian; 0 for no noise.
     """
 
     plan: StepPlan
@@ -215,7 +215,7 @@ class Trial:
     are restored; both the step and the trial are charged all the same.
 
     Attributes:
-        plan: plan of one block that releases one number, with its own noise.
+        plan: plan of a block that releases a single number, with its own noise.
         rate: probability with which each example joins the sample, in (0, 1], independently of the step's batch.
         below: the step stands if the released number, divided by the expected sample size, is less than this.
     """
@@ -251,9 +251,9 @@ class Context:
         parameters: current parameters [dim] (a function of releases); None outside training.
         update: last update [dim] that the optimizer got; None before the first.
         expected_batch: public constant that sums are divided by.
-        noise_multiplier: multiplier of each step as one Gaussian.
+        noise_multiplier: multiplier of each step as a single Gaussian.
         architecture: returns a copy of the current model, for passes that read no data; None in a dry run.
-        input_shape: shape of one example; () in a dry run.
+        input_shape: shape of an example; () in a dry run.
         seed: key of the public randomness.
         public: per-example gradients on public data; None without public data.
         one_off: executes a plan on all data at once and charges it to a step; None if nothing can be released.
@@ -397,7 +397,7 @@ class Stateless:
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Wraps the `plan(context)` of a subclass as the `plan(state, context)` of a `Method`."""
         super().__init_subclass__(**keywords)
-        written = cls.__dict__.get("plan")  # the class's own plan: an inherited one is wrapped already
+        written = cls.__dict__.get("plan")  # the class's own plan: inherited plans are wrapped already
         if written is not None and _MARK not in vars(written):
             if len(inspect.signature(written).parameters) != 2:
                 raise TypeError(
@@ -427,7 +427,8 @@ def _refuse_other_arguments(method: Method | Stateless) -> None:
         if name == "plan" and isinstance(method, Stateless):
             continue  # checked when the class was created
         try:
-            # The signature that is called, not the wrapped one: a decorator may take more arguments than it passes on.
+            # The called signature, not that of a wrapped function: a decorator may take more arguments than it passes
+            # on.
             signature = inspect.signature(getattr(method, name), follow_wrapped=False)
         except ValueError:
             continue  # functions written in C have no signature

@@ -103,7 +103,7 @@ class OuterDirections:
         """Returns coefficients of outer products, from inner products of their factors.
 
         In float64: cancellation leaves rounding error, which a bound scales up to the norm of any other row, and
-        products of few rows round differently from those of many, so that removing one row would move the others.
+        products of few rows round differently from those of many, so that removing a row would move the others.
         """
         along = exact_products(signals, self.signals) * exact_products(inputs, self.inputs)
         return (along @ self.weights.double()).to(signals.dtype)
@@ -262,7 +262,7 @@ class FactoredBasis:
 
     @property
     def _unchanged(self) -> bool:
-        """True if no tensor was written to in place; a write to one would make it inconsistent with the others."""
+        """True if no tensor was written to in place; the others would no longer match."""
         return self._versions is not None and self._versions == self._now()
 
     def _now(self) -> list[int] | None:
@@ -272,7 +272,7 @@ class FactoredBasis:
 
 
 Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDirections
-"""An orthonormal basis [span, k], or an implicit form of one."""
+"""An orthonormal basis [span, k], or its implicit form."""
 _OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
 
 

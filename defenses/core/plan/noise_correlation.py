@@ -1,9 +1,9 @@
-"""Noise that is correlated over steps: strategy matrices, and the memory that a run of one needs.
+"""Noise that is correlated over steps: strategy matrices, and the memory that running them needs.
 
 Matrix mechanisms (Denisov, McMahan, Rush, Smith & Thakurta, NeurIPS 2022) release the steps' sums S as S + C^-1 Z with
 Z independent: each step cancels a part of earlier noise, so that the sum of all updates, which determines the final
-model, carries less of it. C, lower triangular with a unit diagonal, is the strategy; one record moves C S by at most
-its columns at the steps that the record is in.
+model, carries less of it. C, lower triangular with a unit diagonal, is the strategy; a record moves C S by at most its
+columns at the steps that the record is in.
 
 A strategy runs as a recurrence over a few vectors. Before step t it holds M [size, dim], in units of fresh noise z; the
 step's noise is z + weights M, and M becomes carry M + entry z. `NoiseMemory` runs it.
@@ -200,7 +200,7 @@ class StrategyRow:
 
     @property
     def fresh(self) -> float:
-        """Standard deviation of the fresh noise, relative to the plan's: a record used once then costs one Gaussian."""
+        """Standard deviation of the fresh noise, relative to the plan's: a record used once costs a single Gaussian."""
         return longest_column(self.strategy)
 
     @property
@@ -218,7 +218,7 @@ def gram(strategy: NoiseStrategy) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def longest_column(strategy: NoiseStrategy) -> float:
-    """Norm of the longest column: the largest change of C S by one record in one step."""
+    """Norm of the longest column: the largest change of C S by a record in a single step."""
     return float(np.linalg.norm(strategy.matrix(), axis=0).max())
 
 
@@ -240,7 +240,7 @@ class NoiseMemory:
     def add(
         self, row: StrategyRow, sums: list[Tensor], stds: list[float], noise: Noise
     ) -> list[Float[Tensor, " size"]]:
-        """Adds the noise of one step, and keeps what later steps need.
+        """Adds the noise of a step, and keeps what later steps need.
 
         The release is round(S_t + std (weights M) + std z). Since M follows from earlier releases minus their sums, it
         is a function of releases and of the step's row of C S plus fresh noise: as for independent noise, nothing
@@ -253,7 +253,7 @@ class NoiseMemory:
             noise: secret source.
 
         Raises:
-            ValueError: for exact noise, or a step that does not follow the previous one.
+            ValueError: for exact noise, or a step that does not follow its predecessor.
         """
         if noise.exact:
             raise ValueError(

@@ -111,7 +111,7 @@ class Adaptive:
         betas: decay rates of the two averages.
         stabiliser: added to the root of the second moment; if `noise_variance` is given, the smallest value of that
             root.
-        noise_variance: noise variance of one entry of the divided update, to subtract from the second moment; None
+        noise_variance: noise variance of an entry of the divided update, to subtract from the second moment; None
             subtracts nothing.
     """
 

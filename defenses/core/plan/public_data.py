@@ -62,7 +62,7 @@ class Rows:
     """Per-example gradients as rows.
 
     Attributes:
-        values: rows, one for each example.
+        values: rows, in the order of the examples.
     """
 
     values: Float[Tensor, "n dim"]

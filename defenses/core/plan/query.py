@@ -28,7 +28,7 @@ ExampleLosses = Callable[[Tensor | None], Tensor]
 
 @runtime_checkable
 class Query(Protocol):
-    """A map from one example's gradients to one row."""
+    """A map from an example's gradients to one row."""
 
     @property
     def linear(self) -> bool:
@@ -36,7 +36,7 @@ class Query(Protocol):
         ...
 
     def __call__(self, gradients: Gradients, /) -> Float[Tensor, "rows width"]:
-        """Answers for one micro-batch; a query with `of_losses` gets `ExampleLosses`."""
+        """Answers for a micro-batch; a query with `of_losses` gets `ExampleLosses`."""
         ...
 
 
@@ -53,7 +53,7 @@ class Gradient:
 
 @dataclass(frozen=True, eq=False)
 class GradientDifference:
-    """The same example's gradient at the current point minus that at an earlier one (DIFF2).
+    """The same example's gradient at the current point minus that at an earlier point (DIFF2).
 
     Attributes:
         earlier: earlier parameter point [dim]; a function of past releases.
@@ -73,7 +73,7 @@ class GradientDifference:
 
 @dataclass(frozen=True, eq=False)
 class GradientAhead:
-    """Weighted mean of the same example's gradients at another point and at the current one (look-ahead of DiSK).
+    """Weighted mean of the same example's gradients at another point and at the current point (look-ahead of DiSK).
 
     Attributes:
         point: other parameter point [dim]; a function of past releases.
@@ -124,7 +124,7 @@ class NormWithin:
     """Indicator, as +1/2 or -1/2, that the gradient norm is at most a threshold (the count of adaptive clipping).
 
     Up to 1/2048 beyond the threshold the answer is interpolated. With a jump, rounding that depends on the rest of the
-    batch could flip an example at the threshold and move the count by 1, where one example may move it by 1/2.
+    batch could flip an example at the threshold and move the count by 1, where an example may move it by 1/2.
 
     Attributes:
         threshold: threshold on the norm, in gradient units.
@@ -154,7 +154,7 @@ class NormWithin:
 
 @dataclass(frozen=True, eq=False)
 class LossChange:
-    """The example's loss at the current point minus that at an earlier one (used by `Trial`).
+    """The example's loss at the current point minus that at an earlier point (used by `Trial`).
 
     Attributes:
         earlier: earlier parameter point [dim]; a function of past releases.

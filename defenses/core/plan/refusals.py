@@ -1,4 +1,4 @@
-"""Checks of a method's settings; each error is one sentence: argument, rule, value."""
+"""Checks of a method's settings; errors are single sentences: argument, rule, value."""
 
 from __future__ import annotations
 

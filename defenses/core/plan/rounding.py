@@ -3,7 +3,7 @@
 Some codecs and queries subtract nearly equal numbers: the coefficients of a row orthogonal to a subspace, the residual
 of a row inside it, a difference of two gradients. The result is then rounding error, which a bound such as `normalize`
 scales up to the norm of any other row. The error depends on who else is in the batch, because products of few rows are
-computed differently from those of many: removing one example could move all others, each by up to two bounds. Float64
+computed differently from those of many: removing an example could move all others, each by up to two bounds. Float64
 would not help: activations and their derivatives come from float32 passes over the batch.
 
 The bound therefore takes a row v to be no shorter than a fraction of its input g: N = max(|v|, share |g|) replaces |v|.

@@ -75,7 +75,7 @@ def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Table:
-    """Precomputed tables for draws at one scale.
+    """Precomputed tables for draws at a given scale.
 
     Attributes:
         scale: s.
@@ -169,7 +169,7 @@ def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
 
 
 def _inverted_slowly(word: int, table: _Table) -> int:
-    """Inverts one number, with as many further bits as needed."""
+    """Inverts a single number, with as many further bits as needed."""
     prefix, bits, digits = word, 32, _DIGITS
     while True:
         prefix, bits = (prefix << 64) | int.from_bytes(os.urandom(8), "big"), bits + 64
@@ -199,7 +199,7 @@ def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -
 
 
 def _kept_slowly(word: int, high: int, low: int, table: _Table) -> bool:
-    """Decides for one number, with as many further bits as needed."""
+    """Decides for a single number, with as many further bits as needed."""
     prefix, bits = word, 32
     while True:
         digits = bits * 4 // 10 + 30

@@ -25,7 +25,7 @@ class Uniforms(Protocol):
     """Source of uniform numbers in [0, 1), in float64; those of an entry are drawn from its key."""
 
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Tensor:
-        """Draws, in one call within a model's pass.
+        """Draws, in a call within a model's pass.
 
         Args:
             shape: shape whose first dimension is the entries.

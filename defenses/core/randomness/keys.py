@@ -1,8 +1,8 @@
 """PyTorch generators keyed by more than 32 bits, and seeds derived by hashing.
 
-`Generator.manual_seed` takes 64 bits, but initialises the CPU's Mersenne Twister from the lower 32: an attacker with
-one draw can try all keys in hours, and two of a hundred thousand streams are probably the same. Here the whole state,
-624 words, is filled from a key of any length.
+`Generator.manual_seed` takes 64 bits, but initialises the CPU's Mersenne Twister from the lower 32: an attacker with a
+single draw can try all keys in hours, and two of a hundred thousand streams are probably the same. Here the whole
+state, 624 words, is filled from a key of any length.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Public randomness per record, for dropout and augmentation: draws depend on a record's content, not its position.
 
-Augmentation and dropout use public randomness. If it were drawn by position, removing one record from a batch would
-change the draws of all later ones, and with them their gradients: the sum would change by more than one contribution.
-Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that key, the step's
-seed and the index of the draw.
+Augmentation and dropout use public randomness. If it were drawn by position, removing a record from a batch would
+change the draws of all later ones, and with them their gradients: the sum would change by more than a single
+contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
+key, the step's seed and the index of the draw.
 
 Draws are intercepted at PyTorch's functions (`drawn_functions.py`), in any layer, copy or engine, and inside
 `torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
@@ -105,7 +105,7 @@ def current_keys() -> Int64[Tensor, " entries"] | None:
 
 
 def one_pass() -> AbstractContextManager[DrawsByRecord | None]:
-    """Context of one pass through a model, in which layers draw per record; without keys it changes nothing."""
+    """Context of a pass through a model, in which layers draw per record; without keys it changes nothing."""
     keys = _keys.get()
     return nullcontext() if keys is None else DrawsByRecord(keys)
 
@@ -162,7 +162,7 @@ def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     }
     flat = flat.contiguous().view(whole[flat.dtype]) if flat.dtype in whole else flat
     places = torch.arange(1, flat.shape[1] + 1, device=values.device)
-    # Odd weights are invertible modulo 2^64, so a change of one word always changes the sum; int64 wraps around.
+    # Odd weights are invertible modulo 2^64, so a change of a word always changes the sum; int64 wraps around.
     weights = _mixed(places * _GOLDEN + _wrapped(seed * _FIRST)) | 1
     return _mixed((flat.long() * weights).sum(dim=1))
 

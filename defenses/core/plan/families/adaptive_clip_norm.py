@@ -1,15 +1,15 @@
-"""Adaptive clip norm: it follows a quantile of the norms that it bounds, for any method that releases one block.
+"""Adaptive clip norm: it follows a quantile of the norms that it bounds, for any method that releases a single block.
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
 1. A second block on the same batch counts the examples whose contribution is within the clip norm before it is bounded,
-as +1/2 or -1/2 each (interpolated just beyond it), so that one example moves the count by at most 1/2; the clip norm
+as +1/2 or -1/2 each (interpolated just beyond it), so that an example moves the count by at most 1/2; the clip norm
 then moves geometrically towards the quantile. The count uses the encoded rows: coefficients, if the block has a codec.
 The method gets the context with the noise that the count leaves it, and the clip norm of the step through its field
 `bound`, so that other quantities that it derives from them follow, such as the variance that dp_adam_bc subtracts. A
 method with state in units of its clip norm cannot follow; it gives the reason in `not_adapted` and is refused.
 
 Guarantee:
-    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: one Gaussian, as without
+    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: a single Gaussian, as without
     adaptation. The clip norm is a function of releases.
 """
 
@@ -59,7 +59,7 @@ class Adapted:
     """Another method with an adaptive clip norm; state: the clip norm (None at first) and the other method's state.
 
     Attributes:
-        method: method with one updating block, whose clip norm is the initial one.
+        method: method with a single updating block, whose clip norm is the initial value.
         quantile: target fraction of contributions within the clip norm.
         rate: eta_C, rate of the geometric update; 0 keeps the clip norm.
         share: fraction of a step's 1 / sigma^2 spent on the count.
@@ -163,7 +163,7 @@ def adapted(defense: Defense, **settings: float) -> Defense:
     """Wraps a defense with an adaptive clip norm: `adapted(pcdp(rank=50), quantile=0.5)`.
 
     Args:
-        defense: defense with one bounded block that updates.
+        defense: defense with a single bounded block that updates.
         settings: settings of `Adapted`.
     """
     return Defense(Adapted(method=defense.method, **settings), defense.noise_multiplier, f"adapted_{defense.name}")

@@ -25,7 +25,7 @@ class Streamed(Whole):
         raise NotImplementedError(f"{type(self).__name__} must define strategy(steps)")
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans one block of all coordinates, at its position in the stream."""
+        """Plans a single block of all coordinates, at its position in the stream."""
         length = min(context.steps_per_epoch, context.steps) if self.restart else context.steps
         row = StrategyRow(self.strategy(length), context.step % length)
         return StepPlan(Block(codec=Everything(context.dim), bound=self.bound), correlated=row)

@@ -6,7 +6,7 @@ and pruned ones stay fixed, whatever an optimizer's momentum.
 
 Guarantee:
     A mask is a function of the layout, of public randomness, of the parameters (themselves a function of releases) or
-    of a one-off release, so that a step is one Gaussian, as with any mask.
+    of a one-off release, so that a step is a single Gaussian, as with any mask.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Sparse:
     State: the kept coordinates, int64 [n]; empty without pruning.
 
     Attributes:
-        bound: bound of one example's masked gradient.
+        bound: bound of an example's masked gradient.
         pruning: criterion applied before the first step; None for no pruning.
         pruned: whether pruned weights are set to zero, for a smaller network, or stay at their initialisation.
         dropping: entries of each weight that a step drops: random ones, or those of the smallest parameters; None for
@@ -135,7 +135,7 @@ class Sparse:
         return Coordinates.of(self.pruning.keeps(context)).kept
 
     def plan(self, state: Tensor, context: Context) -> tuple[Tensor, StepPlan]:
-        """Plans one bounded block of the coordinates that are trained in this step."""
+        """Plans a bounded block of the coordinates that are trained in this step."""
         kept = moves = self._left(state, context) if self.dropping is None else self._not_dropped(state, context)
         if self.dropping is not None and not self.hold_dropped:
             moves = self._left(state, context)

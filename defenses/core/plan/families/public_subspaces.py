@@ -65,7 +65,7 @@ class SubspaceMemory:
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
-        """Returns the codec of these bases; the cached one if the tensors are identical objects."""
+        """Returns the codec of these bases; from the cache if the tensors are identical objects."""
         last = self._last
         # By identity, because comparing values would cost as much as the cache saves.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
@@ -237,7 +237,7 @@ def group_directions(
 
     Args:
         batch: public gradients.
-        layout: layout of the parameters; the span may cut one.
+        layout: layout of the parameters; the span may cut a parameter.
         span: (start, stop) of the coordinates.
         rows: returns the gradients as rows, if needed.
         rank: largest number of directions.

@@ -19,13 +19,13 @@ class Whole(Stateless):
     """Releases the sum of bounded gradients, all coordinates in one block.
 
     Attributes:
-        bound: bound of one example's gradient.
+        bound: bound of an example's gradient.
     """
 
     bound: Bound
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans one block of all coordinates."""
+        """Plans a single block of all coordinates."""
         return StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
 
 
@@ -37,7 +37,7 @@ class Projected:
     directions. After the noise, the whole gradient is bounded and released, and the projection is post-processing.
 
     Attributes:
-        bound: bound of one example's contribution.
+        bound: bound of an example's contribution.
         subspace: source of the directions of a step.
         where: position of the projection.
         rescale: whether the update of a span is multiplied by its length over its rank.
@@ -53,7 +53,7 @@ class Projected:
         return None
 
     def plan(self, state: Bases, context: Context) -> tuple[Bases, StepPlan]:
-        """Plans one bounded block, of coefficients or of all coordinates."""
+        """Plans a bounded block, of coefficients or of all coordinates."""
         bases, subspace, remarks = self.subspace.at(state, context)
         after = self.where == "after the noise"
         block = Block(codec=Everything(context.dim) if after else subspace, bound=self.bound)

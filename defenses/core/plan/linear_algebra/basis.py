@@ -5,8 +5,8 @@ eigenvectors of the rows' float64 Gram matrix, and one product back. `randomized
 Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1, which compresses the rows to a few more than
 `rank` first. Rows are not centred: a subspace of gradients is meant to hold their mean too.
 
-All passes run over strips of columns that fit the cache, and only one matrix of the size of the basis is allocated.
-Products within a strip are short sums, accurate to 1e-6 in float32; sums over strips are in float64.
+All passes run over strips of columns that fit the cache, and only a single matrix of the size of the basis is
+allocated. Products within a strip are short sums, accurate to 1e-6 in float32; sums over strips are in float64.
 
 Guarantee:
     The result is a function of the rows (and of the public generator) alone, and orthonormal to 1e-5: this is measured
@@ -167,7 +167,7 @@ def _from_gram(
         within: orthonormal columns that restrict the combinations of rows; None for no restriction.
         out: output tensor; it may be `rows`.
     """
-    if rows.shape[1] < rows.shape[0]:  # then the Gram matrix of the columns is the smaller one
+    if rows.shape[1] < rows.shape[0]:  # then the Gram matrix of the columns is smaller
         _, vectors = leading_eigenvectors(gram(rows.T, torch.float64), rank)
         return vectors.T.to(rows.dtype).contiguous()
 
@@ -224,7 +224,7 @@ def _compressed(
 def _iterated(
     rows: Tensor, size: int, passes: int, generator: torch.Generator | None, image: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "m s"]:
-    """Returns orthonormal coefficients of rows after power iterations; `image` is one iteration."""
+    """Returns orthonormal coefficients of rows after power iterations; `image` is a single iteration."""
     # On the CPU, because generators of different devices draw different numbers.
     draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
     # QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.

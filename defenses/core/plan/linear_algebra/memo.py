@@ -37,6 +37,6 @@ class Memo(Generic[T]):
             return compute()
         state = [(id(part), part._version) for part in parts]
         if self._last is None or self._last[0] != state:
-            # Holds the tensors, so that no new tensor gets the id of an old one.
+            # Holds the tensors, so that no new tensor gets the id of an old tensor.
             self._last = (state, tuple(parts), compute())
         return self._last[2]

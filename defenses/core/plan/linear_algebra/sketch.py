@@ -1,4 +1,4 @@
-"""Random directions with disjoint coordinates: a count sketch, whose products with a row take one pass over it.
+"""Random directions with disjoint coordinates: a count sketch, whose products with a row take a single pass over it.
 
 The coordinates of a span are assigned to k directions in turn, each with a random sign; a direction is the sum of its
 coordinates over the root of their number. Directions are therefore orthonormal by construction, a product with all of
