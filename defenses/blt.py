@@ -96,7 +96,7 @@ def _loss(point: np.ndarray, steps: int) -> float:
     """Logarithm of the mean squared error of prefix sums at fixed privacy."""
     scales, decays = _read(point)
     column = np.concatenate([[1.0], scales @ decays[:, None] ** np.arange(steps - 1)])
-    # As a ratio of polynomials: the roots of the denominator are the decays.
+    # Ratio of polynomials: the roots of the denominator are the decays.
     below = np.poly(decays)
     above = below.copy()
     for number, scale in enumerate(scales):

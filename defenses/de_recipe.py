@@ -13,9 +13,8 @@ The other parts are settings of the training and the model, for this defense as 
 - weight standardisation and GroupNorm: `model = { name = "wrn_16_4", standardised = true }`;
 - large batches, a constant learning rate, neither momentum nor weight decay: `batch = 4096`, and the task's defaults.
 
-As an entry of a suite: `{ name = "de_recipe", lr = 2.0, batch = 4096, views = 16, average = 0.999 }`, the paper's
-setting at epsilon 1 on CIFAR-10, with noise multiplier 10 and 875 steps. Each part may be left out, to measure its
-contribution.
+Entry of a suite: `{ name = "de_recipe", lr = 2.0, batch = 4096, views = 16, average = 0.999 }`, the paper's setting at
+epsilon 1 on CIFAR-10, with noise multiplier 10 and 875 steps. Each part may be left out, to measure its contribution.
 
 Deviation: K does not count the clean image, and each view is random.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD: views are averaged before the bound, and the division and

@@ -136,7 +136,7 @@ class DrawsByRecord(TorchFunctionMode):
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Float[Tensor, "..."]:
         """Draws uniform numbers, see `drawn_functions.Uniforms`."""
         count, size = len(self.like), torch.Size(shape).numel()
-        # A single entry owns all draws, whatever their shape.
+        # With a single entry all draws are its own, for any shape.
         if count != 1 and not (shape and (shape[0] == count or (folded and count and shape[0] % count == 0))):
             raise ValueError(
                 f"{'dropout' if folded else 'a random tensor'} must have the batch as its first dimension to draw for "
