@@ -102,8 +102,8 @@ class OuterDirections:
     ) -> Float[Tensor, "rows k"]:
         """Returns coefficients of outer products, from inner products of their factors.
 
-        In float64: cancellation leaves rounding error, which a bound scales up to the norm of any other row, and
-        products of few rows round differently from those of many, so that removing a row would move the others.
+        In float64: cancellation leaves rounding error, which a bound may make as long as any other row, and products of
+        few rows round differently from those of many, so that removing a row would move the others.
         """
         along = exact_products(signals, self.signals) * exact_products(inputs, self.inputs)
         return (along @ self.weights.double()).to(signals.dtype)

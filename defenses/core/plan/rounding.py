@@ -1,10 +1,10 @@
 """Least norms: lower limits on the norm that a bound divides by, for rows that may be rounding error.
 
 Some codecs and queries subtract nearly equal numbers: the coefficients of a row orthogonal to a subspace, the residual
-of a row inside it, a difference of two gradients. The result is then rounding error, which a bound such as `normalize`
-scales up to the norm of any other row. The error depends on who else is in the batch, because products of few rows are
-computed differently from those of many: removing an example could move all others, each by up to two bounds. Float64
-would not help: activations and their derivatives come from float32 passes over the batch.
+of a row inside it, a difference of two gradients. The result is then rounding error, which a bound may make as long as
+any other row. The error depends on who else is in the batch, because products of few rows are computed differently from
+those of many: removing an example could move all others, each by up to two bounds. Float64 would not help: activations
+and their derivatives come from float32 passes over the batch.
 
 The bound therefore takes a row v to be no shorter than a fraction of its input g: N = max(|v|, share |g|) replaces |v|.
 This is part of the mechanism, the same in every engine and batch. Codecs and queries that subtract define it
