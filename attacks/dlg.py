@@ -1,13 +1,14 @@
-"""Deep Leakage from Gradients: search for inputs and labels whose gradient equals the one that was shared.
+"""Deep Leakage from Gradients: searches for inputs and labels whose gradient equals the shared gradient.
 
 Zhu, Liu & Han, "Deep Leakage from Gradients", NeurIPS 2019, Algorithm 1: L-BFGS on the squared distance of gradients,
 over inputs and soft labels jointly.
 
-Deviation: compares in the released space, whitened by the noise, so that it also runs on masked, projected and noisy
-updates, where the squared distance is the likelihood; it ends at the distance that the noise leaves on average. Steps
-follow the strong Wolfe conditions instead of having a length of 1, and starts lie within a tenth of the middle of
-valid inputs instead of being standard normal: what an update hardly shows of a start stays in the result. (On the
-paper's LeNet a normal start in pixels stopped at an MSE of 0.1.) The result is clamped to valid inputs.
+Deviation: gradients are compared in the released space, whitened by the noise, so that the attack also runs on masked,
+projected and noisy updates, for which the squared distance is the likelihood; the search ends at the distance that the
+noise leaves on average. Steps follow the strong Wolfe conditions instead of having length 1, and starts lie within a
+tenth of the middle of valid inputs instead of being standard normal: components of a start that the update hardly
+determines stay in the result. (On the paper's LeNet a normal start in pixels stopped at an MSE of 0.1.) The result is
+clamped to valid inputs.
 """
 
 import torch
@@ -24,17 +25,18 @@ def dlg(
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the random starts.
-        iterations: L-BFGS steps; the authors' code takes 300 times 20. It ends before where no step goes down.
-        restarts: independent starts, of which the one with the smallest distance is returned. A start that diverges is
-            drawn again, ten times at most.
+        coins: generator of the random starts.
+        iterations: L-BFGS steps; the authors' code takes 300 times 20. The search ends earlier if no step decreases the
+            distance.
+        restarts: independent starts; the result has the smallest distance. A start that diverges is drawn again, ten
+            times at most.
         lr: first length along each direction, in steps of Newton's method.
 
     Returns:
-        Inputs in model-input units, the most probable labels, the squared distance in units of the noise's variance
-        (of the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded`
-        behind ReLUs, which have no second derivative, and where the update is left unexplained, or would be explained
-        by any inputs.
+        Inputs in model-input units, the most probable labels, the squared distance in units of the noise's variance (of
+        the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded` for
+        networks with ReLUs, which have no second derivative, and if the update is left unexplained, or would be
+        explained by any inputs.
 
     Raises:
         ValueError: a setting out of range.

@@ -1,12 +1,12 @@
-"""LiRA: a candidate is a member if the model is as sure of its label as models that were trained on it.
+"""LiRA: a candidate is a member if the model is as sure of its label as shadow models trained on it.
 
 Carlini, Chien, Nasr, Song, Terzis & Tramèr, "Membership Inference Attacks From First Principles", S&P 2022, Algorithm 1
-and section VI. Over trainings, the log odds of a label are about normal. So the test of a candidate is the likelihood
-ratio of two normal distributions, of shadow models that were trained on it and of others that were not.
+and section VI. Over trainings, the log odds of a label are about normal. The test of a candidate is therefore the
+likelihood ratio of two normal distributions: of shadow models trained on it, and of shadow models not trained on it.
 
-Deviation: a pooled variance is that of residuals, where the authors' code pools log odds of different candidates. The
+Deviation: a pooled variance is that of residuals, while the authors' code pools log odds of different candidates. The
 offline score is the standard score, which orders candidates as its one-sided probability does, but has no ties at 1.
-Several views are taken as independent, as by the authors' code for few models.
+Several views are taken as independent, as in the authors' code for few models.
 """
 
 import torch
@@ -32,12 +32,13 @@ def lira(
     Args:
         target: the final model, answering with logits, and shadow models.
         coins: not used; the attack is deterministic.
-        shadows: models to compare with; even.
-        views: of each candidate: 1 for the image itself, 2 with its mirror image, up to 18 with moves by a pixel.
-        online: whether models that were trained on the candidate are used; without them it is the standard score
-            among those that were not, for an adversary who trained its models before it knew whom to ask about.
+        shadows: number of shadow models to compare with; even.
+        views: views of each candidate: 1 for the image itself, 2 with its mirror image, up to 18 with shifts by a
+            pixel.
+        online: whether shadow models trained on the candidate are used; without them the score is the standard score
+            among those not trained on it, for an adversary that trained its models before it knew the candidates.
         variance: "per_example", "pooled" over candidates, or "auto": of each candidate from 64 models on.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         log N(odds; in) - log N(odds; out), or the standard score, summed over views, float64.
@@ -57,5 +58,5 @@ def lira(
 
 
 def _log_density(values: Tensor, under: Normal) -> Tensor:
-    """Without the constant, which is the same for all."""
+    """Returns the log density without its constant, which is the same for all."""
     return -under.deviation.log() - ((values - under.mean) / under.deviation).square() / 2

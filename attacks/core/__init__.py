@@ -1,4 +1,4 @@
-"""Core of attacks: threat models, the targets that they grant, networks as equations, checked results, priors."""
+"""Core of attacks: threat models, their targets, the network structure, checked results, and image priors."""
 
 from .membership.likelihood_ratio import Evidence, log_likelihood_ratio, relative_residual, subsampled
 from .membership.matched_filter import MatchedFilter

@@ -1,1 +1,1 @@
-"""Closed forms: what the equations of a layer determine, without a search."""
+"""Closed forms: inputs and labels from the equations of a layer, without a search."""

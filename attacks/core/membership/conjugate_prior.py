@@ -1,10 +1,11 @@
-"""Normal values whose mean and variance vary from one subject to another: a conjugate prior, fitted to all of them.
+"""Conjugate prior for normal values whose mean and variance vary between subjects, fitted to all subjects.
 
-Of each subject there are a few values. Mean mu and variance v are drawn from a normal-inverse-gamma prior: v from an
-inverse gamma distribution of shape `alpha` and scale `beta`, and mu from N(location, v / kappa). The prior is that of
-the largest marginal likelihood (empirical Bayes), and the next value of a subject has a Student t distribution then
+Each subject has a few values. Mean mu and variance v are drawn from a normal-inverse-gamma prior: v from an inverse
+gamma distribution of shape `alpha` and scale `beta`, and mu from N(location, v / kappa). The fitted prior has the
+largest marginal likelihood (empirical Bayes), and the next value of a subject then has a Student t distribution
 (Murphy, "Conjugate Bayesian analysis of the Gaussian distribution", 2007, Section 6). With many values of a subject it
-becomes their normal distribution; with few, variances borrow from one another by as much as they are alike.
+becomes their normal distribution; with few, subjects share variance estimates to the degree that their variances are
+alike.
 """
 
 import math
@@ -22,26 +23,26 @@ from ..closed_form.least_squares import least_squares
 from ..threat_model.attack_errors import NotApplicable
 
 LEAST_VARIANCE = 1e-6
-"""Of each value, in units of the variance that those of one subject typically have: values that are the same for a
-subject would have a likelihood without bound, and where many are, as answers of an API that caps its confidences, one
-with a maximum for each of them."""
+"""Added variance of each value, in units of the typical variance within a subject. Identical values of a subject would
+have an unbounded likelihood, and many such subjects, as with an API that caps its confidences, a maximum for each.
+"""
 
-_FARTHEST, _NEAREST = 20.0, 30.0  # of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
+_FARTHEST, _NEAREST = 20.0, 30.0  # bounds of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
 _MOST_DESCENTS = 20
-_IMPROVED = 1e-12  # of a mean log likelihood: a descent that gains less is the last
-# Subjects up to which a search is the CPU's: it asks hundreds of times for a few sums of so many numbers, one after
-# another, and each time a GPU takes longer to begin than to add up. Where the CPU is overtaken was not measured.
+_IMPROVED = 1e-12  # in mean log likelihood: a descent that gains less is the last
+# Up to this many subjects, the search runs on the CPU: it evaluates hundreds of times a few small sums, one after
+# another, and each time a GPU takes longer to launch than to add. The crossover was not measured.
 _FEW = 2**15
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a normal model reads of the values of each subject.
+    """Sufficient statistics of a normal model, for the values of each subject.
 
     Attributes:
-        count: of values.
-        mean: of values.
-        squares: sum of squared deviations from the mean, and the least variance times the count.
+        count: number of values.
+        mean: mean of the values.
+        squares: sum of squared deviations from the mean, plus the least variance times the count.
     """
 
     count: Float[Tensor, " n"]
@@ -52,11 +53,11 @@ class Summary:
     def of(
         cls, values: Float[Tensor, "models n"], chosen: Bool[Tensor, "models n"], *, least: float = LEAST_VARIANCE
     ) -> "Summary":
-        """Of those values that are chosen for each subject.
+        """Summarises the chosen values of each subject.
 
         Args:
-            values: one a model and subject.
-            chosen: which of them count.
+            values: a value per model and subject.
+            chosen: values that count.
             least: added to the variance of each value.
         """
         weight = chosen.to(values)
@@ -66,18 +67,18 @@ class Summary:
         return cls(count, mean, squares)
 
     def to(self, device: torch.device) -> "Summary":
-        """The same on a device."""
+        """Returns a copy on `device`."""
         return Summary(self.count.to(device), self.mean.to(device), self.squares.to(device))
 
     def nothing(self) -> "Summary":
-        """Of as many subjects of whom nothing is known."""
+        """Returns the summary of as many subjects without any values."""
         zero = torch.zeros_like(self.mean)
         return Summary(zero, zero, zero)
 
 
 @dataclass(frozen=True)
 class StudentT:
-    """A distribution of the next value of each subject.
+    """Distribution of the next value of each subject.
 
     Attributes:
         location: its middle.
@@ -90,7 +91,7 @@ class StudentT:
     freedom: Float[Tensor, " n"]
 
     def log_density(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Of one value of each subject."""
+        """Returns the log density of one value per subject."""
         half = self.freedom / 2
         constant = torch.lgamma(half + 0.5) - torch.lgamma(half) - (math.pi * self.freedom).log() / 2
         away = (values - self.location) / self.scale
@@ -99,12 +100,12 @@ class StudentT:
 
 @dataclass(frozen=True)
 class ConjugatePrior:
-    """A normal-inverse-gamma distribution of each subject's mean and variance.
+    """Normal-inverse-gamma distribution of each subject's mean and variance.
 
     Attributes:
         location: of the mean, for each subject.
-        kappa: values that the location is worth.
-        alpha: shape of the variance, half the values that its prior is worth.
+        kappa: number of values that the location is worth.
+        alpha: shape of the variance, half the number of values that its prior is worth.
         beta: scale of the variance.
     """
 
@@ -114,13 +115,13 @@ class ConjugatePrior:
     beta: Float[Tensor, ""]
 
     def to(self, device: torch.device) -> "ConjugatePrior":
-        """The same on a device."""
+        """Returns a copy on `device`."""
         return ConjugatePrior(
             self.location.to(device), self.kappa.to(device), self.alpha.to(device), self.beta.to(device)
         )
 
     def after(self, seen: Summary) -> "ConjugatePrior":
-        """The posterior of each subject; `kappa`, `alpha` and `beta` are one a subject then."""
+        """Returns the posterior of each subject, with `kappa`, `alpha` and `beta` per subject."""
         kappa = self.kappa + seen.count
         away = self.kappa * seen.count * (seen.mean - self.location).square() / (2 * kappa)
         return ConjugatePrior(
@@ -131,38 +132,38 @@ class ConjugatePrior:
         )
 
     def log_marginal(self, seen: Summary) -> Float[Tensor, " n"]:
-        """Log likelihood of the values of each subject, with its mean and variance integrated out."""
+        """Returns the log likelihood of the values of each subject, with its mean and variance integrated out."""
         then = self.after(seen)
         ratio = torch.lgamma(then.alpha) - torch.lgamma(self.alpha) + (self.kappa.log() - then.kappa.log()) / 2
         powers = self.alpha * self.beta.log() - then.alpha * then.beta.log()
         return ratio + powers - seen.count / 2 * math.log(2 * math.pi)
 
     def predicted(self, seen: Summary) -> StudentT:
-        """The distribution of the next value of each subject."""
+        """Returns the distribution of the next value of each subject."""
         then = self.after(seen)
         scale = (then.beta * (then.kappa + 1) / (then.alpha * then.kappa)).sqrt()
         return StudentT(then.location, scale, (2 * then.alpha).expand_as(then.location))
 
 
 def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
-    """The prior under which the values of all subjects are most likely.
+    """Fits the prior under which the values of all subjects are most likely.
 
-    Of values that vary by about 1 for a subject: its limits, and `LEAST_VARIANCE`, are numbers.
+    Values are expected to vary by about 1 within a subject: the limits, and `LEAST_VARIANCE`, are absolute numbers.
 
     Args:
-        seen: of at least two values of some subjects.
-        features: whose best linear combination is the location of each subject's mean; a column of ones for one
+        seen: summaries, with at least two values for some subjects.
+        features: their best linear combination is the location of each subject's mean; a column of ones for one
             location of all.
 
     Raises:
-        NotApplicable: no subject has two values, so that its variance cannot be told from that of the means.
+        NotApplicable: no subject has two values, so that its variance cannot be separated from that of the means.
     """
     if (seen.count - 1).clamp(min=0).sum() < 1:
         raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
     there = seen.mean.device
     if len(seen.mean) <= _FEW:
         seen, features = seen.to(torch.device("cpu")), features.cpu()
-    # Powers of large values are nearly dependent; orthonormal columns have the same combinations.
+    # Powers of large values are nearly dependent; orthonormal columns have the same span.
     basis = torch.linalg.qr(features).Q
     weight = seen.count.sqrt()[:, None]
     middle = least_squares(basis * weight, seen.mean[:, None] * weight)[:, 0]
@@ -172,7 +173,7 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
         return ConjugatePrior(basis @ at[: len(middle)], kappa, alpha, beta)
 
     best: tuple[float, ConjugatePrior] | None = None
-    # Where some variances are nearly 0 and others are not, there are several maxima.
+    # If some variances are nearly 0 and others are not, there are several maxima.
     for hyper in _starts(seen, seen.mean - basis @ middle):
         point = torch.cat([middle, hyper.clamp(-_NEAREST, _FARTHEST - 1)]).detach().requires_grad_()
         reached = -_descend(lambda point=point: -prior(point).log_marginal(seen).mean(), point)
@@ -186,17 +187,17 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
 
 
 def _bounded(logarithms: Tensor) -> Tensor:
-    """Logarithms within their limits, smoothly: at an edge that the search has overstepped it would see no slope."""
+    """Keeps logarithms within their limits, smoothly: a clamp would have no slope beyond an edge."""
     middle, half = (_FARTHEST - _NEAREST) / 2, (_FARTHEST + _NEAREST) / 2
     return middle + half * ((logarithms - middle) / half).tanh()
 
 
 def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:
-    """Logarithms of kappa, alpha and beta, from which a search may begin.
+    """Returns logarithms of kappa, alpha and beta as starts of a search.
 
     Args:
-        seen: of the subjects.
-        away: of each subject's mean from what is expected of it.
+        seen: summaries of the subjects.
+        away: deviation of each subject's mean from its expected value.
     """
     told = seen.count > 1
     half = (seen.count[told] - 1) / 2
@@ -216,9 +217,9 @@ def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"
 
 
 def _descend(objective: Callable[[], Tensor], point: Tensor) -> float:
-    """Moves the point to where the objective is least, and returns that."""
-    # Where a variance is the same for all, alpha and beta grow without end, on a plateau: what the search has learnt of
-    # curvature is of no use there, and it stops short of the best kappa. Begun anew it goes on.
+    """Moves the point to a minimum of the objective, and returns the minimum."""
+    # If a variance is the same for all, alpha and beta grow without end, on a plateau: the curvature estimated before
+    # is of no use there, and the search stops short of the best kappa. Restarted, it goes on.
     before = math.inf
     for _ in range(_MOST_DESCENTS):
         _descend_once(objective, point)

@@ -1,20 +1,19 @@
-"""The exact likelihood ratio of "took part" against "did not", for releases with Gaussian noise.
+"""Exact likelihood ratio of "took part" against "did not", for releases with Gaussian noise.
 
-The remainder r is the undivided noisy sums less everybody else's contributions. It is distributed as
-N(0, diag(s^2)) if the candidate did not take part and as N(v, diag(s^2)) if it did, with v its own encoded and bounded
-contribution and s the standard deviation of the noise. Then
+The remainder r is the undivided noisy sums less everybody else's contributions. It is distributed as N(0, diag(s^2)) if
+the candidate did not take part and as N(v, diag(s^2)) if it did, with v its own encoded and bounded contribution and s
+the standard deviation of the noise. Then
 
     Lambda = sum_j v_j r_j / s_j^2 - v_j^2 / (2 s_j^2),
 
-with signal-to-noise ratio mu = ||v / s|| <= 1 / noise_multiplier: AUC Phi(mu / sqrt 2), TPR Phi(Phi^-1(FPR) +
-mu). By Neyman and Pearson no test is more powerful. Dense, masked, projected and two-part releases differ
-only in v and s.
+with signal-to-noise ratio mu = ||v / s|| <= 1 / noise_multiplier: AUC Phi(mu / sqrt 2), TPR Phi(Phi^-1(FPR) + mu). By
+Neyman and Pearson no test is more powerful. Dense, masked, projected and two-part releases differ only in v and s.
 
-Over steps the ratios multiply, although v_t depends on what was released before, because the noise of a step is fresh
-given the past. Under Poisson sampling with known rate q the ratio of a step is 1 - q + q exp(Lambda). The product is
-the ratio of the whole run under Poisson sampling and where participation is known, and nowhere else: with batches of a
-fixed size, the others in the batch tell whether there is room for one more, and a record that is used once an epoch
-cannot join two of its steps. The product is then a strong test, but not the most powerful one.
+Over steps the ratios multiply, although v_t depends on earlier releases, because the noise of a step is fresh given the
+past. Under Poisson sampling with known rate q the ratio of a step is 1 - q + q exp(Lambda). The product is the ratio of
+the whole run under Poisson sampling and if participation is known, and in no other case: with batches of a fixed size,
+the others in the batch reveal whether there is room for one more record, and a record that is used once an epoch cannot
+join two of its steps. The product is then a strong test, but not the most powerful test.
 
 A coordinate that carries signal and no noise has no ratio. It decides: r equals v there, or it does not.
 """
@@ -36,12 +35,12 @@ _AT_ONCE = 32  # candidates whose rows exist at a time
 def log_likelihood_ratio(
     remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"], noise_std: Float[Tensor, " m"]
 ) -> Float[Tensor, " n"]:
-    """Lambda of each candidate, in nats, over the coordinates that carry noise.
+    """Returns Lambda of each candidate, in nats, over the coordinates that carry noise.
 
     Args:
         remainder: r, undivided sums with everybody else removed.
-        contribution: v, what the candidate would add to the undivided sums.
-        noise_std: s on the undivided sums; coordinates where it is 0 are left out (see `relative_residual`).
+        contribution: v, the candidate's addition to the undivided sums.
+        noise_std: s on the undivided sums; coordinates with s = 0 are left out (see `relative_residual`).
 
     Returns:
         float64; summed in the dtype of the contributions, whose rounding is far below the noise.
@@ -57,10 +56,10 @@ def log_likelihood_ratio(
 
 
 def relative_residual(remainder: Float[Tensor, "n m"], contribution: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
-    """||r - v|| / ||v|| of each candidate: 0 if the release shows exactly its contribution, 1 if nothing.
+    """Returns ||r - v|| / ||v|| of each candidate: 0 if the release shows exactly its contribution, 1 if nothing.
 
     Returns:
-        float64; NaN where v = 0, so that nothing could show.
+        float64; NaN if v = 0, so that nothing could show.
     """
     missing = torch.linalg.vector_norm(remainder - contribution, dim=1, dtype=torch.float64)
     size = torch.linalg.vector_norm(contribution, dim=1, dtype=torch.float64)
@@ -68,7 +67,7 @@ def relative_residual(remainder: Float[Tensor, "n m"], contribution: Float[Tenso
 
 
 def subsampled(log_ratio: Float[Tensor, " n"], sample_rate: float) -> Float[Tensor, " n"]:
-    """log(1 - q + q exp(Lambda)): the log ratio of one step when a record joins it with probability q.
+    """Returns log(1 - q + q exp(Lambda)), the log ratio of a step that a record joins with probability q.
 
     Args:
         log_ratio: Lambda given participation, in nats.
@@ -87,8 +86,8 @@ class Evidence:
     """Evidence for the membership of candidates, accumulated over the steps of one run.
 
     Args:
-        candidates: how many candidates there are.
-        device: where the sums are kept.
+        candidates: number of candidates.
+        device: device of the sums.
     """
 
     def __init__(self, candidates: int, device: torch.device | str = "cpu") -> None:
@@ -98,12 +97,12 @@ class Evidence:
 
     @property
     def exact(self) -> bool:
-        """Whether the scores are the likelihood ratio of all steps so far, so that no test is more powerful."""
+        """True if the scores are the likelihood ratio of all steps so far, so that no test is more powerful."""
         return self._exact
 
     @property
     def log_ratio(self) -> Float[Tensor, " n"]:
-        """The log likelihood ratio of all steps so far, over the coordinates with noise, in nats."""
+        """Log likelihood ratio of all steps so far, over the coordinates with noise, in nats."""
         return self._log_ratio
 
     def add(
@@ -114,16 +113,16 @@ class Evidence:
         sample_rate: float = 1.0,
         part: slice = slice(None),
     ) -> None:
-        """Takes one step into account.
+        """Adds the evidence of one step.
 
         Args:
             remainder: r, as for `log_likelihood_ratio`.
             contribution: v, as for `log_likelihood_ratio`.
             noise_std: s on the undivided sums.
-            sample_rate: chance that a record takes part in the step.
-            part: of the candidates, whose rows these are.
+            sample_rate: probability that a record takes part in the step.
+            part: slice of the candidates that the rows belong to.
         """
-        # Copies, because whoever has the evidence so far keeps it.
+        # Copies, because callers may hold the earlier sums.
         closest, log_ratio = self._closest.clone(), self._log_ratio.clone()
         for name, rows in (("remainder", remainder), ("contribution", contribution)):
             if rows.shape != (len(log_ratio[part]), len(noise_std)):
@@ -131,7 +130,7 @@ class Evidence:
                     f"{name} must have shape [candidates, coordinates] = "
                     f"{[len(log_ratio[part]), len(noise_std)]}, got {list(rows.shape)}"
                 )
-        # A release of two parts may leave one of them without noise; most have noise everywhere or nowhere.
+        # A release of two parts may leave a part without noise; most have noise everywhere or nowhere.
         bare = noise_std == 0
         if bare.any():
             everywhere = bool(bare.all())
@@ -147,12 +146,12 @@ class Evidence:
         self._log_ratio = log_ratio
 
     def add_filtered(self, found: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
-        """Takes one step into account, of which the numbers that matter are there already.
+        """Adds the evidence of one step from its matched filter.
 
         Args:
-            found: of the candidates.
-            noise_std: s on the undivided sums; where it is 0 everywhere, there is no ratio.
-            sample_rate: chance that a record takes part in the step.
+            found: matched filter of the candidates.
+            noise_std: s on the undivided sums; if it is 0 everywhere, there is no ratio.
+            sample_rate: probability that a record takes part in the step.
         """
         if found.inner.shape != self._log_ratio.shape:
             raise ValueError(
@@ -166,11 +165,11 @@ class Evidence:
             self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
 
     def add_step(self, step: Observation, candidates: Examples) -> None:
-        """Takes one observed step into account.
+        """Adds the evidence of one observed step.
 
         Args:
             step: grants OTHERS and DEFENSE.
-            candidates: those that the step's `others_removed` answers for, in the same order.
+            candidates: candidates of the step's `others_removed`, in the same order.
         """
         std = granted(step.noise_std)
         if step.matched_filter is not None:
@@ -185,26 +184,26 @@ class Evidence:
         self._exact = self._exact and step.participation != "dependent"
 
     def scores(self) -> tuple[Float[Tensor, " n"], bool]:
-        """The score of each candidate, and whether any of them was decided without noise.
+        """Returns the score of each candidate, and whether any candidate was decided without noise.
 
         Returns:
-            The log ratio in nats and False, or, if some contribution could be seen without noise, scores on a
-            scale of decisions and True: minus the smallest relative residual over the steps (0: a step shows
-            exactly this candidate; -1: none does), and for a candidate that no step could decide so minus its
-            posterior probability of being a non-member at even odds (-1/2: no evidence).
+            The log ratio in nats and False, or, if some contribution could be seen without noise, scores on a scale of
+            decisions and True: minus the smallest relative residual over the steps (0: a step shows exactly this
+            candidate; -1: none does), and for a candidate that no step could decide so minus its posterior probability
+            of being a non-member at even odds (-1/2: no evidence).
         """
-        # Candidates are compared with one another, so the undecided are brought to the scale of decisions.
+        # Candidates are compared with one another, so undecided candidates are brought to the scale of decisions.
         decided = self._closest.isfinite()
         if not decided.any():
             return self._log_ratio, False
         return torch.where(decided, -self._closest, -torch.sigmoid(-self._log_ratio)), True
 
     def about(self, candidates: Examples, *, dependence: Dependence) -> MembershipScores:
-        """The scores as an attack returns them.
+        """Returns the scores as the result of an attack.
 
         Args:
-            candidates: those that the evidence is about, in their order.
-            dependence: what their scores share.
+            candidates: candidates of the evidence, in their order.
+            dependence: randomness that their scores share.
         """
         scores, deterministic = self.scores()
         return MembershipScores(

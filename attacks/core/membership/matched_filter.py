@@ -1,8 +1,8 @@
-"""What the likelihood ratio of a candidate needs of one step: three numbers instead of two vectors.
+"""Matched filter: three numbers per candidate and step instead of two vectors, enough for the likelihood ratio.
 
 The matched filter of a signal v in Gaussian noise is the inner product with v, whitened (Neyman & Pearson 1933): the
-log likelihood ratio of r ~ N(v, diag(s^2)) against r ~ N(0, diag(s^2)) is <v, r>_s - |v|_s^2 / 2 with
-<a, b>_s = sum_j a_j b_j / s_j^2. Coordinates without noise have no ratio; how closely r is v there decides.
+log likelihood ratio of r ~ N(v, diag(s^2)) against r ~ N(0, diag(s^2)) is <v, r>_s - |v|_s^2 / 2 with <a, b>_s = sum_j
+a_j b_j / s_j^2. Coordinates without noise have no ratio; the closeness of r to v decides there.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class MatchedFilter:
-    """Of each candidate, in order; all float64.
+    """Matched filter of each candidate, in order; all float64.
 
     Attributes:
-        inner: <v, r>_s, of its contribution v with what is left without everybody else r, over coordinates with noise.
+        inner: <v, r>_s, of its contribution v with the remainder r without everybody else, over coordinates with noise.
         squared_norms: |v|_s^2, over the same.
-        residuals: |r - v| / |v| over the coordinates without noise: 0 if the release shows exactly its contribution,
-            1 if nothing; NaN where v is 0 there, or all coordinates have noise.
+        residuals: |r - v| / |v| over the coordinates without noise: 0 if the release shows exactly its contribution, 1
+            if nothing; NaN if v is 0 there, or all coordinates have noise.
     """
 
     inner: Float[Tensor, " n"]

@@ -1,4 +1,4 @@
-"""What a final model answers about labelled examples, as the scores of membership tests are made of it."""
+"""Outputs of a final model on labelled examples, as the basis of membership scores."""
 
 import torch
 from jaxtyping import Float
@@ -8,12 +8,12 @@ from ..targets.observation import Examples, ModelAccess
 
 
 def answers(target: ModelAccess, asked: Examples, batch_size: int) -> Float[Tensor, "n classes"]:
-    """Log probabilities, in float64: in float32 a confident model's are ties at 0.
+    """Returns log probabilities in float64: in float32 those of a confident model are ties at 0.
 
     Args:
-        target: answering with logits.
-        asked: whom to ask about.
-        batch_size: examples asked at a time; bounds memory, changes nothing else.
+        target: a model that answers with logits.
+        asked: examples to query.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Raises:
         ValueError: batch_size below 1.
@@ -26,8 +26,8 @@ def answers(target: ModelAccess, asked: Examples, batch_size: int) -> Float[Tens
 
 
 def logit_gap(log_probabilities: Float[Tensor, "n classes"], labels: Tensor) -> Float[Tensor, " n"]:
-    """Log odds of the label, log p_y - log sum_{c != y} p_c: about normal over trainings (Carlini et al., S&P 2022)."""
+    """Returns log odds of the label, log p_y - log sum_{c != y} p_c; about normal over trainings (Carlini et al.)."""
     own = log_probabilities.gather(1, labels[:, None])[:, 0]
-    # From the others and not as log(1 - p_y), which is log 0 where the model is certain.
+    # From the others and not as log(1 - p_y), which is log 0 if the model is certain.
     others = log_probabilities.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1)
     return own - others

@@ -1,8 +1,8 @@
-"""Shadow models: what models of the adversary's own, trained as the target was, answer about the same candidates.
+"""Shadow models: the adversary's own models, trained as the target was, and their outputs on the same candidates.
 
 Shokri, Stronati, Song & Shmatikov, S&P 2017; Carlini et al., "Membership Inference Attacks From First Principles", S&P
-2022. Each is trained on a random half of the candidates, so that some have seen a candidate and some have not. Their
-answers alone are kept, because they are all that an attack reads of them.
+2022. Each is trained on a random half of the candidates, so that some were trained on a candidate and some were not.
+Only their outputs are kept, because an attack reads nothing else of them.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,22 @@ from torch.nn.functional import pad
 
 from ..threat_model.attack_errors import NotApplicable
 
-# The image, its mirror image, then both moved by one pixel each way: what CNNs are trained on (Carlini et al., 5.B).
+# The image, its mirror image, then both moved by one pixel each way: the usual augmentations of CNNs (Carlini et al.,
+# 5.B).
 _MOVES = [(0, 0), *((dy, dx) for dy, dx in product((-1, 0, 1), repeat=2) if (dy, dx) != (0, 0))]
 
 MOST_VIEWS = 2 * len(_MOVES)
-"""Views of an image that there are."""
+"""Largest number of views of an image."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shadows:
-    """Answers of shadow models about candidates and public examples.
+    """Outputs of shadow models on candidates and public examples.
 
     Attributes:
         logits: [models, candidates, views, classes], in the order of the target's candidates.
-        trained_on: bool [models, candidates], which model was trained on whom.
-        population: [models, public, classes], in the order of the target's population; None where it has none.
+        trained_on: bool [models, candidates], whether a model was trained on a candidate.
+        population: [models, public, classes], in the order of the target's population; None without a population.
     """
 
     logits: Tensor
@@ -56,7 +57,7 @@ class Shadows:
         return len(self.logits)
 
     def first(self, models: int) -> "Shadows":
-        """The answers of the first few models; each pair of them halves the candidates.
+        """Returns the outputs of the first few models; each pair of them halves the candidates.
 
         Raises:
             ValueError: an odd number, or fewer than two.
@@ -71,19 +72,19 @@ class Shadows:
 
 
 def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Tensor, "models count"]:
-    """Whom each shadow model is trained on: everybody by exactly half of an even number of models.
+    """Assigns candidates to the training of each shadow model: each to exactly half of an even number of models.
 
-    Models come in pairs: a random half, and the others. Of an odd number the first of a pair gets the smaller half in
-    every second pair, so that sizes differ by one at most and even out. A pair depends on those before it alone: the
-    first pairs of many are those of few.
+    Models come in pairs: a random half, and the other half. With an odd number of candidates the first of a pair gets
+    the smaller half in every second pair, so that sizes differ by one at most and even out. A pair depends only on
+    those before it: the first pairs of many are those of few.
 
     Args:
-        count: of candidates.
-        models: even, at least 2.
-        coins: on the CPU.
+        count: number of candidates.
+        models: number of models; even, at least 2.
+        coins: generator, on the CPU.
 
     Raises:
-        ValueError: an odd number of models, or nobody to halve.
+        ValueError: an odd number of models, or fewer than two candidates.
     """
     if models < 2 or models % 2:
         raise ValueError(f"shadows must be an even number, at least 2: they halve the candidates, got {models}")
@@ -96,11 +97,11 @@ def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Ten
 
 
 def viewed(inputs: Float[Tensor, "n ..."], views: int) -> Float[Tensor, "n views ..."]:
-    """Each input under fixed changes that a model is asked about as well: mirrored, and moved by a pixel.
+    """Returns fixed views of each input: mirrored, and moved by a pixel.
 
     Args:
         inputs: images [n, channels, height, width]; of any shape for a single view, the input itself.
-        views: how many; edges are repeated where a moved image leaves none.
+        views: number of views; a moved image repeats its edge pixels.
 
     Raises:
         ValueError: fewer than one, or more than there are.

@@ -2,7 +2,7 @@
 
 Carlini et al., S&P 2022, section V: over trainings, the log odds of a label are about normal. Few models give a poor
 variance for each candidate, so it is then pooled over candidates. It is pooled over *residuals*: raw log odds of
-different candidates differ by how hard these are, which two public codes take for spread over trainings.
+different candidates differ by their difficulty, which two public codes take for spread over trainings.
 """
 
 from dataclasses import dataclass
@@ -18,20 +18,22 @@ from .query_scores import logit_gap
 from .shadow_models import viewed
 
 ENOUGH = 64
-"""Shadow models from which on each candidate has a variance of its own (half of them in, half out)."""
+"""Number of shadow models from which on each candidate has a variance of its own (half of them in, half out)."""
 
 LEAST_DEVIATION = 1e-6
-"""Of log odds: a smaller one is rounding, and would make a certain member of who lies by rounding above a mean."""
+"""Smallest deviation of log odds: a smaller one is rounding, and would turn a score above the mean by rounding into a
+certain member.
+"""
 
 
 @dataclass(frozen=True)
 class Normal:
-    """A normal distribution of log odds for each candidate and view.
+    """Normal distribution of log odds for each candidate and view.
 
     Attributes:
         mean: [candidates, views].
         deviation: [candidates, views], at least `LEAST_DEVIATION`.
-        count: [candidates], of the models that it was estimated from.
+        count: [candidates], number of models that it was estimated from.
     """
 
     mean: Float[Tensor, "n views"]
@@ -40,16 +42,16 @@ class Normal:
 
 
 def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size: int) -> Float[Tensor, "n views k"]:
-    """Logits of the target about some examples under several views, float64.
+    """Returns logits of the target for examples under several views, float64.
 
     Args:
-        target: answering with logits.
-        asked: whom to ask about.
-        views: of each, as `viewed` has them.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        target: a model that answers with logits.
+        asked: examples to query.
+        views: number of views of each, as in `viewed`.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Raises:
-        ValueError: batch_size below 1, answers that are not finite, or as `viewed`.
+        ValueError: batch_size below 1, outputs that are not finite, or as `viewed`.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -62,11 +64,11 @@ def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size:
 
 
 def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
-    """Log odds of the label under each view, `logit_gap`, in float64.
+    """Returns log odds of the label under each view, `logit_gap`, in float64.
 
     Args:
-        logits: of one model or of several.
-        labels: of the candidates [n].
+        logits: outputs of one model or of several.
+        labels: labels of the candidates [n].
     """
     own = labels[:, None].expand(logits.shape[:-1])
     # Differences of logits are those of log probabilities, so nothing is normalised first.
@@ -74,27 +76,27 @@ def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[
 
 
 def label_log_probability(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
-    """Log probability of the label under each view, minus its loss, in float64.
+    """Returns the log probability of the label under each view, minus its loss, in float64.
 
     Args:
-        logits: of one model or of several.
-        labels: of the candidates [n].
+        logits: outputs of one model or of several.
+        labels: labels of the candidates [n].
     """
     own = labels[:, None].expand(logits.shape[:-1])
     return logits.double().log_softmax(-1).gather(-1, own[..., None])[..., 0]
 
 
 def answered(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of the target [n, views, k] and of shadow models [models, n, views, k], and `trained_on` [models, n].
+    """Returns logits of the target [n, views, k] and shadow models [models, n, views, k], and `trained_on` [models, n].
 
     Args:
-        target: with candidates and shadow models.
-        shadows: models to use.
-        views: of each candidate, at most as many as the shadow models were asked about.
-        batch_size: inputs asked at a time.
+        target: a target with candidates and shadow models.
+        shadows: number of models to use.
+        views: views of each candidate, at most as many as the shadow models have.
+        batch_size: inputs per query.
 
     Raises:
-        NotApplicable: fewer models, or views, than that.
+        NotApplicable: there are fewer models, or views.
     """
     asked, bank = granted(target.candidates), granted(target.shadows).first(shadows)
     if views > bank.logits.shape[2]:
@@ -103,9 +105,9 @@ def answered(target: ModelAccess, shadows: int, views: int, batch_size: int) -> 
 
 
 def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log odds of candidates by target [n, views] and shadow models [models, n, views], and `trained_on` [models, n].
+    """Returns log odds by target [n, views] and shadow models [models, n, views], and `trained_on` [models, n].
 
-    As `answered`, whose arguments and errors it has.
+    Arguments and errors are those of `answered`.
     """
     own, others, trained_on = answered(target, shadows, views, batch_size)
     labels = granted(target.candidates).labels
@@ -113,11 +115,11 @@ def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> 
 
 
 def mean_over(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
-    """The mean of each candidate over those models that are chosen for it.
+    """Returns the mean for each candidate over its chosen models.
 
     Args:
-        values: of each model and view.
-        chosen: models by candidate, as those that were not trained on it.
+        values: values by model, candidate and view.
+        chosen: models by candidate, such as those not trained on it.
 
     Raises:
         NotApplicable: a candidate without a model.
@@ -128,10 +130,10 @@ def mean_over(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "mod
 
 
 def log_mean_over(logs: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"]) -> Float[Tensor, "n views"]:
-    """The logarithm of the mean of exp(logs) of each candidate over those models that are chosen for it.
+    """Returns the logarithm of the mean of exp(logs) for each candidate over its chosen models.
 
     Args:
-        logs: as log probabilities, of each model and view.
+        logs: logarithms, such as log probabilities, by model, candidate and view.
         chosen: as for `mean_over`.
 
     Raises:
@@ -155,12 +157,12 @@ def refuse_nobody(chosen: Bool[Tensor, "models n"], least: int = 1) -> None:
 
 
 def normal(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models n"], variance: str = "auto") -> Normal:
-    """The normal distribution of log odds over those models that are chosen for each candidate.
+    """Fits the normal distribution of log odds over the chosen models of each candidate.
 
     Args:
         values: log odds.
-        chosen: models by candidate, as those that were trained on it.
-        variance: of each candidate, pooled over all of them, or decided by the number of models.
+        chosen: models by candidate, such as those trained on it.
+        variance: "per_example", "pooled" over candidates, or "auto", decided by the number of models.
 
     Raises:
         ValueError: another rule.

@@ -1,9 +1,9 @@
-"""A normal distribution of vectors of which few are known: shrunk covariance plus a diagonal, and never a full matrix.
+"""Normal distribution estimated from few vectors: shrunk covariance plus a diagonal, never a full matrix.
 
 Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", Journal of Multivariate
 Analysis 2004: (1 - d) S + d mu I, with the weight d that is nearest to the covariance on average. With Q vectors in m
-dimensions everything that is needed of S are Q x Q products, and the inverse of a diagonal plus rank Q is that of a
-Q x Q matrix (Woodbury).
+dimensions only Q x Q products of S are needed, and the inverse of a diagonal plus rank Q is that of a Q x Q matrix
+(Woodbury).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _COLUMNS = 2**14  # in float64 at a time: rows may be float32 of millions of coo
 
 
 def shrinkage(centred: Float[Tensor, "q m"]) -> tuple[float, float]:
-    """Ledoit and Wolf's weight of the identity, in [0, 1], and its scale, the mean variance.
+    """Returns Ledoit and Wolf's weight of the identity, in [0, 1], and its scale, the mean variance.
 
     Args:
         centred: vectors less their mean.
@@ -26,7 +26,7 @@ def shrinkage(centred: Float[Tensor, "q m"]) -> tuple[float, float]:
     q, m = centred.shape
     lengths = _gram(centred, centred.new_ones(m, dtype=torch.float64))
     scale = float(lengths.trace()) / (q * m)
-    # Squared Frobenius norms over m: of S, of S - mu I, and of what single vectors add to the error of S.
+    # Squared Frobenius norms over m: of S, of S - mu I, and of the error of S that single vectors add.
     of_s = float(lengths.square().sum()) / (q * q * m)
     away = of_s - scale * scale
     error = (float(lengths.diag().square().sum()) / (q * m) - of_s) / q
@@ -35,7 +35,7 @@ def shrinkage(centred: Float[Tensor, "q m"]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ShrunkGaussian:
-    """The covariance D + U^T U of a normal distribution, inverted.
+    """Covariance D + U^T U of a normal distribution, inverted.
 
     Attributes:
         diagonal: D, positive.
@@ -49,12 +49,12 @@ class ShrunkGaussian:
 
     @classmethod
     def of_sums(cls, vectors: Float[Tensor, "q m"], count: float, noise_std: Float[Tensor, " m"]) -> "ShrunkGaussian":
-        """Of the sum of `count` independent vectors like these, and noise.
+        """Estimates the distribution of the sum of `count` independent vectors like these, and noise.
 
         Args:
             vectors: at least two.
-            count: how many are added up, at least 0.
-            noise_std: of the sum's noise.
+            count: number of summands, at least 0.
+            noise_std: standard deviation of the sum's noise.
 
         Raises:
             NotApplicable: too few vectors, or vectors that are all alike.
@@ -62,7 +62,7 @@ class ShrunkGaussian:
         if len(vectors) < 2:
             raise NotApplicable(f"a covariance must be of at least 2 vectors, got {len(vectors)}")
         centred = vectors - vectors.mean(0)
-        # What rounding leaves of the difference to the mean is no spread.
+        # Rounding of the difference to the mean is no spread.
         if float(centred.square().mean()) <= 1e-12 * float(vectors.square().mean()):
             raise NotApplicable("a covariance must be of vectors that differ, and those of the public examples do not")
         weight, scale = shrinkage(centred)
@@ -77,14 +77,14 @@ class ShrunkGaussian:
         return cls(diagonal, factor, torch.linalg.cholesky(identity + inner))
 
     def solved(self, vector: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """The inverse of the covariance times a vector, float64."""
+        """Returns the inverse of the covariance times a vector, float64."""
         scaled = vector.double() / self.diagonal
         inside = torch.cholesky_solve(self._products(scaled[None]).T, self.root)[:, 0]
         parts = [inside @ part.double() for part in self.factor.split(_COLUMNS, dim=1)]
         return scaled - torch.cat(parts) / self.diagonal
 
     def squared_lengths(self, rows: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
-        """v^T Sigma^-1 v of each row, float64."""
+        """Returns v^T Sigma^-1 v of each row, float64."""
         scaled = rows.double() / self.diagonal
         inside = torch.linalg.solve_triangular(self.root, self._products(scaled).T, upper=False)
         return (scaled * rows.double()).sum(1) - inside.square().sum(0)

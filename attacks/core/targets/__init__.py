@@ -1,1 +1,1 @@
-"""Targets of attacks: what an attacker is given, its narrowing to a threat model, and checked results."""
+"""Targets of attacks: the attacker's view of a training, its narrowing to a threat model, and checked results."""

@@ -1,14 +1,16 @@
-"""Narrowing: the view of a target that an attack is handed, without what its threat model does not grant.
+"""Narrowing: the view of a target that an attack gets, without the fields that its threat model does not grant.
 
-A withheld field is not hidden behind a check alone: the view does not hold its value. Nor does it hold what leads
-further: functions are handed over as plain functions, without the object that a method is bound to, and take plain
-tensors alone, because whatever else PyTorch asks is shown the weights that it is multiplied with; they refuse to
-compute under a mode or a hook of the attack's, to which PyTorch hands every operand, the private data among them; and
-tensors own their memory, because a slice has the whole of what it was cut from as its `_base`.
+A check does not merely hide a withheld field: the view does not hold its value, nor anything that leads to further
+values:
 
-What is left is what Python cannot withhold: the variables that a function closes over, frames, the garbage
-collector, and what anybody can import or patch. An attack that digs there is fraud, not a mistake: attacks that are not
-ours are therefore run in a process of their own (`leakbench.audit.isolation`).
+- Functions are handed over as plain functions, without the object that a method is bound to. They take plain tensors
+  alone, because PyTorch shows the weights to any other operand (`__torch_function__`). They refuse to compute under a
+  mode or hook of the attack, to which PyTorch hands every operand, private data included.
+- Tensors own their memory, because a slice reaches the whole tensor that it was cut from as `_base`.
+
+Python cannot withhold the variables that a function closes over, frames, the garbage collector, and anything that can
+be imported or patched. An attack that digs there is fraud, not a mistake, so attacks that are not ours run in a process
+of their own (`leakbench.audit.isolation`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,12 +32,12 @@ T = TypeVar("T", bound=Target)
 
 
 def narrow(target: T, requires: Requirements, known: Sequence[object] | None = None) -> T:
-    """View of `target` in which reading what `requires` does not grant raises `AccessError`.
+    """Returns a view of `target` in which reading a field that `requires` does not grant raises `AccessError`.
 
     Args:
-        target: what the attack is called with; not changed.
-        requires: what the attack declared.
-        known: modes and hooks that may be active while the target's functions compute; those active now where None.
+        target: the attack's target; not changed.
+        requires: the needs that the attack declared.
+        known: modes and hooks that may be active while the target's functions compute; None for those active now.
 
     Returns:
         An instance of a subclass of the target's class, without the withheld values.
@@ -55,12 +57,12 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
 
 
 def view_of(kind: type[Target], shown: Mapping[str, Any], withheld: Mapping[str, Access | Knows | Controls]) -> Target:
-    """A view from its parts, as another process makes it again.
+    """Rebuilds a view from its parts, in this process or another.
 
     Args:
         kind: class of the target.
         shown: values by field.
-        withheld: what each field that is withheld needs.
+        withheld: the need of each withheld field.
     """
     # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
     view = object.__new__(_view_class(kind))
@@ -69,14 +71,14 @@ def view_of(kind: type[Target], shown: Mapping[str, Any], withheld: Mapping[str,
 
 
 def parts_of(view: Target) -> tuple[type[Target], dict[str, Any], dict[str, Access | Knows | Controls]]:
-    """Parts of a view, for `view_of`: the class of its target, values by field, and what withheld fields need."""
+    """Returns the parts of a view for `view_of`: the class of its target, values by field, needs of withheld fields."""
     shown = dict(vars(view))
     withheld = shown.pop("_withheld", {})
     return _plain_class(type(view)), shown, withheld
 
 
 def enabled_by(need: Access | Knows | Controls) -> str:
-    """Words for an error: what `need` is, and which field of the target would grant it."""
+    """Returns the words of an error message: the meaning of `need`, and the field of the target that would grant it."""
     for kind in filter(is_dataclass, Target.__subclasses__()):
         for slot in fields(cast(Any, kind)):
             if slot.metadata.get("needs") == need:
@@ -85,7 +87,7 @@ def enabled_by(need: Access | Knows | Controls) -> str:
 
 
 def _narrowed(value: Any, requires: Requirements, known: Sequence[object]) -> Any:
-    """What leads to further targets, in any field, so that it shows no more of them than of the first."""
+    """Narrows the targets inside of a field, so that they show no more than the first target does."""
     if isinstance(value, Target):
         return narrow(value, requires, known)
     if isinstance(value, Mapping):
@@ -93,7 +95,7 @@ def _narrowed(value: Any, requires: Requirements, known: Sequence[object]) -> An
     if isinstance(value, Tensor | str | tuple) and not _holds_targets(value):
         return value
     if isinstance(value, Iterable) and not isinstance(value, Examples):
-        # One after the other, so that a lazy transcript stays lazy.
+        # A generator, so that a lazy transcript stays lazy.
         return Steps(lambda: (_narrowed(one, requires, known) for one in value), lambda: len(cast(Any, value)))
     return value
 
@@ -103,7 +105,7 @@ def _holds_targets(value: Any) -> bool:
 
 
 def _alone(value: Any) -> Any:
-    """A field's value whose tensors own their memory and have no graph, so that nothing else is reached from them."""
+    """Returns a field's value with tensors that own their memory and have no graph: they lead to nothing else."""
     if isinstance(value, Tensor):
         return value if _owns_its_memory(value) else value.detach().clone()
     if isinstance(value, Examples | Shadows):
@@ -116,15 +118,15 @@ def _alone(value: Any) -> Any:
 
 
 def _owns_its_memory(tensor: Tensor) -> bool:
-    """Whether nothing but its own values can be reached from a tensor."""
-    # Storage larger than the tensor is that of something that it was cut from.
+    """Returns whether a tensor leads to no values but its own."""
+    # A storage larger than the tensor belongs to the tensor that it was cut from.
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     bare = tensor.grad_fn is None and tensor.grad is None and not vars(tensor)
     return whole and bare and tensor._base is None
 
 
 def _kinds(values: Iterable[Any]) -> set[type]:
-    """The classes of the tensors of a target: of plain ones, or of a device that has a class of its own."""
+    """Returns the classes of the tensors of a target: the plain ones, and that of a device with a class of its own."""
     kinds: set[type] = {Tensor, nn.Parameter}
     for value in values:
         kinds |= {type(part) for part in (value, getattr(value, "inputs", None)) if isinstance(part, Tensor)}
@@ -138,7 +140,7 @@ def _is_plain_slice(value: object) -> bool:
 def _plain_function(function: Callable[..., Any], kinds: set[type], known: Sequence[object]) -> Callable[..., Any]:
     def call(*arguments: Any, **settings: Any) -> Any:
         for one in (*arguments, *settings.values()):
-            # An object that is no tensor at all may have `__torch_function__` too; a slice of numbers has none.
+            # An object that is no tensor may define `__torch_function__` too; a slice of numbers does not.
             if type(one) not in kinds and not _is_plain_slice(one):
                 raise TypeError(f"a target's functions take plain tensors, got {type(one).__name__}")
         for one in watching():
@@ -153,22 +155,22 @@ def _plain_function(function: Callable[..., Any], kinds: set[type], known: Seque
 
 
 def watching() -> list[object]:
-    """Whatever PyTorch shows operands to, at the moment: modes, hooks of all modules, hooks of saved tensors."""
-    # Private names, because PyTorch has no public ones to ask for what is active.
+    """Lists all that PyTorch now shows operands to: modes, hooks of all modules, and hooks of saved tensors."""
+    # Private names: PyTorch has no public ones for the active modes and hooks.
     modes = [*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack()]
     hooks = [hook for hooks in _hooks_of_modules() for hook in hooks.values()]
-    # `torch.device` as a context is a mode as well, which sees no operand but adds a device to factories.
+    # `torch.device` as a context is a mode as well, but it sees no operand: it only adds a device to factories.
     return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks, *_hooks_of_saved()]
 
 
 def end_others(known: Sequence[object]) -> str:
-    """Ends modes and hooks that are active and not known: who left them would be shown, and could change, what follows.
+    """Ends modes and hooks that are active and not known: they would be shown, and could change, later computations.
 
     Args:
-        known: what may stay active.
+        known: modes and hooks that may stay active.
 
     Returns:
-        The class of the first that was ended; empty where there was none.
+        The class of the first that was ended; empty if there was none.
     """
     found = [type(one).__name__ for one in watching() if _is_new(one, known)]
     for stack, pop in (
@@ -176,7 +178,7 @@ def end_others(known: Sequence[object]) -> str:
         (_python_dispatch._get_current_dispatch_mode_stack, _python_dispatch._pop_mode),
         (_hooks_of_saved, cast(Any, torch._C)._autograd._pop_saved_tensors_default_hooks),
     ):
-        # From the top down, as stacks are left; what lies below something new goes with it.
+        # Stacks are popped from the top; known entries below a new one go with it.
         while any(_is_new(one, known) and type(one) is not DeviceContext for one in stack()):
             pop()
     for hooks in _hooks_of_modules():
@@ -203,7 +205,7 @@ def _is_new(one: object, known: Sequence[object]) -> bool:
 
 
 def _plain_class(kind: type) -> type:
-    """The class of a target, or of what a view is a view of."""
+    """Returns the class of a target, or of the target behind a view."""
     return next(c for c in kind.__mro__ if "_is_view" not in vars(c))
 
 
@@ -220,9 +222,9 @@ def _view_class(kind: type) -> type:
         try:
             return object.__getattribute__(self, name)
         except AttributeError:
-            if hasattr(kind, name):  # one that computes, and failed
+            if hasattr(kind, name):  # a property whose computation failed
                 raise
-            # Somebody's own target may be a plain class.
+            # A third party's target may be a plain class.
             others = [one for one in Target.__subclasses__() if name in vars(one).get("__dataclass_fields__", {})]
             way = f": {' and '.join(one.__name__ for one in others)} has, by another access" if others else ""
             raise AttributeError(f"{kind.__name__} has no {name!r}{way}") from None

@@ -1,8 +1,8 @@
-"""A network and an update as plain data: what whoever holds the model sees, for closed-form attacks.
+"""Network and update as plain data for closed-form attacks: all of it visible to every holder of the model.
 
-A search for inputs needs functions of guessed data alone (`Observation.simulate`). A closed form needs the equations:
-which operations follow one another, their parameters, and which coordinate of which parameter's gradient a released
-number is. Both are public: the server sent the model, and masks and bases are fixed before a batch is drawn.
+A search for inputs needs only functions of guessed data (`Observation.simulate`). A closed form needs the equations:
+the sequence of operations, their parameters, and the coordinate of a parameter's gradient that each released number is.
+Both are public: the server sent the model, and masks and bases are fixed before a batch is drawn.
 """
 
 from collections.abc import Mapping
@@ -18,24 +18,24 @@ LossName = Literal["cross_entropy", "logistic", "other"]
 PartKind = Literal["coordinates", "directions", "other"]
 
 SLOPED = ("relu", "leaky_relu", "tanh", "sigmoid", "identity")
-"""Activations by element whose kinds an `Operation` names; everything else that is not linear is `other`."""
+"""Elementwise activations whose kinds an `Operation` names; all other nonlinear operations are `other`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One step of the forward pass.
+    """An operation of the forward pass.
 
     Attributes:
-        name: of its result, distinct in the network.
+        name: name of its result, distinct in the network.
         kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (of evaluation: an affine map by channel),
             `flatten`; one of `SLOPED`; `add` (of its inputs); `other` for everything else.
         inputs: names of the operations whose results it takes.
-        shape: of its result for one example.
-        weight: name of its weight among the parameters; None where it has none.
+        shape: shape of its result for one example.
+        weight: name of its weight among the parameters; None without a weight.
         bias: name of its bias.
         settings: plain numbers: `stride`, `padding`, `dilation`, `kernel_size` (pairs) and `groups` of a convolution or
             pooling, `slope` of a leaky ReLU, `eps` of a batch norm and the names of its `mean` and `variance`.
-        words: what it is in the model's own words, for messages.
+        words: its description in the model's own words, for messages.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Network:
     """A network, from its input to its logits.
 
     Attributes:
-        operations: in the order in which they are computed; the last one gives the logits.
-        parameters: name -> values at the step that is attacked; buffers too.
-        loss: by example.
+        operations: operations in the order of computation; the last gives the logits.
+        parameters: name -> values at the attacked step; buffers too.
+        loss: the loss per example.
     """
 
     operations: tuple[Operation, ...]
@@ -63,7 +63,7 @@ class Network:
     loss: LossName
 
     def chain(self) -> tuple[Operation, ...]:
-        """The operations where each takes the result of the one before it alone.
+        """Returns the operations if each takes only the result of the operation before it.
 
         Raises:
             NotApplicable: the network branches.
@@ -78,19 +78,19 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedPart:
-    """The released values of one block of a step.
+    """Released values of one block of a step.
 
     Attributes:
         start: first of its values in `released`.
-        stop: behind the last.
+        stop: index after the last.
         kind: `coordinates`: sums of single coordinates of gradients; `directions`: inner products with directions;
             `other`: anything else.
-        coordinates: int64 [stop - start], numbers in the flat gradient.
-        factors: [stop - start], what each coordinate was multiplied by; None for 1.
-        spans: (first, behind the last) coordinate of each basis.
+        coordinates: int64 [stop - start], indices into the flat gradient.
+        factors: [stop - start], factor of each coordinate; None for 1.
+        spans: (first, index after the last) coordinate of each basis.
         bases: [last - first, k] each, orthonormal columns.
-        of_gradient: whether they are of the gradient at the step's parameters, and go into the update.
-        words: what was released, for messages.
+        of_gradient: whether the values are of the gradient at the step's parameters, and go into the update.
+        words: description of the release, for messages.
     """
 
     start: int
@@ -106,12 +106,12 @@ class ReleasedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedGradient:
-    """What an update shows of one parameter's gradient.
+    """Gradient of one parameter, as far as an update shows it.
 
     Attributes:
-        values: in the parameter's shape; 0 where nothing was released.
+        values: in the parameter's shape; 0 if not released.
         group: int64, in the same shape: coordinates of one number were bounded together, so that they share one factor
-            by which the defense shortened an example; -1 where nothing was released.
+            by which the defense shortened an example; -1 if not released.
     """
 
     values: Tensor
@@ -119,25 +119,25 @@ class SharedGradient:
 
     @property
     def seen(self) -> Tensor:
-        """Bool, in the parameter's shape: what was released."""
+        """Bool, in the parameter's shape: released coordinates."""
         return self.group >= 0
 
     @property
     def whole(self) -> bool:
-        """Whether every coordinate was released."""
+        """True if every coordinate was released."""
         return bool(self.seen.all())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The network behind an update, and what its numbers are.
+    """Network behind an update, and the meaning of the released numbers.
 
     Attributes:
-        network: at the parameters of the step; None where its forward pass is not made of single operations.
-        names: of the trained parameters, in the order of the flat gradient.
-        shapes: of them.
-        parts: of the released vector, in its order.
-        why_no_network: one sentence where there is no network.
+        network: the network at the parameters of the step; None if its forward pass is not made of single operations.
+        names: names of the trained parameters, in the order of the flat gradient.
+        shapes: their shapes.
+        parts: parts of the released vector, in its order.
+        why_no_network: one sentence of reason if there is no network.
     """
 
     network: Network | None
@@ -152,7 +152,7 @@ class Structure:
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
     def known_network(self) -> Network:
-        """The network.
+        """Returns the network.
 
         Raises:
             NotApplicable: there is none, with the reason.
@@ -162,10 +162,11 @@ class Structure:
         return self.network
 
     def check_length(self, released: Tensor) -> None:
-        """Refuses numbers that are not one for each that was released.
+        """Refuses a release of another length than the plan's.
 
         Raises:
-            InconsistentObservation: there are fewer or more: another mask or basis than the one that is known.
+            InconsistentObservation: there are fewer or more numbers: another mask or basis than the known mask or
+                basis.
         """
         own = max((part.stop for part in self.parts), default=0)
         if len(released) != own:
@@ -175,17 +176,16 @@ class Structure:
             )
 
     def gradients(self, released: Tensor) -> dict[str, SharedGradient]:
-        """The gradient of each trained parameter, as far as it was released.
+        """Returns the gradient of each trained parameter, as far as it was released.
 
         Args:
             released: [m], as of the observation, or its standard deviations.
 
         Returns:
-            By name of the parameter.
+            Gradients by name of the parameter.
 
         Raises:
-            NotApplicable: a part of the update is in other numbers than coordinates of the gradient, or one of them was
-                released twice.
+            NotApplicable: a part of the update is not coordinates of the gradient, or a coordinate was released twice.
             InconsistentObservation: it has another number of entries.
         """
         self.check_length(released)

@@ -1,6 +1,6 @@
-"""Targets, which are all that an attack sees: one shared update, the transcript of a run, or a model to query.
+"""Targets, all that an attack sees: one shared update, the transcript of a run, or a model to query.
 
-None holds what is to be found out, private inputs or membership. A field that needs more than access, such as the
+No target holds the secret itself, private inputs or membership. A field that needs more than the access, such as the
 labels, carries its need in its metadata, and `narrow` withholds it from attacks that did not declare the need. A
 defense appears as functions (`simulate`, `contributions`, `residual`), so that an attack is written once for dense,
 masked, projected and two-part releases.
@@ -21,7 +21,7 @@ from ..threat_model.requires import Access, AccessError, Controls, Knows, Requir
 from .network import Structure
 
 Participation = Literal["known", "independent", "dependent"]
-"""What an attacker knows of who takes part in a step; see `Observation.participation`."""
+"""Attacker's knowledge of who takes part in a step; see `Observation.participation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +55,26 @@ class Examples:
 
 
 class Target:
-    """What an attack is called with: a dataclass for each way of looking at a training.
+    """Base of an attack's targets: a dataclass for each kind of view of a training.
 
     A field that needs more than the access has `metadata={"needs": ...}`, and `narrow` withholds it from attacks that
-    did not declare the need. Another access is another subclass, or another constant in the `accesses` of one.
+    did not declare the need. Another access is another subclass, or another constant in the `accesses` of a subclass.
 
     Attributes:
-        accesses: those for which an attack's target is annotated as this class.
-        candidates: whom a membership test is about; None where nobody is asked about.
+        accesses: accesses for which an attack's target is annotated as this class.
+        candidates: candidates of a membership test; None without such a test.
     """
 
     accesses: ClassVar[tuple[Access, ...]] = ()
     candidates: Examples | None
 
     def offered(self) -> Requirements:
-        """The threat model that the filled fields amount to; calls none of the functions."""
+        """Returns the threat model that the filled fields amount to, without a call of the target's functions."""
         return Requirements(access=self.accesses[0], knows=_known(self))
 
     @property
     def batch_size_shown(self) -> int | None:
-        """Size of the batch behind it, also where an attack may not read it; None where there is no batch."""
+        """Size of the batch, also for attacks that may not read it; None if there is no batch."""
         return None
 
 
@@ -83,9 +83,9 @@ class Observation(Target):
     """`Access.UPDATE`: one shared update and the public model at which it was taken.
 
     Attributes:
-        released: [m], the noisy sums of all blocks, divided by `expected_batch`, one after another.
-        simulate: (inputs [b, *input_shape], labels [b] or class probabilities [b, classes]) -> [m], the
-            release without noise that these data would give; differentiable in both arguments.
+        released: [m], the noisy sums of all blocks, concatenated, divided by `expected_batch`.
+        simulate: (inputs [b, *input_shape], labels [b] or class probabilities [b, classes]) -> [m], the release without
+            noise that these data would give; differentiable in both arguments.
         contributions: (inputs, labels) -> [n, m], encoded, bounded and undivided, per example; no gradient.
         residual: (predicted [..., m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
             difference.
@@ -96,39 +96,38 @@ class Observation(Target):
         classes: number of classes.
         step: index of the step, from 0.
         expected_batch: the public constant that the sums were divided by.
-        sample_rate: chance that a record takes part in this step; 1 where participation is known.
-        participation: `known`: whom membership is about would have taken part for certain, the rate is 1;
-            `independent`: each record joins each step by a coin of its own (Poisson sampling); `dependent`: who
-            joins depends on the other records or the other steps (batches of a fixed size, or dealt over an
+        sample_rate: probability that a record takes part in this step; 1 if participation is known.
+        participation: `known`: the candidates of the membership test would have taken part for certain, the rate is 1;
+            `independent`: each record joins each step by an independent coin (Poisson sampling); `dependent`:
+            participation depends on the other records or the other steps (batches of a fixed size, or dealt over an
             epoch), so that ratios of single steps and records do not multiply to that of the run.
         labels: int64 [b] (`Knows.LABELS`).
         batch_size: b (`Knows.BATCH_SIZE`).
         population: public examples (`Knows.POPULATION`).
-        noise_std: [m], standard deviation on the *undivided* sums, 0 where there is no noise
-            (`Knows.DEFENSE`).
-        candidates: whom a membership test is about.
+        noise_std: [m], standard deviation on the *undivided* sums, 0 without noise (`Knows.DEFENSE`).
+        candidates: candidates of a membership test.
         others_removed: (part, a slice of the candidates; all by default) -> [part, m], per candidate the undivided
-            noisy sums less what everybody else contributed, computed anew at each call (`Knows.OTHERS`). Each row is
-            what an adversary of its own knows: rows share the noise of the step, so a score may use its own candidate's
-            row alone. Those of all may take gigabytes: ask for a few at a time.
-        matched_filter: () -> of each candidate's `others_removed` and contribution what their likelihood ratio needs,
-            computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's numbers alone.
-        prior: candidates for one record of the batch, the sought one among them, all as likely before the release and
-            in an order that tells nothing (`Knows.PRIOR`).
-        remainder: [m], the undivided noisy sums less what everybody but the sought record contributed
-            (`Knows.OTHERS`).
-        simulate_many: (inputs [r, b, *input_shape], labels of all, or [r, b] or [r, b, classes] of each) -> [r, m]: as
-            `simulate` of each of r batches, from one pass over all; None where nobody offers that.
+            noisy sums less the contributions of everybody else, computed anew at each call (`Knows.OTHERS`). Each row
+            is the knowledge of a separate adversary: rows share the noise of the step, so a score may use its own
+            candidate's row alone. All rows may take gigabytes: request a few at a time.
+        matched_filter: () -> the statistics of each candidate's `others_removed` and contribution that its likelihood
+            ratio needs, computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's
+            numbers alone.
+        prior: candidates for one record of the batch, the sought record among them, equally likely before the release
+            and in an order that carries no information (`Knows.PRIOR`).
+        remainder: [m], the undivided noisy sums less the contributions of all but the sought record (`Knows.OTHERS`).
+        simulate_many: (inputs [r, b, *input_shape], labels of all, or [r, b] or [r, b, classes] of each) -> [r, m]:
+            `simulate` of each of r batches, in one pass over all; None if not offered.
         compare_many: (inputs, labels) as of `simulate_many` -> ([r], [r]), the inner products of the whitened simulated
-            with the whitened released update, and squared norms of the former, without the updates themselves; None
-            where the release is not dense.
-        surrogate: (inputs, labels, share) -> [m], of an update that is the sum of several local steps: what it would be
-            without noise if all of them were taken at the point (1 - share) theta_0 + share theta_E, between the
-            weights before and after, with `share` a scalar in [0, 1]; differentiable in all three. `simulate` takes the
-            steps one after another. None where the update is a single step.
-        contributions_between: (inputs, labels, share) -> [n, m], of such a sum: what each example would add to the
-            undivided sum in one step, taken at that point. None where the update is a single step.
-        structure: () -> the network's operations and parameters, and what each released number is; None where the
+            with the whitened released update, and squared norms of the former, without the updates themselves; None if
+            the release is not dense.
+        surrogate: (inputs, labels, share) -> [m], for an update that is the sum of several local steps: the update
+            without noise if all steps were taken at the point (1 - share) theta_0 + share theta_E, between the weights
+            before and after, with `share` a scalar in [0, 1]; differentiable in all three. `simulate` takes the steps
+            one after another. None if the update is a single step.
+        contributions_between: (inputs, labels, share) -> [n, m], for such a sum: the addition of each example to the
+            undivided sum in one step, taken at that point. None if the update is a single step.
+        structure: () -> the network's operations and parameters, and the meaning of each released number; None if the
             update was not made by a plan.
     """
 
@@ -181,7 +180,7 @@ class Observation(Target):
             raise ValueError(f"sample_rate must be in (0, 1], got {self.sample_rate}")
         if self.participation not in get_args(Participation):
             raise ValueError(f"participation must be one of {get_args(Participation)}, got {self.participation!r}")
-        # At rate 1 the subsampled ratio is Lambda itself, which is right only where participation is certain.
+        # At rate 1 the subsampled ratio is Lambda itself, which is right only if participation is certain.
         if (self.participation == "known") != (self.sample_rate == 1):
             raise ValueError(
                 "participation must be 'known' where sample_rate is 1 and nowhere else, "
@@ -192,7 +191,7 @@ class Observation(Target):
         _check_labels("labels", self.labels, self.classes)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        # Labels say the size of the batch too, so the two fields must agree.
+        # Labels reveal the size of the batch too, so the two fields must agree.
         if self.labels is not None and self.batch_size not in (None, len(self.labels)):
             raise ValueError(f"labels must be one an example: {len(self.labels)} for a batch of {self.batch_size}")
         if self.noise_std is not None:
@@ -225,7 +224,7 @@ class Observation(Target):
 
     @property
     def batch_size_shown(self) -> int | None:
-        """The size of the batch, said by itself or by its labels."""
+        """Size of the batch, given by itself or by its labels."""
         return self.batch_size if self.labels is None else len(self.labels)
 
 
@@ -237,13 +236,13 @@ class ModelAccess(Target):
         logits: inputs [n, *input_shape] -> [n, classes].
         input_shape: shape of one example.
         classes: number of classes.
-        candidates: whom a membership test is about.
+        candidates: candidates of a membership test.
         population: public examples (`Knows.POPULATION`).
-        shadows: what shadow models answer about the candidates and the population (`Knows.SHADOWS`).
+        shadows: outputs of shadow models on the candidates and the population (`Knows.SHADOWS`).
         parameters: name -> tensor (`Access.WHITE_BOX`).
         gradients_squared: (inputs, labels) -> {name: [n]}, squared norms of the gradient of each example's loss in each
             trained parameter (`Access.WHITE_BOX`).
-        controls: what the adversary was allowed to put into training.
+        controls: the adversary's influence on the training data.
     """
 
     accesses: ClassVar[tuple[Access, ...]] = (Access.BLACK_BOX, Access.WHITE_BOX)
@@ -281,7 +280,7 @@ class ModelAccess(Target):
                 )
 
     def offered(self) -> Requirements:
-        """White-box where the parameters are filled."""
+        """Returns white-box access if the parameters are filled, black-box access otherwise."""
         # White-box includes black-box (`Access.includes`), so one target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=_known(self), controls=self.controls)
@@ -292,12 +291,12 @@ class LabelAccess(Target):
     """`Access.LABEL_ONLY`: a trained model, in evaluation mode, that answers with its most likely label.
 
     Attributes:
-        labels_of: inputs [n, *input_shape] -> int64 [n], -1 where the model has no answer.
+        labels_of: inputs [n, *input_shape] -> int64 [n], -1 if the model has no answer.
         input_shape: shape of one example.
         input_low: smallest valid input, in model-input units.
         input_high: largest valid input.
         classes: number of classes.
-        candidates: whom a membership test is about.
+        candidates: candidates of a membership test.
         population: public examples (`Knows.POPULATION`).
     """
 
@@ -317,9 +316,9 @@ class LabelAccess(Target):
 
 
 class Steps:
-    """Steps that are made anew whenever they are read.
+    """Lazy steps, made anew at each iteration.
 
-    It holds two functions and nothing that they read, because an attack can name every attribute.
+    They hold two functions and none of the data that these read, because an attack can name every attribute.
     """
 
     __slots__ = ("_count", "_read")
@@ -328,8 +327,8 @@ class Steps:
         """Wraps a source of steps.
 
         Args:
-            read: gives the steps from the first one on, at every call.
-            count: how many there are.
+            read: returns an iterator from the first step on, at every call.
+            count: returns the number of steps.
         """
         self._read, self._count = read, count
 
@@ -342,17 +341,17 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTranscript(Target):
-    """`Access.ALL_STEPS`: every update of one training run, in order. `Access.ONE_OFF`: its releases beside the steps.
+    """`Access.ALL_STEPS`: every update of a training run, in order. `Access.ONE_OFF`: its releases besides the steps.
 
     Attributes:
-        steps: one `Observation` a step; may be lazy, but every `iter` starts at the first step again. Empty for
+        steps: an `Observation` per step; may be lazy, but every `iter` starts at the first step again. Empty for
             `Access.ONE_OFF`.
-        one_offs: one `Observation` for each release on all the data beside the steps, as that which a mask follows
-            from: the noisy values themselves, as they are charged, and not only what was made of them. Everybody took
-            part, at the rate 1. As lazy as `steps`.
-        candidates: whom a membership test is about, for all steps.
+        one_offs: an `Observation` for each release on all the data besides the steps, such as the noisy scores that a
+            mask follows from: the noisy values themselves, as they are charged, and not only the mask made of them.
+            Every record took part, at the rate 1. As lazy as `steps`.
+        candidates: candidates of a membership test, for all steps.
         final: the trained model.
-        controls: what the adversary was allowed to put into training.
+        controls: the adversary's influence on the training data.
     """
 
     accesses: ClassVar[tuple[Access, ...]] = (Access.ALL_STEPS, Access.FEDERATED, Access.ONE_OFF)
@@ -372,10 +371,10 @@ class SeenTranscript(Target):
                 )
 
     def offered(self) -> Requirements:
-        """What its first step offers; without steps, what its first release beside them does.
+        """Returns the threat model of the first step; without steps, that of the first one-off release.
 
         Raises:
-            AccessError: it has neither, so there is nothing to attack.
+            AccessError: neither exists, so there is nothing to attack.
         """
         first = next(iter(self.steps), None)
         if first is None and (beside := next(iter(self.one_offs), None)) is not None:
@@ -405,7 +404,7 @@ def _check_examples(name: str, examples: Examples | None, input_shape: tuple[int
 
 
 def _known(target: Target) -> Knows:
-    """Side knowledge whose fields are filled."""
+    """Returns the side knowledge whose fields are filled."""
     known = Knows.NOTHING
     for slot in fields(cast(Any, target)):
         need = slot.metadata.get("needs")

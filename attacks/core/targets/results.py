@@ -1,7 +1,7 @@
-"""Results of attacks, and the checks that make them fit to be scored; the truth is with the scorers, not here.
+"""Results of attacks, and the checks before they are scored; only the scorers hold the truth.
 
-A result is copied into plain tensors before anything is compared with it. A tensor subclass that an attack returned
-would be handed the truth in the comparison, by `__torch_function__`, and could change its values then.
+A result is copied into plain tensors before it is compared with the truth: a tensor subclass that an attack returned
+would receive the truth in the comparison, by `__torch_function__`, and could change its values then.
 """
 
 import math
@@ -24,24 +24,25 @@ class Reconstruction:
     """Inputs that an attacker believes to be in the batch.
 
     Attributes:
-        inputs: [b, *input_shape], floats in model-input units, inside the box of valid inputs; at most as many as
-            the batch has examples.
+        inputs: [b, *input_shape], floats in model-input units, inside the box of valid inputs; at most as many as the
+            batch has examples.
         labels: int64 [b], the labels assumed or recovered.
-        objective: what the attack minimised, at `inputs`; smaller is a better match by the attacker's own
+        objective: the value that the attack minimised, at `inputs`; smaller is a better match by the attacker's own
             measure.
-        restarts: number of random starts of which this is the one with the smallest objective.
+        restarts: number of random starts; this result has the smallest objective among them.
         history: [restarts, iterations], the mismatch over time, or None.
-        status: `ok`; `degraded`: the attacker itself can tell that it found no match, or that other inputs match as
+        status: `ok`; `degraded`: the attacker itself can detect that it found no match, or that other inputs match as
             well; `failed`: no finite objective, so `inputs` are only the start.
-        certified: bool [b], inputs that the attack proves to be in the batch, by the update alone; None where it has no
-            such proof.
-        determined: bool, in the shape of `inputs`: entries that the update decides; the rest are guesses. None for all.
+        certified: bool [b], inputs that the attack proves to be in the batch, by the update alone; None without such a
+            proof.
+        determined: bool, in the shape of `inputs`: entries that the update determines; the rest are guesses. None for
+            all.
         alternatives: [any, *input_shape], other inputs that explain the update as well; never scored, because the truth
             would pick among them.
-        residual_ratio: what of the update is left unexplained, over what noise leaves on average at the private data:
-            below 1 the noise was fitted, too. None without noise, and where it is not known.
+        residual_ratio: unexplained residual of the update, over the average residual that noise leaves at the private
+            data: below 1 the noise was fitted, too. None without noise, and if it is not known.
         expected_error: [b], root mean square error of the determined entries of each input that noise of known scale
-            leaves on average, in model-input units; infinite where it leaves nothing. None where it was not computed.
+            leaves on average, in model-input units; infinite if it leaves nothing. None if not computed.
     """
 
     inputs: Tensor
@@ -100,18 +101,16 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipScores:
-    """One score a candidate; larger: more likely a member.
+    """Membership scores, a score per candidate; larger: more likely a member.
 
     Attributes:
         ids: int64 [n], distinct: those of the candidates, all of them, in any order.
         scores: float64 [n], finite.
-        exact: the test is the most powerful one for what the attacker knows (Neyman-Pearson), so that its
-            power may be held against the claimed epsilon.
-        deterministic: the release decides membership without noise: scores are decisions, no epsilon bounds
-            them.
-        dependence: what scores of different candidates share: the randomness of one training run
-            (`per_model`), or that of one step's noise (`per_step`). An interval over candidates alone is
-            conditional on it.
+        exact: the test is the most powerful test for the attacker's knowledge (Neyman-Pearson), so that its power may
+            be held against the claimed epsilon.
+        deterministic: the release decides membership without noise: scores are decisions, no epsilon bounds them.
+        dependence: randomness that scores of different candidates share: that of one training run (`per_model`), or
+            that of one step's noise (`per_step`). An interval over candidates alone is conditional on it.
     """
 
     ids: Tensor
@@ -137,7 +136,7 @@ class MembershipScores:
 
 @dataclass(frozen=True, kw_only=True)
 class InclusionScores(MembershipScores):
-    """One score a canary; larger: more likely put into the training. Fields as of `MembershipScores`."""
+    """Inclusion scores, a score per canary; larger: more likely in the training. Fields as of `MembershipScores`."""
 
 
 Scores = TypeVar("Scores", bound=MembershipScores)
@@ -145,13 +144,13 @@ Scores = TypeVar("Scores", bound=MembershipScores)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelEstimate:
-    """How often an attacker believes each class to be in the batch.
+    """Estimated number of examples of each class in the batch.
 
     Attributes:
-        counts: int64 [classes]; at most the batch in all, less where the rest is not known.
+        counts: int64 [classes]; they add up to at most the batch, to less if the rest is not known.
         lower: int64 [classes], at most as many as in `counts`.
         upper: int64 [classes], at least as many.
-        observed: bool [classes], of which the update shows anything.
+        observed: bool [classes], classes of which the update shows anything.
         posterior: float64 [classes], probability that the class is in the batch.
         status: `ok`; `degraded`: no class is named; `failed` is no status of an estimate.
     """
@@ -179,7 +178,7 @@ class LabelEstimate:
 
     @property
     def labels(self) -> Tensor:
-        """The labels that were named, in increasing order: int64, at most as many as the batch has examples."""
+        """Labels that were named, in increasing order: int64, at most as many as the batch has examples."""
         return torch.arange(len(self.counts), device=self.counts.device).repeat_interleave(self.counts)
 
 
@@ -187,15 +186,15 @@ _OF_LABELS = {"observed": torch.bool, "posterior": torch.float64}
 
 
 def checked_scores(result: object, ids: Tensor, kind: type[Scores] = MembershipScores) -> Scores:
-    """Scores of exactly the candidates that were asked about, as a copy in their order.
+    """Returns a copy of the scores, of exactly the candidates of the test and in their order.
 
     Args:
-        result: what an attack returned.
+        result: the attack's return value.
         ids: int64 [n] of the candidates, distinct; known to the caller before the attack ran.
-        kind: of scores.
+        kind: class of the scores.
 
     Raises:
-        TypeError: it is something else than scores in plain tensors.
+        TypeError: the result is not scores in plain tensors.
         ValueError: a candidate has no score, or a score has no candidate.
     """
     # Exactly this class: a subclass may answer every reader differently.
@@ -229,16 +228,15 @@ def checked_scores(result: object, ids: Tensor, kind: type[Scores] = MembershipS
 
 
 def checked_reconstruction(result: object, batch_size: int | None, like: Tensor | None = None) -> Reconstruction:
-    """A reconstruction of no more examples than there are, as a copy.
+    """Returns a copy of a reconstruction, of at most as many examples as the batch has.
 
     Args:
-        result: what an attack returned.
-        batch_size: examples behind what was attacked, whether or not the attacker was told; None where there is no
-            batch.
-        like: a tensor of the target, whose class is as good as a plain one: a device may have a class of its own.
+        result: the attack's return value.
+        batch_size: number of examples behind the target, known to the attacker or not; None if there is no batch.
+        like: a tensor of the target, whose class counts as plain: a device may have a class of its own.
 
     Raises:
-        TypeError: it is something else than a reconstruction in plain tensors.
+        TypeError: the result is not a reconstruction in plain tensors.
         ValueError: there are more guesses than examples.
     """
     if type(result) is not Reconstruction:
@@ -264,16 +262,16 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
 def checked_labels(
     result: object, batch_size: int | None, classes: int | None = None, like: Tensor | None = None
 ) -> LabelEstimate:
-    """Counts of no more examples than there are, as a copy.
+    """Returns a copy of a label estimate, of at most as many examples as the batch has.
 
     Args:
-        result: what an attack returned.
-        batch_size: examples behind what was attacked; None where there is no batch.
-        classes: of the target; None for any.
+        result: the attack's return value.
+        batch_size: number of examples behind the target; None if there is no batch.
+        classes: number of classes of the target; None for any.
         like: as for `checked_reconstruction`.
 
     Raises:
-        TypeError: it is something else than an estimate in plain tensors.
+        TypeError: the result is not an estimate in plain tensors.
         ValueError: there are more labels than examples, or counts of other classes.
     """
     if type(result) is not LabelEstimate:
@@ -300,8 +298,8 @@ def _copied_if_there(name: str, values: object, like: Tensor | None) -> Tensor |
 def _copied(name: str, values: object, like: Tensor | None) -> Tensor:
     if not isinstance(values, Tensor) or type(values) not in (Tensor, nn.Parameter, type(like)):
         raise TypeError(f"{name} must be a plain tensor, got {type(values).__name__}")
-    # A copy: the attack may keep its own tensor and write into it while it is scored. By the class's methods, because
-    # an attribute of this very tensor may stand in their place.
+    # A copy: the attack may keep its own tensor and write into it during scoring. By the class's methods, because an
+    # attribute of this very tensor may stand in their place.
     return Tensor.clone(Tensor.detach(values))
 
 
@@ -316,7 +314,7 @@ def _expected_inclusion(target: Target) -> Callable[[object], InclusionScores]:
 
 
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
-    # What the target says of its batch, also to an attack that may not read it.
+    # The target's own batch size, also for an attack that may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
     shape = getattr(target, "input_shape", None)
 
@@ -338,10 +336,10 @@ def _expected_labels(target: Target) -> Callable[[object], LabelEstimate]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultType:
-    """What is known of one type of result.
+    """Description of one type of result.
 
     Attributes:
-        kind: what records call it.
+        kind: its name in records.
         result: the class that attacks are annotated to return.
         expected: target -> a check that copies a result, or refuses it. It is made before the attack runs, which may
             write into its target.
@@ -363,4 +361,4 @@ RESULTS = {
         ResultType(kind="canaries", result=InclusionScores, expected=_expected_inclusion, of_candidates=True),
     )
 }
-"""Kind -> its row; an attack that finds out something else is another row."""
+"""Kind -> its row; an attack with another kind of result needs another row."""

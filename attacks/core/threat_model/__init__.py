@@ -1,1 +1,1 @@
-"""Threat models: what an attack needs to be given, and the decorator that declares it."""
+"""Threat models: access, side knowledge and control of an attacker, and the decorator that declares them."""

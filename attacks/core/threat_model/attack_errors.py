@@ -1,16 +1,16 @@
-"""Errors of attacks that look at what they are given: out of their assumptions, undetermined, or contradictory."""
+"""Errors of attacks: a target outside of their assumptions, unknowns left undetermined, or contradictory data."""
 
 
 class NotApplicable(ValueError):
-    """Architecture, loss or release are outside of what the attack can invert: its cell is n/a, with this sentence."""
+    """Architecture, loss or release are outside of the attack's scope: the cell is n/a, with this sentence."""
 
 
 class RankDeficient(NotApplicable):
     """The equations do not determine the unknowns.
 
     Attributes:
-        layer: which layer, counted from 1 at the input; 0 where there is one layer only.
-        deficit: how many dimensions of its input they leave open.
+        layer: the layer, counted from 1 at the input; 0 if there is one layer only.
+        deficit: number of dimensions of its input that they leave open.
     """
 
     def __init__(self, message: str, *, layer: int = 0, deficit: int) -> None:

@@ -1,4 +1,4 @@
-"""The decorator that turns a function into an attack: declares needs, narrows the target, checks settings.
+"""Decorator that turns a function into an attack: declares needs, narrows the target, checks settings.
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS)
 def method(target: Observation, coins: torch.Generator, *, steps: int = 100) -> Reconstruction: ...
@@ -22,15 +22,15 @@ R = TypeVar("R")
 
 
 class Attack(Generic[R]):
-    """A method with its threat model.
+    """An attack method with its threat model.
 
     Attributes:
-        name: the name of the function, which is that of its file.
+        name: name of the function and of its file.
         summary: first line of its docstring.
-        requires: what it needs.
+        requires: its needs.
         defaults: its settings with their default values, read only.
-        kind: of its result, a key of `RESULTS`, as `membership`.
-        target: the class of what it attacks.
+        kind: kind of its result, a key of `RESULTS`, such as `membership`.
+        target: class of its target.
     """
 
     def __init__(self, function: Callable[..., R], requires: Requirements) -> None:
@@ -71,10 +71,10 @@ class Attack(Generic[R]):
         self._function = function
 
     def settings(self, **given: Any) -> dict[str, Any]:
-        """All settings of a call, the given ones over the defaults.
+        """Returns all settings of a call, the given values over the defaults.
 
         Raises:
-            ValueError: a setting that this attack does not have, or one of the wrong type.
+            ValueError: a setting that this attack does not have, or a value of the wrong type.
         """
         for name, value in given.items():
             if name not in self.defaults:
@@ -88,10 +88,10 @@ class Attack(Generic[R]):
         return {**self.defaults, **given}
 
     def check(self, target: Target | Requirements) -> str | None:
-        """Why this attack does not apply, in one sentence, or None if it does. Computes nothing.
+        """Returns one sentence of reason if this attack does not apply, or None if it does; runs nothing.
 
         Args:
-            target: what would be attacked, or, before there is one, the threat model that it will offer.
+            target: the target of the attack, or, before it exists, the threat model that it will offer.
         """
         if isinstance(target, Requirements):
             return self._missing(target)
@@ -104,7 +104,7 @@ class Attack(Generic[R]):
             problem = self._missing(target.offered())
         except AccessError as error:
             return f"{self.name} does not apply: {error}"
-        # Nobody to score is no result: a metric of it would be of an empty group.
+        # An empty group has no metric, so a test without candidates is refused.
         if problem is None and RESULTS[self.kind].of_candidates and not (target.candidates and len(target.candidates)):
             return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
         return problem
@@ -119,29 +119,29 @@ class Attack(Generic[R]):
         return None
 
     def __call__(self, target: Target, coins: torch.Generator | None = None, **settings: Any) -> R:
-        """Runs the attack on what it declared to need, and on nothing else.
+        """Runs the attack on the fields that it declared to need, and on no others.
 
         Args:
             target: narrowed before the method sees it.
-            coins: the attack's own randomness, on the CPU; by default a generator with seed 0.
+            coins: the attack's own generator, on the CPU; by default with seed 0.
             **settings: the method's settings.
 
         Returns:
-            A copy of what the method returned; scores are in the order of the candidates.
+            A copy of the method's result; scores are in the order of the candidates.
 
         Raises:
-            AccessError: the target does not grant what the attack needs, the attack read what it did not declare, or it
-                left a mode or a hook of PyTorch's active.
-            TypeError: the method returned something else than it says.
-            ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than
-                the batch has examples.
+            AccessError: the target does not grant all that the attack needs, the attack read a field that it did not
+                declare, or it left a mode or a hook of PyTorch's active.
+            TypeError: the method's result is not of its declared type.
+            ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than the
+                batch has examples.
         """
         resolved = self.settings(**settings)
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
-        # On the CPU, whose stream is the same on every device that the target may be on.
+        # On the CPU, whose stream does not depend on the target's device.
         coins = torch.Generator().manual_seed(0) if coins is None else coins
-        # Before the attack runs, which may write into its target, the ids of the candidates included.
+        # Made before the attack runs, which may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
         return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
 
@@ -149,9 +149,9 @@ class Attack(Generic[R]):
         """Returns the method's result, unchecked.
 
         Args:
-            view: narrowed already.
-            coins: the attack's own randomness.
-            settings: all of them.
+            view: a target that is narrowed already.
+            coins: the attack's own generator.
+            settings: all settings.
 
         Raises:
             AccessError: the attack left a mode or a hook of PyTorch's active.
@@ -160,7 +160,7 @@ class Attack(Generic[R]):
         try:
             result = self._function(view, coins, **settings)
         finally:
-            # Scorers, and the next update's client, would compute with the truth in front of whatever is left active.
+            # A mode left active would see the truth when scorers, and the next update's client, compute.
             left = end_others(known)
         if left:
             raise AccessError(f"{self.name} must leave no mode and no hook of PyTorch's active, got {left}")
@@ -173,10 +173,10 @@ class Attack(Generic[R]):
 def attack(
     *, access: Access, knows: Knows = Knows.NOTHING, controls: Controls = Controls.NOTHING
 ) -> Callable[[Callable[..., R]], Attack[R]]:
-    """Declares what an attack needs; everything else is withheld from it.
+    """Declares the needs of an attack; everything else is withheld from it.
 
     Args:
-        access: decides the class of the target, as `Observation` for `Access.UPDATE`.
+        access: decides the class of the target, such as `Observation` for `Access.UPDATE`.
         knows: side knowledge.
         controls: influence on training.
     """
@@ -185,7 +185,7 @@ def attack(
 
 
 def _target_of(access: Access) -> str:
-    """What is attacked with an access, for a message."""
+    """Returns the class of the target for an access, for a message."""
     kinds = (kind.__name__ for kind in Target.__subclasses__() if access in kind.accesses)
     return next(kinds, f"a subclass of Target with {access} among its accesses")
 

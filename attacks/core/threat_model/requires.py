@@ -1,7 +1,7 @@
-"""What an attack needs: the access it has, what it knows beside, and what it controls.
+"""Requirements of an attack: its access, its side knowledge, and its control of the training data.
 
 A threat model is data, not a comment: the decorator `attack` attaches `Requirements` to every attack and narrows the
-target to them, and a record states them beside the numbers.
+target to them, and a record states them next to the numbers.
 """
 
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 class AccessError(ValueError):
-    """An attack touched, or was called without, something that its threat model has to grant."""
+    """An attack read, or was called without, a field that its threat model has to grant."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What the adversary holds; another access is another constant below.
+    """Access of the adversary; each access is a constant below.
 
     Attributes:
-        name: as in a record.
+        name: name in a record.
         value: completes "access to ...".
-        includes: names of the accesses that who has this one has as well.
+        includes: names of the accesses that this access includes.
     """
 
     name: str
-    # An access is its name; how a sentence words it may change.
+    # Accesses compare by name; their wording may change.
     value: str = field(compare=False)
     includes: tuple[str, ...] = ()
 
@@ -42,10 +42,10 @@ class Access:
         return f"Access.{self.name}"
 
 
-# Behind the class, because its body cannot make instances of it.
+# After the class, because its body cannot make instances of it.
 Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken at")
 Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
-# Who has the parameters can ask the model, too.
+# The parameters allow queries of the model, too.
 Access.WHITE_BOX = Access("WHITE_BOX", "the parameters of the final model", includes=("BLACK_BOX",))
 Access.ALL_STEPS = Access("ALL_STEPS", "the update and the model of every step", includes=("WHITE_BOX", "ONE_OFF"))
 Access.FEDERATED = Access("FEDERATED", "the updates of federated clients", includes=("WHITE_BOX",))
@@ -54,7 +54,7 @@ Access.ONE_OFF = Access("ONE_OFF", "releases on all the data beside the steps, a
 
 
 class Knows(Flag):
-    """What the adversary knows beside its access."""
+    """Side knowledge of the adversary, besides its access."""
 
     NOTHING = 0
     LABELS = auto()
@@ -67,7 +67,7 @@ class Knows(Flag):
 
 
 class Controls(Flag):
-    """What the adversary may put into training."""
+    """Influence of the adversary on the training data."""
 
     NOTHING = 0
     CANARIES = auto()
@@ -84,15 +84,15 @@ MEANING = {
     Controls.CANARIES: "canaries among the training data",
     Access.WHITE_BOX: "the parameters of the model",
 }
-"""What each need is, in the words of an error message."""
+"""Meaning of each need, in the words of an error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """A threat model: asked for by an attack, or offered by a target.
+    """A threat model, required by an attack or offered by a target.
 
     Attributes:
-        access: what is attacked.
+        access: the adversary's access.
         knows: side knowledge.
         controls: influence on training.
     """
@@ -102,7 +102,7 @@ class Requirements:
     controls: Controls = Controls.NOTHING
 
     def grants(self, need: Access | Knows | Controls) -> bool:
-        """Whether this threat model includes `need`."""
+        """Returns whether this threat model includes `need`."""
         if isinstance(need, Knows):
             return need in self.knows
         if isinstance(need, Controls):
@@ -110,13 +110,13 @@ class Requirements:
         return need == self.access or need.name in self.access.includes
 
     def missing_from(self, offered: "Requirements") -> list[Access | Knows | Controls]:
-        """What is asked for here and not granted by `offered`; empty when `offered` is enough."""
+        """Returns the needs of this threat model that `offered` does not grant; empty when `offered` is enough."""
         # Iterating a Flag gives its single members, from Python 3.11 on.
         asked = [self.access, *self.knows, *self.controls]
         return [need for need in asked if not offered.grants(need)]
 
     def to_dict(self) -> dict[str, str | list[str]]:
-        """Names alone, for records: `{"access": "UPDATE", "knows": ["LABELS"], "controls": []}`."""
+        """Returns the names alone, for records: `{"access": "UPDATE", "knows": ["LABELS"], "controls": []}`."""
         return {
             "access": self.access.name,
             "knows": [str(need.name) for need in self.knows],
@@ -125,11 +125,11 @@ class Requirements:
 
 
 def granted(value: T | None) -> T:
-    """The value of a field that the attack declared, for the type checker's sake.
+    """Returns the value of a field that the attack declared, without None for the type checker.
 
     Raises:
-        AccessError: the field is empty: of a target that was built step by step, a later step lacks what the
-            first had.
+        AccessError: the field is empty: in a target that was built step by step, a later step lacks a field that the
+            first step had.
     """
     if value is None:
         raise AccessError("the target grants less than it promised: a field that the attack declared is empty")
