@@ -1,17 +1,18 @@
-"""BaVarIA: LiRA's test with mean and variance of each candidate drawn towards what is likely for candidates like it.
+"""BaVarIA: LiRA's test with each candidate's mean and variance shrunk towards a prior fitted to all candidates.
 
 Brännvall, "Exponential-Family Membership Inference: From LiRA and RMIA to BaVarIA", 2026 (arXiv:2603.11799). LiRA and
-RMIA (and BASE) are log ratios of one exponential family, and differ in how many numbers they estimate for each
-candidate: with few shadow models, variances of its own are what LiRA lacks. Under a normal-inverse-gamma prior, which
-all candidates share, the log odds of a candidate have a Student t distribution among models that were trained on it,
-and another among the others.
+RMIA (and BASE) are log ratios of one exponential family, and differ in the number of parameters that they estimate for
+each candidate: with few shadow models, LiRA lacks good variances per candidate. Under a normal-inverse-gamma prior,
+which all candidates share, the log odds of a candidate have a Student t distribution among models trained on it, and
+another among the others.
 
 Deviation: hyperparameters are those of the largest marginal likelihood. The location of the mean with a candidate is a
-quadratic function of its mean without it, for members are lifted the more, the less sure other models are of them, as
-in RMIA's p_in = a p_out + 1 - a. Offline, the distribution with the candidate is that prior, without the answers of the
-models that were trained on this very candidate: they count for the six hyperparameters alone, which an adversary finds
-on examples of its own. A candidate's log odds are taken to vary by a thousandth of what is typical at least: where many
-are equal, as where an API caps its confidences, the likelihood of the hyperparameters has no single maximum otherwise.
+quadratic function of its mean without it, because membership lifts the log odds more, the less sure other models are of
+the candidate, as in RMIA's p_in = a p_out + 1 - a. Offline, the distribution with the candidate is that prior, without
+the outputs of models trained on this very candidate: they enter only the six hyperparameters, which an adversary can
+fit on examples of its own. A candidate's log odds are taken to vary by at least a thousandth of the typical variation:
+if many are equal, as with an API that caps its confidences, the likelihood of the hyperparameters otherwise has no
+single maximum.
 """
 
 import torch
@@ -38,10 +39,10 @@ def bavaria(
     Args:
         target: the final model, answering with logits, and shadow models.
         coins: not used; the attack is deterministic.
-        shadows: models to compare with; even, at least 4.
-        views: of each candidate, as of `lira`; taken as independent.
-        online: whether models that were trained on the candidate are used for it.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        shadows: number of shadow models to compare with; even, at least 4.
+        views: views of each candidate, as of `lira`; taken as independent.
+        online: whether models trained on the candidate are used for it.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         log t(odds; in) - log t(odds; out), summed over views, float64.
@@ -69,14 +70,15 @@ def bavaria(
 
 
 def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -> tuple[Tensor, Tensor]:
-    """A zero and a unit for log odds: their median, and by how much those of one subject typically vary.
+    """Returns a zero and a unit for log odds: their median, and the typical variation within a subject.
 
-    Not by how much all of them do: subjects may differ a thousand times as much from one another as models do on one,
-    as where a pretrained model was trained for a few steps. Medians, which one model that has diverged does not move.
+    The variation over all values would not do: subjects may differ a thousand times as much from one another as models
+    do on one subject, as with a pretrained model trained for a few steps. A single diverged model does not move
+    medians.
     """
     middle = values.median()
     away = values - middle
-    far = _typical(away.abs())  # so that squares of huge values are numbers, too
+    far = _typical(away.abs())  # so that squares of huge values stay finite
     spreads = []
     for chosen in (inside, ~inside):
         seen = Summary.of(away / far, chosen, least=0.0)
@@ -85,6 +87,6 @@ def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -
 
 
 def _typical(sizes: Tensor) -> Tensor:
-    """The median of those that are not 0, or 1."""
+    """Returns the median of the nonzero values, or 1."""
     there = sizes[sizes > 0]
     return there.median() if there.numel() else torch.ones_like(sizes.sum())

@@ -2,19 +2,19 @@
 
 Phong, Aono, Hayashi, Wang & Moriai, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", IEEE TIFS
 2018, Section 3; for batches, Fowl, Geiping, Czaja, Goldblum & Goldstein, "Robbing the Fed", ICLR 2022, whose pure rows
-are found here in a network that nobody has tampered with. For z = W x + b and one example, [dL/dW | dL/db] is the
-matrix k (x, 1)^T of rank one, in which clipping, learning rate and divisor change k alone.
+are found here in an unmodified network. For z = W x + b and one example, [dL/dW | dL/db] is the matrix k (x, 1)^T of
+rank one, in which clipping, learning rate and divisor change k alone.
 
 One example: least squares over the rows, and under noise of a known scale total least squares, because the bias's
-gradient is as noisy as the rest. A mask leaves out entries, and what the rest determines is found by rank-one
-completion. A basis that the layer has for itself gives a bilinear problem in (k, x). Of a batch whose layer is followed
-by a ReLU, rows that a single example activates show that example alone: they come several at a time, and their ratios
-are equal.
+gradient is as noisy as the rest. A mask leaves out entries; rank-one completion finds the input as far as the rest
+determines it. A basis that the layer has for itself gives a bilinear problem in (k, x). In a batch whose layer is
+followed by a ReLU, rows that a single example activates show that example alone: they come several at a time, and their
+ratios are equal.
 
-Deviation: ratios are not averaged over rows, as much public code does: where a bias's gradient is small the noise of
-its ratio is large. What a batch's rows say is checked: without noise, a group of rows whose ratio no label explains
-belongs to more than one example (of two classes, the mixtures of two rows are equal, too), and is dropped. Under
-noise of a known scale the same is done up to what it leaves, and the error that it leaves of an input is told.
+Deviation: ratios are not averaged over rows, as in much public code: if a bias's gradient is small the noise of its
+ratio is large. Inputs from a batch's rows are checked: without noise, a group of rows whose ratio no label explains
+belongs to more than one example (with two classes, the mixtures of two rows are equal, too), and is dropped. Under
+noise of a known scale the same is done up to its expected residual, and the expected error of an input is reported.
 Caveat: labels are found by trying every class, which takes one example's gradient each.
 """
 
@@ -43,24 +43,24 @@ from .core.search.single_example_rows import OwnPlaces, explained, labelled
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3
-"""Relative differences of so many epsilons of the update's dtype are rounding."""
+"""Rounding of relative differences, in epsilons of the update's dtype."""
 EXPLAINED = 1e-2
-"""Share of what was released that an input may leave unexplained without noise; `ok` is less."""
+"""Share of the release that an input may leave unexplained without noise; `ok` is less."""
 RELIABLE = 0.1
-"""Root mean square error that noise leaves on average, as a share of the range of inputs, of what is called right."""
+"""Largest root mean square error, left by noise on average, of a result called right; as a share of the input range."""
 BY_CHANCE = 5.0
-"""Standard deviations by which the sum of squares of noise is above its mean, at most."""
+"""Largest excess of the sum of squares of noise over its mean, in standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """What an update shows of [dL/dW | dL/db] of one layer.
+    """Released part of [dL/dW | dL/db] of one layer.
 
     Attributes:
         values: [rows, inputs + 1].
-        seen: which of them were released, and bounded together with the bias's.
-        std: of their noise.
-        places: int64, their coordinates in the released vector; -1 where they were not released.
+        seen: entries that were released, and bounded together with the bias's.
+        std: standard deviations of their noise.
+        places: int64, their coordinates in the released vector; -1 if not released.
     """
 
     values: Tensor
@@ -71,11 +71,11 @@ class _Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class _SoleInput:
-    """An input of one example.
+    """Input of one example.
 
     Attributes:
         right: [inputs].
-        known: what of it is determined.
+        known: entries of it that are determined.
         errors: [inputs], its standard deviations under noise; None without.
         shows: whether the release is of one example, and not noise alone.
     """
@@ -94,18 +94,18 @@ def bias_division(
 
     Args:
         target: one shared update and the model it was taken at, whose first layer is linear on the flattened input.
-        coins: source of the random starts in a basis.
-        estimator: `least_squares`; `total_least_squares`, for noise of a known scale; `auto`: the latter where there is
+        coins: generator of the random starts in a basis.
+        estimator: `least_squares`; `total_least_squares`, for noise of a known scale; `auto`: the latter if there is
             noise. In a basis both are the same.
-        restarts: of the alternation in a basis, at most.
+        restarts: largest number of starts of the alternation in a basis.
 
     Returns:
-        Inputs with what of them is determined; the rest is the middle of the box. The objective is the share of the
-        release, of its norm, that they leave unexplained. Of a batch: as many as have rows of their own, the best
-        explained first; none is a result, too. Certified is what explains its rows, or all of the release, to rounding.
-        Under noise `expected_error` is what the noise leaves, and `ok` is what it leaves at most a tenth of the range
-        of inputs off. Of a batch `ok` is also what explains its rows as well as noise and gaps let it, where they would
-        have shown anything else: rows of several examples are hidden by much noise or many gaps.
+        Inputs with their determined entries; the rest is the middle of the box. The objective is the share of the
+        release, of its norm, that they leave unexplained. For a batch: as many as have rows of their own, the best
+        explained first; none is a result, too. An input is certified if it explains its rows, or all of the release, to
+        rounding. Under noise `expected_error` is the error that the noise leaves, and `ok` allows at most a tenth of
+        the range of inputs. For a batch `ok` also requires that an input explains its rows as well as noise and gaps
+        let it, and that they would have shown anything else: much noise or many gaps hide rows of several examples.
 
     Raises:
         NotApplicable: the layer is another, has no bias, or has no upstream gradient; the release does not show it.
@@ -133,10 +133,10 @@ def bias_division(
 
 
 def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, tuple[str, str]]:
-    """The linear layer on the flattened input, and the names of its weight and bias.
+    """Returns the linear layer on the flattened input, and the names of its weight and bias.
 
     Args:
-        network: any; only what stands before the layer matters, because each path to the loss goes through its rows.
+        network: any; only the operations before the layer matter, because each path to the loss goes through its rows.
         trained: names of the parameters that have a gradient.
 
     Raises:
@@ -169,10 +169,10 @@ def _parameters_of(one: Operation, network: Network, trained: tuple[str, ...]) -
 
 
 def _shown(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
-    """The matrix of the layer, as far as it was bounded together with the bias."""
+    """Returns the matrix of the layer, as far as it was bounded together with the bias."""
     released = target.released.double()
     about = []
-    # Positions from 1, because 0 stands where nothing was released, and a number that was scaled is not its position.
+    # Positions from 1, because 0 marks entries that were not released, and a scaled number is not its position.
     plain = replace(structure, parts=tuple(replace(p, factors=None) for p in structure.parts))
     numbers = torch.arange(1, len(released) + 1, device=released.device, dtype=released.dtype)
     std = granted(target.noise_std).double() / target.expected_batch
@@ -182,7 +182,7 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
         about.append(torch.cat([weight.values, bias.values[:, None]], dim=1))
     gradients = structure.gradients(released)
     group = torch.cat([gradients[names[0]].group, gradients[names[1]].group[:, None]], dim=1)
-    # Each part has a factor of its own, by which clipping shortened it: only within a part are ratios those of inputs.
+    # Each part has its own clip factor: only within a part are ratios those of inputs.
     bias_groups = group[:, -1].unique()
     own = [int(number) for number in bias_groups if number >= 0]
     if not own:
@@ -202,7 +202,7 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
 
 
 def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
-    """The input of one example from entries of its layer."""
+    """Returns the input of one example from entries of its layer."""
     right, known = completed(layer.values, layer.seen)
     noisy = bool((layer.std[layer.seen] > 0).any())
     if not noisy:
@@ -221,7 +221,7 @@ def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInp
 
 
 def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Noise that is at least rounding; what has none beside what has is taken to have a millionth of it."""
+    """Raises the noise to at least rounding; entries without noise next to noisy ones get a millionth of it."""
     return std.clamp(min=max(1e-6 * float(std.max()), 16 * torch.finfo(dtype).eps * float(values.abs().max())))
 
 
@@ -241,13 +241,13 @@ def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch
 def _from_basis(
     target: Observation, structure: Structure, names: tuple[str, str], coins: torch.Generator, restarts: int
 ) -> _SoleInput:
-    """The input of one example from the coefficients of a basis that the layer has for itself."""
+    """Returns the input of one example from the coefficients of a basis that the layer has for itself."""
     own = layer_basis(structure, names, target.released.double())
     coefficients, weight_basis = own.coefficients, own.of_weight
     rows, columns, _ = weight_basis.shape
     if not coefficients.any():
         raise NotApplicable("zero upstream gradient: the first layer is dead")
-    # The back-projection is the matrix itself where the basis is whole, and else its top singular pair is a start.
+    # The back-projection is the matrix itself if the basis is whole; otherwise its top singular pair is a start.
     spectral = torch.linalg.svd(torch.einsum("oik,k->oi", weight_basis, coefficients), full_matrices=False)[2][0]
     low, high = target.input_low, target.input_high
     grey = torch.full_like(spectral, (low + high) / 2)
@@ -255,14 +255,14 @@ def _from_basis(
     aligned = spectral * (grey.norm() / spectral.norm()) * spectral.sum().sign()
     tried = [aligned, grey, *drawn][:restarts] if restarts > 1 else [aligned]
     std = (granted(target.noise_std).double() / target.expected_batch)[own.places]
-    # What noise alone leaves of a fit, and a tenth more.
+    # The residual that noise alone leaves of a fit, and a tenth more.
     enough = max(1e-9, 1.1 * float(std.norm() / coefficients.norm()))
     right, error, jacobian = bilinear(coefficients, weight_basis, own.of_bias, tried, enough)
     everything = torch.ones_like(right, dtype=torch.bool)
     if not std.any():
         return _SoleInput(right=right, known=everything, errors=None, shows=error < 1e-6)
     std = _with_rounding(std, coefficients, target.released.dtype)
-    # Of k squares of noise alone: mean k, variance 2 k.
+    # For k squares of noise alone: mean k, variance 2 k.
     energy, count = float((coefficients / std).square().sum()), len(coefficients)
     left, free = float((error * coefficients.norm() / std.max()).square()), max(1, count - rows - columns)
     shows = energy > count + BY_CHANCE * (2 * count) ** 0.5 and left <= free + BY_CHANCE * (2 * free) ** 0.5
@@ -271,7 +271,7 @@ def _from_basis(
 
 
 def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Reconstruction:
-    """The result of a batch of one."""
+    """Returns the result of a batch of one."""
     inputs = _inputs(target, found.right[None], found.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
     labels, unexplained = labelled(target, inputs, everything)
@@ -293,14 +293,14 @@ def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Recons
 
 
 def _root_mean_square(errors: Tensor, known: Tensor) -> Tensor:
-    """Of the errors [n, inputs] of what is known of each input."""
+    """Returns the root mean square of the errors [n, inputs] over the known entries of each input."""
     return (torch.where(known, errors, 0.0).square().sum(dim=1) / known.sum(dim=1).clamp(min=1)).sqrt()
 
 
 def _batch(
     target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, coins: torch.Generator
 ) -> Reconstruction:
-    """The examples of a batch that have rows of their own."""
+    """Returns the examples of a batch that have rows of their own."""
     users = [one for one in network.operations if first.name in one.inputs]
     if [one.kind for one in users] != ["relu"]:
         got = ", ".join(one.words or one.kind for one in users) or "nothing"
@@ -337,12 +337,12 @@ def _batch(
 
 
 def _best_first(known: Tensor, about: OwnPlaces) -> Tensor:
-    """The order of guesses: what is determined in part is explained in part, and comes behind what is proved."""
+    """Orders guesses: partly determined inputs are explained only in part, and come after fully determined ones."""
     return torch.where(known.all(dim=1), about.unexplained, 2 + about.unexplained).argsort(stable=True)
 
 
 def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Groups of rows with one ratio: inputs [n, inputs], what is determined of them, places [n, m], and errors."""
+    """Returns groups of rows with one ratio: inputs [n, inputs], their known entries, places [n, m], and errors."""
     bias = layer.values[:, -1]
     variance = layer.std[:, -1].square()
     width = target.input_high - target.input_low
@@ -353,7 +353,7 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     ratios = torch.where(seen, values / bias, 0.0)[:, :-1]
     noise_all = (std.square() + (values / bias).square() * std[:, -1:].square()) / bias.square()
     noise = noise_all[:, :-1]
-    # Ratios that are known to a tenth of the range of inputs tell examples apart.
+    # Ratios that are known to a tenth of the range of inputs separate examples.
     told = (torch.where(seen[:, :-1], noise, 0.0).sum(1) / seen[:, :-1].sum(1).clamp(min=1)).sqrt() < 0.1 * width
     rows = usable.nonzero()[:, 0][told]
     tolerance = max(1e-6, ROUNDING * torch.finfo(target.released.dtype).eps)
@@ -371,14 +371,14 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     varied = mine @ torch.where(seen[told], bias[told].square().square() * noise_all[told], 0.0)
     errors = torch.where(below > 0, varied.sqrt() / torch.where(below > 0, below, 1.0), torch.inf)[:, :-1]
     own = torch.zeros(len(chosen), len(target.released), dtype=torch.bool, device=ratios.device)
-    for number, here in enumerate(mine > 0):  # groups, of which there are about as many as examples
+    for number, here in enumerate(mine > 0):  # groups, about as many as examples
         places = layer.places[rows[here]]
         own[number, places[places >= 0]] = True
     return right, known, own, errors
 
 
 def _inputs(target: Observation, right: Tensor, known: Tensor) -> Tensor:
-    """Inputs in their shape and box; the middle of the box where nothing is known."""
+    """Returns inputs in their shape and box; the middle of the box for unknown entries."""
     low, high = target.input_low, target.input_high
     filled = torch.where(known, right.clamp(low, high), (low + high) / 2)
     return filled.to(target.released.dtype).view(len(right), *target.input_shape).clamp(low, high)

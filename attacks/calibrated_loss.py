@@ -1,9 +1,9 @@
-"""Calibrated loss: a candidate is a member if its loss is smaller than that of models that were not trained on it.
+"""Calibrated loss: a candidate is a member if its loss is smaller than under models not trained on it.
 
 Watson, Guo, Cormode & Sablayrolles, "On the Importance of Difficulty Calibration in Membership Inference Attacks", ICLR
-2022 (arXiv:2111.08440), Equation 5. What is hard for everybody is no sign of a stranger, and what is easy none of a
-member. With `scaled` the log odds of the label stand in for the loss (Carlini et al., S&P 2022), whose differences do
-not shrink where all models are sure.
+2022 (arXiv:2111.08440), Equation 5. An example that is hard for all models is not thereby a non-member, and an example
+that is easy for all not thereby a member. With `scaled` the log odds of the label replace the loss (Carlini et al., S&P
+2022), because their differences do not shrink if all models are confident.
 """
 
 import torch
@@ -22,21 +22,22 @@ def calibrated_loss(
     scaled: bool = False,
     batch_size: int = 1024,
 ) -> MembershipScores:
-    """Scores each candidate by how far its loss lies below the mean loss of models that were not trained on it.
+    """Scores each candidate by the mean loss of models not trained on it, less its loss under the target.
 
     Args:
         target: the final model, answering with logits, and shadow models.
         coins: not used; the attack is deterministic.
-        shadows: models to compare with; even. The half that was not trained on a candidate is used for it.
-        views: of each candidate, as of `lira`; differences are averaged over them.
-        scaled: whether log odds of the label stand in for minus the loss.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        shadows: number of shadow models to compare with; even. The half that was not trained on a candidate is used for
+            it.
+        views: views of each candidate, as of `lira`; differences are averaged over them.
+        scaled: whether log odds of the label replace minus the loss.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         The mean loss of the others less that of the target in nats, or the difference of log odds; float64.
 
     Raises:
-        NotApplicable: fewer shadow models, or views, than are asked for.
+        NotApplicable: fewer shadow models, or views, than requested.
         ValueError: a setting out of range.
     """
     candidates = granted(target.candidates)

@@ -1,13 +1,13 @@
-"""Canary alignment: how the releases of a run point along the contributions of records that were made to be found.
+"""Canary alignment: inner products of the releases of a run with the contributions of canaries.
 
 Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023 (canaries in gradient
 space, inner products with releases); Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning",
-ICLR 2024 (many of them in one run). Where participation is known, the sums of inner products are made independent of
-the other canaries by the linear estimate of all inclusions x at once, from r = sum x_i v_i + noise with x of mean 1/2
-and variance 1/4: x = 1/2 + (G + 4)^-1 (V r - G / 2), with V the whitened contributions and G = V V' over all steps (own
-derivation). Elsewhere a canary's score is the sum of its steps' log likelihood ratios, as if no other canary took part.
-What the private examples add up to is taken for the expected batch of average public ones. The score knows no coin, so
-what the coins prove by it holds whatever it is; others make it weaker and nothing else.
+ICLR 2024 (many of them in one run). If participation is known, the sums of inner products are made independent of the
+other canaries by the linear estimate of all inclusions x at once, from r = sum x_i v_i + noise with x of mean 1/2 and
+variance 1/4: x = 1/2 + (G + 4)^-1 (V r - G / 2), with V the whitened contributions and G = V V' over all steps (own
+derivation). Otherwise a canary's score is the sum of its steps' log likelihood ratios, as if no other canary took part.
+The sum of the private examples is approximated by the expected batch of average public ones. The score is
+computed without the coins, so a bound proved from the coins holds for any score; other records only weaken the score.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ from .core import (
 
 _PRECISION = 4.0  # of a fair coin: 1 / variance
 _AT_ONCE = 2**26  # numbers of all contributions of a step, up to which canaries are estimated together
-_RIDGE = 1e-3  # of the mean square of a contribution, where there is no noise
+_RIDGE = 1e-3  # of the mean square of a contribution, without noise
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE, controls=Controls.CANARIES)
 def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_size: int = 64) -> InclusionScores:
-    """Scores each canary by how all releases point along its contributions.
+    """Scores each canary by the inner products of all releases with its contributions.
 
     Args:
         target: the transcript; its candidates are the canaries.
@@ -44,12 +44,12 @@ def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_si
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        Estimates of how often each canary is in; log likelihood ratios, in nats, where only the rate is known at which
-        records take part, or where there are too many numbers for all canaries at once.
+        Estimates of each canary's inclusion; log likelihood ratios, in nats, if only the rate is known at which records
+        take part, or if there are too many numbers for all canaries at once.
 
     Raises:
         ValueError: a setting out of range.
-        NotApplicable: no canary contributes anything in any step, as where a method asks for another query.
+        NotApplicable: no canary contributes anything in any step, as with a method whose query is another one.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -83,21 +83,21 @@ def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_si
 
 
 def _contributions(step: Observation, examples: Examples, batch_size: int) -> Iterator[Tensor]:
-    """What examples would have added to the undivided sums, some at a time."""
+    """Yields the additions of examples to the undivided sums, some at a time."""
     for inputs, labels in zip(examples.inputs.split(batch_size), examples.labels.split(batch_size), strict=True):
         yield step.contributions(inputs, labels)
 
 
 def _whitening(step: Observation) -> tuple[Tensor, bool]:
-    """What each number of a release is multiplied by, and whether there is noise."""
+    """Returns the factor of each released number, and whether there is noise."""
     std = granted(step.noise_std).double()
     noisy = bool((std > 0).any())
-    # Where a part of a release has noise the others are left out: next to them nothing would count.
+    # If a part of a release has noise the others are left out: next to them nothing would count.
     return torch.where(std > 0, 1 / std.clamp(min=1e-30), 0.0) if noisy else torch.ones_like(std), noisy
 
 
 def _estimated(gram: Tensor, along: Tensor, noisy: bool) -> Tensor:
-    """The linear estimate of all inclusions at once."""
+    """Returns the linear estimate of all inclusions at once."""
     ridge = _PRECISION if noisy else _RIDGE * float(gram.diagonal().mean())
     eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     return torch.linalg.solve(gram + ridge * eye, along - gram.sum(dim=1) / 2)

@@ -3,21 +3,22 @@
 Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
 Component Analysis", ICML 2023 (arXiv:2209.05578), Section 4. The gradient of the first linear layer is G = D X^T, one
 column of D and one input an example: rows of G are mixtures of the inputs, as microphones at a party record mixtures of
-voices. A mixture of images is closer to a Gaussian than an image is, so the b directions of the row space that are
-farthest from it are looked for (FastICA: Hyvärinen & Oja 2000, contrast log cosh). Nothing is asked of the activation.
+voices. A mixture of images is closer to a Gaussian than an image is, so the search is for the b least Gaussian
+directions of the row space (FastICA: Hyvärinen & Oja 2000, contrast log cosh). Any activation is allowed.
 
-Deviation: independence is asked of differences of neighbouring pixels. Brightness of two photos is alike at many pixels
-by chance, edges are at few; and the difference of a mixture is the mixture of differences. log cosh of differences is,
-for all but small ones, their total variation, which the paper has as a term of its own.
+Deviation: independence is required of differences of neighbouring pixels. Brightness of two photos is alike at many
+pixels by chance, edges are at few; and the difference of a mixture is the mixture of differences. log cosh of
+differences is, for all but small ones, their total variation, which the paper has as a term of its own.
 
-Deviation: sign and scale, which independence leaves open, are decided by the bias gradient h = D 1. [G | h] is
-D [X | 1]^T, so whatever direction was found is that multiple of an input whose last entry is 1. The factors by which a
+Deviation: sign and scale, which independence leaves open, are decided by the bias gradient h = D 1. [G | h] is D [X |
+1]^T, so each direction found is scaled to the multiple of an input whose last entry is 1. The factors by which a
 defense shortens examples are in D and cancel. Only without a bias are rows stretched to the box of valid inputs.
 
 Deviation: inputs imply their D by the network itself, and D implies the inputs by the gradient. The two are iterated to
-a fixed point from what independence found, with Anderson's acceleration ("Iterative procedures for nonlinear integral
-equations", J. ACM 1965), in b * b unknowns. Where it converges, inputs are exact, up to rounding or noise. On photos it
-does behind smooth activations in batches of up to 8 or 16; behind a ReLU often not: what independence found is kept.
+a fixed point from the independent components, with Anderson's acceleration ("Iterative procedures for nonlinear
+integral equations", J. ACM 1965), in b * b unknowns. If it converges, inputs are exact, up to rounding or noise. On
+photos it converges for smooth activations in batches of up to 8 or 16; for a ReLU often not: then the independent
+components are kept.
 """
 
 import warnings
@@ -35,16 +36,16 @@ from .core.closed_form.least_squares import least_squares
 from .core.closed_form.low_rank import completed, rounding_floor
 
 PLAIN = ("input", "flatten", "identity")
-"""Operations behind which a layer's inputs are still pixels."""
+"""Operations after which a layer's inputs are still pixels."""
 
 HOPELESS = 0.5
 """Distance of unit columns, implied by the network and by the gradient, above which an input was not matched."""
 
 MEMORY = 8
-"""Earlier steps that the acceleration combines."""
+"""Number of earlier steps that the acceleration combines."""
 
 CONVERGED = 0.2
-"""Part of the distance at the start to which the iteration must take it; else what independence found is kept."""
+"""Part of the starting distance that the iteration must reach; otherwise the independent components are kept."""
 
 RELABELLED = (0, 4, 12)
 """Steps at which the likeliest label of each input is chosen anew."""
@@ -52,12 +53,12 @@ RELABELLED = (0, 4, 12)
 
 @dataclass(frozen=True, kw_only=True)
 class _Mixture:
-    """The gradient of the layer as left @ right.
+    """Gradient of the layer as left @ right.
 
     Attributes:
         left: float64 [rows, b].
-        right: float64 [b, n], and the column of the bias behind it where that was released.
-        in_rows: bool [m], which rows of the weight `left` is of.
+        right: float64 [b, n], followed by the column of the bias if that was released.
+        in_rows: bool [m], rows of the weight that `left` is of.
         scaled: whether `right` has the column of the bias.
     """
 
@@ -73,19 +74,19 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the first directions, and of the entries that a completion is tried on.
-        iterations: of the search for independent directions, at most.
-        steps: of the iteration to a fixed point that follows, at most; 0 for independence alone. Each takes the
-            contributions of one batch, and three of them those under every label.
+        coins: generator of the first directions, and of the entries that a completion is tested on.
+        iterations: largest number of iterations of the search for independent directions.
+        steps: largest number of steps of the fixed-point iteration that follows; 0 for independence alone. Each takes
+            the contributions of one batch, and three of them those under every label.
 
     Returns:
         As many inputs as the batch has, the labels that explain their columns of D best, and as the objective the mean
-        distance of unit columns of D that the inputs and the gradient imply. Nothing is certified. Where some input is
-        not matched the status is `degraded`, however well the others are, and `determined` says which ones are matched.
+        distance of unit columns of D that the inputs and the gradient imply. Nothing is certified. If some input is not
+        matched the status is `degraded`, even if the others are, and `determined` marks the matched inputs.
 
     Raises:
         ValueError: a setting out of range.
-        NotApplicable: no linear layer comes first, or its gradient is shown in too small a part.
+        NotApplicable: no linear layer comes first, or too small a part of its gradient is shown.
         InconsistentObservation: the update is not finite, or has another length than its plan's.
         RankDeficient: the gradient has fewer directions than the batch has examples.
     """
@@ -108,7 +109,7 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
 
 
 def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Generator) -> _Mixture:
-    """The b strongest directions of the layer's gradient, what a mask dropped completed."""
+    """Returns the b strongest directions of the layer's gradient, with masked entries completed."""
     scaled = int(layer.bias_seen.sum()) >= batch_size
     gradient, seen = layer.gradient, layer.seen
     if scaled:
@@ -142,7 +143,7 @@ def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Genera
 
 
 def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: torch.Generator) -> Tensor:
-    """The unmixing [b, b] whose components are farthest from Gaussian."""
+    """Returns the unmixing [b, b] whose components are farthest from Gaussian."""
     batch_size = len(mixture.right)
     if batch_size == 1:
         return mixture.right.new_ones(1, 1)
@@ -158,18 +159,18 @@ def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: t
         batch_size, fun="logcosh", whiten="unit-variance", max_iter=iterations, tol=1e-6, random_state=seed
     )
     with warnings.catch_warnings():
-        # Whether it has converged shows in the objective, against the network itself.
+        # Convergence shows in the objective, against the network itself.
         warnings.simplefilter("ignore", ConvergenceWarning)
         search.fit(pixels.T.cpu().numpy())
     return torch.from_numpy(search.components_).to(pixels)
 
 
 def _unit(mixture: _Mixture, unmixing: Tensor, target: Observation) -> Tensor:
-    """An unmixing whose rows have their sign and scale: [X | 1] = unmixing @ right."""
+    """Returns an unmixing whose rows have their sign and scale: [X | 1] = unmixing @ right."""
     rows = unmixing @ mixture.right
     if mixture.scaled:
         return unmixing / _away_from_zero(rows[:, -1:])
-    # Not decided by the gradient: the side of 0 that the box lies on, and the longest that fits it.
+    # Not decided by the gradient: the side of 0 that the box lies on, and the largest scale that fits it.
     centre = (target.input_low + target.input_high) / 2
     sign = torch.where(rows.sum(dim=1, keepdim=True) * centre < 0, -1.0, 1.0)
     highest = (sign * rows).amax(dim=1, keepdim=True)
@@ -177,12 +178,12 @@ def _unit(mixture: _Mixture, unmixing: Tensor, target: Observation) -> Tensor:
 
 
 def _away_from_zero(values: Tensor) -> Tensor:
-    """The values, none so small that a division by it is not finite."""
+    """Returns the values, none so small that a division by it is not finite."""
     return torch.where(values.abs() < 1e-200, 1e-200, values)
 
 
 def _inputs(target: Observation, layer: InputLayer, mixture: _Mixture, unmixing: Tensor) -> Tensor:
-    """Inputs [b, *input_shape] of the network, in the box."""
+    """Returns inputs [b, *input_shape] of the network, in the box."""
     rows = (unmixing @ mixture.right)[:, : layer.gradient.shape[1]]
     inputs = undone(layer, images_of(layer, rows[:, None]))
     middle = (target.input_low + target.input_high) / 2
@@ -192,7 +193,7 @@ def _inputs(target: Observation, layer: InputLayer, mixture: _Mixture, unmixing:
 def _matched(
     target: Observation, layer: InputLayer, mixture: _Mixture, start: Tensor, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The unmixing of the step at which network and gradient agree best, its labels, and each input's distance [b]."""
+    """Returns the unmixing of the step with the best agreement, its labels, and each input's distance [b]."""
     batch_size = len(start)
     implied, left = _columns(target, layer, mixture)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=start.device)
@@ -223,12 +224,12 @@ def _matched(
         # In the mixing, which D is linear in; from the unit unmixing, so that no clip factor is in it.
         points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
         now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)
-    # Of many inputs a few with weak gradients lead all astray, and a distance that is little less says nothing.
+    # In large batches a few inputs with weak gradients mislead all, and a slightly smaller distance means nothing.
     return best if float(best[2].mean()) < CONVERGED * float(first[2].mean()) else first
 
 
 def _accelerated(points: list[Tensor], moves: list[Tensor]) -> Tensor:
-    """Anderson's next point: where the combination of earlier moves that is shortest would lead."""
+    """Returns Anderson's next point: the end of the shortest combination of earlier moves."""
     if len(points) == 1:
         return points[0] + moves[0]
     # Column by column the scales differ by those of the gradients of examples.
@@ -246,7 +247,8 @@ def _accelerated(points: list[Tensor], moves: list[Tensor]) -> Tensor:
 def _columns(
     target: Observation, layer: InputLayer, mixture: _Mixture
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
-    """A function (inputs, labels) -> columns of D that the network implies [rows, b], and the same rows of `left`."""
+    """Returns a function (inputs, labels) -> columns of D [rows, b] implied by the network, and their rows of `left`.
+    """
     if mixture.scaled:
         shown = layer.bias_seen & mixture.in_rows
         of_bias = lambda inputs, labels: layer.shown_of_bias(target.contributions(inputs, labels))[:, shown].T  # noqa: E731
@@ -254,7 +256,7 @@ def _columns(
 
     def of_weight(inputs: Tensor, labels: Tensor) -> Tensor:
         gradients = layer.shown(target.contributions(inputs, labels))[0][:, mixture.in_rows]
-        # Each is one column times one row, of which only the direction is asked.
+        # Each is one column times one row, of which only the direction is needed.
         strongest = torch.linalg.svd(gradients, full_matrices=False)
         return (strongest.U[..., 0] * torch.sign(strongest.Vh[:, 0].sum(dim=1, keepdim=True))).T
 
@@ -262,5 +264,5 @@ def _columns(
 
 
 def _direction(columns: Tensor) -> Tensor:
-    """Columns of length 1."""
+    """Normalises columns to length 1."""
     return columns / columns.norm(dim=0).clamp(min=1e-300)

@@ -1,18 +1,18 @@
-"""Float grid: tells who took part by the last digits of a noisy sum, whatever the scale of the noise.
+"""Float grid: membership from the last digits of a noisy sum, at any scale of the noise.
 
-Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein
-& Ohrimenko, "Are We There Yet? Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. The
+Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein &
+Ohrimenko, "Are We There Yet? Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. The
 adversary of differential privacy knows everybody's contribution but the candidate's, and subtracts it from the release.
 It subtracts the candidate's, too: if the candidate took part, the remainder is the noise, and if not, it is the noise
 shifted by the contribution. Floating-point noise in single precision takes few of all real values: multiples of the
 spacing of float32, a float32 number times a scale, or, from PyTorch, pairs whose angle is one of 2^24. A shifted value
-lies on no such grid. So the score is how much better the remainder fits a grid with the contribution subtracted than
-without, each in standard deviations of what continuous noise would give. The remainder's size, which is all that
-Gaussian tests look at, does not enter, so more noise is no defense.
+lies on no such grid. The score is therefore the fit of the remainder to a grid with the contribution subtracted, less
+the fit without, each in standard deviations under continuous noise. The remainder's size, the only statistic of
+Gaussian tests, does not enter, so more noise is no defense.
 
-It finds membership where PyTorch's `normal_` adds noise to float32 sums on the CPU, as most libraries of DP-SGD do, and
-where noise is rounded to float32 before it is added. It finds nothing in sums that are rounded to a public grid after
-the noise was added. Noise drawn on a GPU, in pairs from 32 bits, shows by its float32 spacing alone.
+It finds membership if PyTorch's `normal_` adds noise to float32 sums on the CPU, as in most libraries of DP-SGD, or if
+noise is rounded to float32 before it is added. It finds nothing in sums that are rounded to a public grid after the
+noise was added. Noise drawn on a GPU, in pairs from 32 bits, shows by its float32 spacing alone.
 """
 
 import math
@@ -28,7 +28,7 @@ BLOCK = 16
 """Normal numbers that PyTorch draws together on the CPU: the first eight pair with the last eight, by Box-Muller."""
 
 UNIFORMS = 2**24
-"""Values that a uniform number in single precision can have."""
+"""Number of values of a uniform number in single precision."""
 
 WINDOW = 64
 """Blocks that share one alignment: each tensor that noise was drawn for begins a block of its own."""
@@ -39,21 +39,21 @@ CHANCE = 5.0
 # The largest of 16 standard normals is not standard: mean and standard deviation of the best of 16 alignments on
 # continuous noise, simulated, because neighbouring alignments share seven positions of eight.
 _LARGEST = (1.098, 0.817)
-_TOGETHER = 32  # candidates a call of `contributions`
-_AT_ONCE = 2**20  # numbers worked on at a time: bounds memory
+_TOGETHER = 32  # candidates per call of `contributions`
+_AT_ONCE = 2**20  # numbers processed at a time: bounds memory
 
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
 def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
-    """Compares how well the noise fits a float grid with a candidate's contribution taken off, and without.
+    """Compares the fit of the noise to a float grid with and without a candidate's contribution subtracted.
 
     Args:
-        target: one update with its candidates; what is left without everybody else must be in float64.
+        target: one update with its candidates; the remainder without everybody else must be in float64.
         coins: not used.
 
     Returns:
-        How much better what is left fits a grid without the candidate's contribution than with it, in standard
-        deviations beyond what chance gives; 0 where nothing tells.
+        Fit of the remainder to a grid with the candidate's contribution subtracted, less the fit without, in standard
+        deviations beyond chance; 0 without evidence.
     """
     candidates = granted(target.candidates)
     std = granted(target.noise_std)
@@ -77,16 +77,16 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
 def evidence(
     noise: Float[Tensor, "n m"], sums: Float[Tensor, "#n m"], std: Float[Tensor, " m"]
 ) -> Float[Tensor, "grids n"]:
-    """How well supposed noise fits each of four grids: float32, two of scaled float32, Box-Muller pairs.
+    """Returns the fit of supposed noise to each of four grids: float32, two of scaled float32, Box-Muller pairs.
 
     Args:
         noise: supposed noise on the undivided sums, one hypothesis a row; float64.
-        sums: the undivided release, of each hypothesis or of all; its own rounding is what blurs the grid.
-        std: of the noise.
+        sums: the undivided release, of each hypothesis or of all; its own rounding blurs the grid.
+        std: standard deviation of the noise.
 
     Returns:
-        In standard deviations of what continuous noise would give, around 0 for it, whatever the noise's size; minus
-        infinity for a grid that is finer than the release's rounding at every coordinate.
+        The fit in standard deviations under continuous noise, around 0 for it, at any size of the noise; minus infinity
+        for a grid that is finer than the release's rounding at every coordinate.
     """
     # The release was rounded once (half a spacing); the attacker's own sum without noise may have been added up in
     # another order, which moves it by a few of its last digits.
@@ -104,7 +104,7 @@ def evidence(
 
 
 def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
-    """Contributions of a few candidates, in a batch of one size: their last digits depend on nobody's number."""
+    """Returns contributions of a few candidates from a batch of fixed size, so that position does not change digits."""
     # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
     indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
     some = contributions(candidates.inputs[indices], candidates.labels[indices])
@@ -112,28 +112,28 @@ def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: in
 
 
 def compared(with_it: Float[Tensor, "grids n"], without: Float[Tensor, "grids n"]) -> Float[Tensor, " n"]:
-    """By how much more one hypothesis fits a grid than the other, beyond what chance gives.
+    """Returns the fit of one hypothesis to a grid less that of the other, beyond chance.
 
     Args:
-        with_it: evidence where the candidate's contribution was taken off.
-        without: evidence where it was not.
+        with_it: evidence with the candidate's contribution subtracted.
+        without: evidence without the subtraction.
     """
-    # One grid for both hypotheses, the one that either fits best: which generator drew the noise is not known.
+    # One grid for both hypotheses, the best fit of either: the generator that drew the noise is not known.
     grid = torch.maximum(with_it, without).argmax(dim=0, keepdim=True)
     first, second = ((fit.gather(0, grid)[0] - CHANCE).clamp(min=0) for fit in (with_it, without))
     return first - second
 
 
 def _multiples(noise: Float[Tensor, "n m"], step: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
-    """How well numbers fit multiples of a step, [n], where rounding moves each by at most `blur`."""
+    """Returns the fit of numbers to multiples of a step, [n], if rounding moves each by at most `blur`."""
     # A cosine averaged over a uniform error of at most b is multiplied by sinc(2 b / step).
     return _resonance(noise / step, torch.sinc(2 * (blur / step).clamp(max=0.5)))
 
 
 def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
-    """How well standard noise fits Box-Muller pairs, whose angle is 2 pi k / 2^24 in single precision, [n].
+    """Returns the fit of standard noise to Box-Muller pairs, whose angle is 2 pi k / 2^24 in single precision, [n].
 
-    The blocks of a tensor begin where the tensor does, which the attacker is not told: every window of blocks may be
+    The blocks of a tensor begin at the tensor's start, which the attacker is not given: every window of blocks may be
     aligned anew.
     """
     if noise.shape[1] < BLOCK:
@@ -141,13 +141,13 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     half = BLOCK // 2
     first, second = noise[:, :-half], noise[:, half:]
     angle = torch.atan2(second, first).remainder(2 * math.pi)
-    # Two errors of the angle: it was computed in float32, and rounding since moved the pair by `blur`, an angle of
-    # blur / distance from 0.
+    # Two errors of the angle: it was computed in float32, and rounding since moved the pair by `blur`, an angle of blur
+    # / distance from 0.
     spread = torch.maximum(blur[:, :-half], blur[:, half:]) / torch.hypot(first, second).clamp(min=1e-30)
     fading = torch.sinc(UNIFORMS / math.pi * _spacing(angle) / 2) * torch.sinc(UNIFORMS / math.pi * spread)
     agreement = fading * torch.cos(angle * UNIFORMS)
-    # In a block the first eight positions begin a pair and the last eight end one. So of 16 alignments the right one
-    # sums over eight consecutive positions (cyclic) that all agree.
+    # In a block the first eight positions begin a pair and the last eight end one. Of 16 alignments the right one
+    # therefore sums over eight consecutive positions (cyclic) that all agree.
     by_position = (_by_position(x) for x in (agreement, fading.square()))
     found = _standard(
         *(torch.cat([x, x[..., : half - 1]], dim=-1).unfold(-1, half, 1).sum(dim=-1) for x in by_position)
@@ -160,30 +160,30 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
 
 
 def _by_position(values: Float[Tensor, "n m"]) -> Float[Tensor, "n windows positions"]:
-    """Sums over the blocks of a window, by position within the block."""
+    """Returns sums over the blocks of a window, by position within the block."""
     missing = -values.shape[1] % (BLOCK * WINDOW)
     return nn.functional.pad(values, (0, missing)).unflatten(1, (-1, WINDOW, BLOCK)).sum(dim=2)
 
 
 def _resonance(phase: Float[Tensor, "n m"], fading: Float[Tensor, "n m"]) -> Float[Tensor, " n"]:
-    """How well phases agree with whole numbers, in standard deviations of what continuous noise would give.
+    """Returns the agreement of phases with whole numbers, in standard deviations under continuous noise.
 
     Args:
         phase: a number in units of the grid's step.
-        fading: factor by which rounding reduces the mean agreement; numbers with 0 tell nothing.
+        fading: factor by which rounding reduces the mean agreement; numbers with 0 carry no evidence.
     """
     agreement = fading * torch.cos(2 * math.pi * phase)
     return _standard(agreement.sum(dim=1), fading.square().sum(dim=1))
 
 
 def _standard(agreement: Float[Tensor, "*shape"], weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """A sum of weighted cosines in standard deviations, by the sum of its squared weights."""
+    """Returns a sum of weighted cosines in standard deviations, by the sum of its squared weights."""
     # A cosine of a uniform phase has variance 1/2.
     return torch.where(weight > 1e-9, agreement / (weight / 2).sqrt(), -math.inf)
 
 
 def _spacing(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Distance of neighbouring float32 numbers at these values."""
+    """Returns the distance of neighbouring float32 numbers at these values."""
     # |x| = m 2^e with m in [1/2, 1), and a significand has 24 bits; below 2^-126 the spacing stays 2^-149.
     exponent = torch.frexp(values.abs().clamp(min=2.0**-126)).exponent
     return torch.ldexp(torch.ones_like(values), exponent - 24)

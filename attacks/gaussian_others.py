@@ -1,11 +1,11 @@
-"""Membership in a shared update where the others of the batch are unknown: they are taken to be like public examples.
+"""Membership in a shared update, with the unknown others of the batch modelled on public examples.
 
 Leemann, Pawelczyk & Kasneci, "Gaussian Membership Inference Privacy", NeurIPS 2023 (arXiv:2306.07273): a sum of many
 bounded contributions is about normal. With mean g and covariance C of the contributions of public examples, the test of
 "took part" against "did not" is a ratio of two normal densities that differ in their mean, N((B - 1) g + v, Sigma) and
 N((B - 1) g, Sigma), with Sigma = (B - 1) C + the variances of the noise.
 
-Deviation: the covariance is shrunk as by Ledoit & Wolf (2004), since public examples are few against coordinates.
+Deviation: the covariance is shrunk as by Ledoit & Wolf (2004), since there are fewer public examples than coordinates.
 """
 
 import torch
@@ -22,14 +22,14 @@ def gaussian_others(
 
     Args:
         target: one update, with public examples and the scale of its noise.
-        coins: source of the choice among public examples.
-        examples: public examples whose contributions stand for those of the others, at most; as many vectors of the
-            size of the release are kept.
+        coins: generator of the choice among public examples.
+        examples: largest number of public examples whose contributions model those of the others; as many vectors of
+            the size of the release are kept.
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        <v, r>' - <v, v>' / 2 with the inner product of the inverse of Sigma and r what the update is beyond its mean,
-        in nats, float64.
+        <v, r>' - <v, v>' / 2 with the inner product of the inverse of Sigma and r the update less its mean, in nats,
+        float64.
 
     Raises:
         NotApplicable: too few public examples, or contributions that are all alike.

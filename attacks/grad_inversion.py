@@ -1,16 +1,16 @@
-"""GradInversion: search for images whose update was shared and whose activations are as the batch norms remember them.
+"""GradInversion: searches for images that match the shared update and the batch norms' running statistics.
 
 Yin, Mallya, Vahdat, Alvarez, Kautz & Molchanov, "See through Gradients: Image Batch Recovery via GradInversion", CVPR
-2021, Algorithm 1: Adam with a warm-up and a cosine decay, noise after every step, from several starts at once. Besides
-the distance of gradients it minimises total variation, the norm of images, the mismatch of batch norm statistics, and
-the distance from what all starts agree on after registration.
+2021, Algorithm 1: Adam with a warm-up and a cosine decay, noise after every step, from several starts at once. In
+addition to the distance of gradients it minimises total variation, the norm of images, the mismatch of batch norm
+statistics, and the distance from the consensus of all starts after registration.
 
 Deviation: gradients are compared in the released space, whitened by the noise, as a share of the norm of the released
 update, so that weights mean the same for releases of all sizes. Labels are given instead of read off the last layer,
 which `label_recovery` does for any batch. Registration is by whole pixels and not by optical flow, whose code was not
 published. The unknowns live in units in which the box of valid inputs is [-2, 2], and are kept in it; noise is added to
-them in step lengths, because in front of Adam it would be scaled up wherever gradients are small. Of the starts the
-one with the smallest objective is returned, at its best iterate.
+them in step lengths, because noise added before Adam would be scaled up wherever gradients are small. The result is the
+best iterate of the start with the smallest objective.
 """
 
 import math
@@ -25,7 +25,7 @@ from .core.search.gradient_matching import relative_distances
 from .core.search.restarts import best, jittered_adams
 
 HOPELESS = 0.9
-"""A share of the update's norm: where all of a search leaves more unexplained, its result is `degraded`."""
+"""Share of the update's norm: if a whole search leaves more unexplained, its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
@@ -44,19 +44,19 @@ def grad_inversion(
     register_every: int = 50,
     jitter: float = 0.01,
 ) -> Reconstruction:
-    """Matches the shared update and the statistics of batch norms, from several starts that are drawn together.
+    """Matches the shared update and the statistics of batch norms, from several starts with a common consensus.
 
     Args:
         target: one shared update and the model it was taken at, which has batch norms.
-        coins: source of the random starts, and of the noise between steps.
+        coins: generator of the random starts, and of the noise between steps.
         iterations: Adam steps of all starts side by side; the paper takes 20,000.
-        restarts: starts, of which the one with the smallest objective is returned.
+        restarts: number of starts; the result has the smallest objective.
         lr: largest step length, in box units.
-        statistics_weight: of the mismatch of batch norm statistics, in units of activations.
-        tv_weight: of the total variation, per box unit; no effect on inputs that are not images.
-        l2_weight: of the mean square, in box units.
-        group_weight: of the root mean square distance from the consensus, in box units; no effect on one start.
-        largest_shift: pixels along an axis by which an image is registered, at most.
+        statistics_weight: weight of the mismatch of batch norm statistics, in units of activations.
+        tv_weight: weight of the total variation, per box unit; no effect on inputs that are not images.
+        l2_weight: weight of the mean square, in box units.
+        group_weight: weight of the root mean square distance from the consensus, in box units; no effect on one start.
+        largest_shift: largest shift of an image in registration, in pixels along an axis.
         register_every: steps between two registrations.
         jitter: standard deviation of the noise between steps, in step lengths.
 
@@ -93,7 +93,7 @@ def grad_inversion(
             if calls % register_every == 0:
                 agreed[:] = [consensus(points.detach(), largest_shift)]
             pull = (points - agreed[0]).square().flatten(1).mean(dim=1).clamp(min=1e-20).sqrt()
-            # A force and no value: by what the others do, iterates of one start could not be compared.
+            # A gradient without a value: iterates of a start could not be compared if the others moved their values.
             value = value + group_weight * (pull - pull.detach())
         calls += 1
         return value, mismatch

@@ -1,8 +1,8 @@
-"""Gradient norm: the loss of members has a smaller gradient in the parameters, for training has followed it down.
+"""Gradient norm: members have a smaller gradient of their loss in the parameters, because training descended it.
 
 Nasr, Shokri & Houmansadr, "Comprehensive Privacy Analysis of Deep Learning", S&P 2019 (arXiv:1812.00910), who find the
-gradient's norm to be what tells members from others in a white box; here alone, without the network that they train on
-it. Where the mean gradient over members is 0, each of theirs is small if the model fits them one by one.
+gradient's norm to separate members from others in a white box; here alone, without the network that they train on it.
+If the mean gradient over members is 0, each of theirs is small if the model fits them one by one.
 """
 
 import torch
@@ -20,8 +20,8 @@ def gradient_norm(
     Args:
         target: the final model, with squared norms of gradients by parameter.
         coins: not used; the attack is deterministic.
-        layer: beginning of the names of the parameters that count, as "0." or "fc1.weight"; all of them where empty.
-        batch_size: examples asked at a time; bounds memory, changes nothing else.
+        layer: prefix of the names of the parameters that count, such as "0." or "fc1.weight"; empty for all of them.
+        batch_size: examples per query; bounds memory, changes nothing else.
 
     Returns:
         Minus the L2 norm, float64.

@@ -1,9 +1,10 @@
-"""Gradient similarity: the contribution of a member points where the shared update points.
+"""Gradient similarity: the contribution of a member points in the direction of the shared update.
 
 Li, Li & Ribeiro, "Effective Passive Membership Inference Attacks in Federated Learning Against Overparameterized
-Models", ICLR 2023: gradients of different examples in many dimensions are nearly orthogonal, so that the cosine of one
-with an update is large where it is in it. The inner product is the statistic of gradient canaries (Nasr et al., USENIX
-Security 2023). Neither needs to know the others, the noise, or public examples: they are what better tests are held to.
+Models", ICLR 2023: gradients of different examples in many dimensions are nearly orthogonal, so that the cosine of a
+gradient with an update is large if the update contains it. The inner product is the statistic of gradient canaries
+(Nasr et al., USENIX Security 2023). Neither needs the others, the noise, or public examples: both are baselines of
+better tests.
 """
 
 import torch
@@ -15,7 +16,7 @@ from .core import Access, MembershipScores, Observation, attack, granted
 def gradient_similarity(
     target: Observation, coins: torch.Generator, *, measure: str = "cosine", batch_size: int = 64
 ) -> MembershipScores:
-    """Scores each candidate by how its contribution points along the update.
+    """Scores each candidate by the alignment of its contribution with the update.
 
     Args:
         target: one update.
@@ -24,7 +25,7 @@ def gradient_similarity(
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        The cosine, 0 for a contribution of nothing, or the inner product in squared gradient units; float64.
+        The cosine, 0 for a zero contribution, or the inner product in squared gradient units; float64.
 
     Raises:
         ValueError: a setting out of range.

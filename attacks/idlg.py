@@ -1,13 +1,12 @@
 """Improved Deep Leakage from Gradients: the label of one example by a sign, then a search for the input alone.
 
-Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3: of the gradient
+Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3: in the gradient
 of the last layer only the row of the label is opposed to the others. The search is that of Zhu, Liu & Han, NeurIPS
-2019, with the label in its place.
+2019, with a fixed label.
 
-Deviation: the sign is that of the bias where it was released, and without it the row is the one that is opposed to all
-others, which holds for features of any sign; under noise a label is named only where noise alone would name one in
-fewer than one of 20 cases. The search compares in the released space and starts and steps as that for inputs and labels
-jointly does here.
+Deviation: the sign is that of the bias if it was released, and without it the row is the row opposed to all others,
+which holds for features of any sign; under noise a label is named only if noise alone would name a label in fewer than
+one of 20 cases. The search compares in the released space, with the starts and steps of `dlg`.
 """
 
 import torch
@@ -25,21 +24,21 @@ def idlg(
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the random starts.
-        iterations: L-BFGS steps at most, where none before goes up.
-        restarts: independent starts, of which the one with the smallest distance is returned. A start that diverges is
-            drawn again, ten times at most.
+        coins: generator of the random starts.
+        iterations: largest number of L-BFGS steps; the search ends earlier if no step decreases the distance.
+        restarts: independent starts; the result has the smallest distance. A start that diverges is drawn again, ten
+            times at most.
         lr: first length along each direction, in steps of Newton's method.
 
     Returns:
-        The input in model-input units, the label that was read, the squared distance in units of the noise's variance
-        (of the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded`
-        behind ReLUs, which have no second derivative, and where the update is left unexplained, or would be explained
-        by any input.
+        The input in model-input units, the recovered label, the squared distance in units of the noise's variance (of
+        the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded` for
+        networks with ReLUs, which have no second derivative, and if the update is left unexplained, or would be
+        explained by any input.
 
     Raises:
         ValueError: a setting out of range.
-        NotApplicable: the batch is larger, or what was released of the last layer does not tell the label.
+        NotApplicable: the batch is larger, or the released part of the last layer does not determine the label.
         InconsistentObservation: no single example gives this gradient of the last layer.
     """
     check_search(iterations, restarts, lr)

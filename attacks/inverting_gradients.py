@@ -1,20 +1,20 @@
-"""Inverting Gradients: search for the images whose update points in the direction of the one that was shared.
+"""Inverting Gradients: searches for images whose update points in the direction of the shared update.
 
-Geiping, Bauermeister, Dröge & Moeller, "Inverting Gradients: How easy is it to break privacy in federated
-learning?", NeurIPS 2020 (arXiv:2003.14053), Section 5: minimise 1 - cos(update of x, shared update) +
-tv_weight * TV(x) by Adam on the sign of the gradient, with x projected to the box of valid inputs and the
-step length cut at 3/8, 5/8 and 7/8 of the way.
+Geiping, Bauermeister, Dröge & Moeller, "Inverting Gradients: How easy is it to break privacy in federated learning?",
+NeurIPS 2020 (arXiv:2003.14053), Section 5: minimise 1 - cos(update of x, shared update) + tv_weight * TV(x) by Adam on
+the sign of the gradient, with x projected to the box of valid inputs and the step length cut at 3/8, 5/8 and 7/8 of the
+way.
 
-Deviation: directions are compared in the released space, whitened by the noise, so that the attack also runs on
-masked, projected and two-part updates. The unknowns live in units in which the box of valid inputs is [-2, 2], as for
-images normalised by their standard deviation: step length, start and TV weight refer to these units whatever the range
-of the inputs is. Of one start the iterate with the smallest objective is kept, where the paper keeps the last.
+Deviation: directions are compared in the released space, whitened by the noise, so that the attack also runs on masked,
+projected and two-part updates. The unknowns live in units in which the box of valid inputs is [-2, 2], as for images
+normalised by their standard deviation: step length, start and TV weight refer to these units for inputs of any range.
+Each start keeps its iterate with the smallest objective, while the paper keeps the last.
 
 Deviation: `objective = "likelihood"` takes the whitened squared distance, which under Gaussian noise is the negative
 logarithm of the likelihood of the guess, clip factors included, and without noise the objective of Zhu, Liu & Han,
-"Deep Leakage from Gradients", NeurIPS 2019. It counts how long the update is, too: of one example whose clip factor
-is not known the cosine is the likeliest already. Over twice the squared length of the release it is 1 - cos close to a
-match, so that `tv_weight` means the same.
+"Deep Leakage from Gradients", NeurIPS 2019. It also compares the length of the update: for one example with an unknown
+clip factor the cosine alone is already maximum likelihood. Over twice the squared length of the release it is 1 - cos
+close to a match, so that `tv_weight` means the same.
 """
 
 import math
@@ -28,7 +28,7 @@ from .core.search.gradient_matching import LayerWeights, direction_mismatches, l
 from .core.search.restarts import best, signed_adams
 
 HOPELESS = 0.9
-"""A mismatch, 1 - cos, that tells nothing: where all of a search stays above, its result is `degraded`."""
+"""Mismatch, 1 - cos, without information: if a whole search stays above, its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
@@ -48,24 +48,24 @@ def inverting_gradients(
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the random starts.
+        coins: generator of the random starts.
         iterations: signed Adam steps of each start; the paper's long runs take 24,000.
-        restarts: independent starts, of which the one with the smallest objective is returned.
-        tv_weight: weight of the total variation, per box unit; the paper sweeps 1e-1 to 1e-6. No effect on
-            inputs that are not images.
+        restarts: independent starts; the result has the smallest objective.
+        tv_weight: weight of the total variation, per box unit; the paper sweeps 1e-1 to 1e-6. No effect on inputs that
+            are not images.
         lr: first step length, in box units.
-        weighting: how much parameter tensors count in the cosine, from the input on: all alike, `linear`ly or
-            `exp`onentially less; for updates that release coordinates.
-        objective: what is compared: directions by their `cosine`, or whole updates by their `likelihood`.
-        at_once: starts that descend side by side, which takes less time and more memory than in turn; the result is
-            that of one after another, up to rounding.
+        weighting: weights of parameter tensors in the cosine, from the input on: all `equal`, or decreasing `linear`ly
+            or `exp`onentially; for updates that release coordinates.
+        objective: comparison of directions by their `cosine`, or of whole updates by their `likelihood`.
+        at_once: starts that descend side by side, which takes less time and more memory than in turn; the result is the
+            same, up to rounding.
 
     Returns:
         Inputs in model-input units, the given labels, the objective and the mismatch, 1 - cos, [restarts, iterations].
 
     Raises:
         ValueError: a setting out of range.
-        NotApplicable: weights by layer of an update in other numbers than coordinates of a gradient.
+        NotApplicable: weights by layer for an update that is not coordinates of a gradient.
     """
     _check(iterations, restarts, tv_weight, lr, at_once)
     if objective == "likelihood" and weighting != "equal":
@@ -77,7 +77,7 @@ def inverting_gradients(
     else:
         mismatches = direction_mismatches(target, layer_weights(target, weighting))
         compared = lambda inputs, labels: (mismatches(inputs, labels),) * 2  # noqa: E731
-    # Total variation is about neighbouring pixels, which a vector of features does not have.
+    # Total variation is of neighbouring pixels, which a vector of features does not have.
     prior = total_variations if len(target.input_shape) >= 2 and tv_weight > 0 else None
 
     def objectives(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def inverting_gradients(
 
     descents = []
     for first in range(0, restarts, at_once):
-        # One after the other from one generator, so that more restarts repeat the first ones.
+        # In turn from one generator, so that more restarts repeat the first ones.
         starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
         descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
     found = best(descents, hopeless=HOPELESS)

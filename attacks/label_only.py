@@ -1,13 +1,13 @@
-"""Label-only membership: a member's label stands firm, under changes of the image and against the nearest other answer.
+"""Label-only membership: a member's label is robust to changes of the image, and far from the decision boundary.
 
-Choquette-Choo, Tramèr, Carlini & Papernot, "Label-Only Membership Inference Attacks", ICML 2021 (arXiv:2007.14321): who
-is told no more than the label still sees whether it is right, for how many views of the image, and how far the image
-has to be moved until it changes. The distance is found by asking for labels alone (Chen, Jordan & Wainwright,
-"HopSkipJumpAttack", S&P 2020, Algorithm 2, in L2): a point on the boundary, the boundary's normal there from labels of
-random points around, a step along it, and back to the boundary on the line to the image.
+Choquette-Choo, Tramèr, Carlini & Papernot, "Label-Only Membership Inference Attacks", ICML 2021 (arXiv:2007.14321): the
+label alone shows whether it is right, for how many views of the image, and the distance to the nearest image with
+another label. That distance is found by queries for labels alone (Chen, Jordan & Wainwright, "HopSkipJumpAttack", S&P
+2020, Algorithm 2, in L2): a point on the boundary, the boundary's normal there from labels of random points around, a
+step along it, and back to the boundary on the line to the image.
 
-Deviation: the search starts from the nearest candidate that is answered otherwise, so that nothing but candidates is
-needed. A wrongly answered candidate has distance 0, as in the paper, and is not asked about again.
+Deviation: the search starts from the nearest candidate with another predicted label, so that only candidates are
+needed. A misclassified candidate has distance 0, as in the paper, and is not queried again.
 """
 
 import math
@@ -23,7 +23,7 @@ HALVINGS = 12
 """Steps of a binary search on a line: to 1/4096 of its length."""
 
 FEWEST = 16
-"""Random points around one on the boundary, in the first round; by the square root of the round more later."""
+"""Random points around a boundary point in the first round; later, times the square root of the round."""
 
 
 @attack(access=Access.LABEL_ONLY)
@@ -36,22 +36,22 @@ def label_only(
     queries: int = 1000,
     batch_size: int = 1024,
 ) -> MembershipScores:
-    """Scores each candidate by how firmly the final model gives it its label.
+    """Scores each candidate by the robustness of its predicted label under the final model.
 
     Args:
         target: the final model, answering with labels.
-        coins: source of the random points.
-        by: "views", the share of views of the image that are answered rightly; or "boundary", the distance to the
-            nearest other answer that was found.
-        views: of each candidate, the image itself among them, as of `lira`.
-        queries: most that are asked about each candidate to find its distance.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        coins: generator of the random points.
+        by: "views", the share of views of the image that are classified correctly; or "boundary", the smallest distance
+            found to an image with another label.
+        views: views of each candidate, the image itself among them, as of `lira`.
+        queries: largest number of queries about each candidate to find its distance.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         The share of views, or the L2 distance in model-input units; float64.
 
     Raises:
-        NotApplicable: views of what is no image, or a model that answers all candidates alike.
+        NotApplicable: views of inputs that are no images, or a model with one label for all candidates.
         ValueError: a setting out of range.
     """
     if by not in ("views", "boundary"):
@@ -62,7 +62,7 @@ def label_only(
         raise ValueError(f"queries must be at least {needed}, for one round of the search, got {queries}")
     candidates = granted(target.candidates)
     if by == "views":
-        at_once = max(1, batch_size // max(1, views))  # `viewed` refuses what is no number of views
+        at_once = max(1, batch_size // max(1, views))  # `viewed` refuses invalid numbers of views
         answered = torch.cat([_of_views(target, some, views, batch_size) for some in candidates.inputs.split(at_once)])
         scores = (answered == candidates.labels[:, None]).double().mean(1)
     else:
@@ -72,7 +72,7 @@ def label_only(
 
 
 def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) -> Tensor:
-    """Labels of each view of each input [n, views]."""
+    """Returns predicted labels of each view of each input [n, views]."""
     seen = viewed(inputs, views)
     answered = torch.cat([target.labels_of(some) for some in seen.flatten(0, 1).split(batch_size)])
     return answered.unflatten(0, seen.shape[:2])
@@ -80,12 +80,12 @@ def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) 
 
 @dataclass(frozen=True)
 class _Asker:
-    """Asks for labels.
+    """Label queries of a model.
 
     Attributes:
         target: the model.
-        labels: of all candidates.
-        batch_size: inputs at a time.
+        labels: labels of all candidates.
+        batch_size: inputs per query.
     """
 
     target: LabelAccess
@@ -93,11 +93,11 @@ class _Asker:
     batch_size: int
 
     def answers(self, points: Tensor) -> Tensor:
-        """Labels of points [n, *shape]."""
+        """Returns predicted labels of points [n, *shape]."""
         return torch.cat([self.target.labels_of(some) for some in points.split(self.batch_size)])
 
     def beyond(self, points: Tensor, labels: Tensor) -> Bool[Tensor, " n"]:
-        """Whether points have another answer than these labels."""
+        """Returns whether the predicted labels of points differ from `labels`."""
         return self.answers(points) != labels
 
 
@@ -114,7 +114,7 @@ def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: i
 
 
 def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor:
-    """Index of the nearest candidate that is answered otherwise, of each of them."""
+    """Returns the index of the nearest candidate with another predicted label, for each candidate."""
     flat, found = inputs.flatten(1).double(), []
     for some, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
         found.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
@@ -122,7 +122,7 @@ def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor
 
 
 def _round_cost(number: int) -> int:
-    """Queries of one round: around the point, along the normal, and back to the boundary."""
+    """Returns the queries of a round: around the point, along the normal, and back to the boundary."""
     return _around(number) + 2 * HALVINGS
 
 
@@ -133,13 +133,13 @@ def _around(number: int) -> int:
 def _searched(
     asker: _Asker, inputs: Tensor, labels: Tensor, starts: Tensor, coins: torch.Generator, queries: int
 ) -> Float[Tensor, " n"]:
-    """The smallest distance that was found from each input to a point with another answer than its label."""
+    """Returns the smallest distance found from each input to a point with another label."""
     point = _to_boundary(asker, inputs, labels, starts)
     nearest = _length(point - inputs)
     left, number = queries - HALVINGS, 1
     while left >= _round_cost(number):
         left -= _round_cost(number)
-        # A walk of about 1 / dim of the distance stays where the boundary is a plane (HopSkipJump, Section III.C).
+        # Random points within about 1 / dim of the distance see a nearly plane boundary (HopSkipJump, Section III.C).
         radius = _length(point - inputs) / inputs[0].numel()
         normal = _normal(asker, point, labels, radius, _around(number), coins)
         length = _length(point - inputs) / math.sqrt(number)
@@ -150,7 +150,7 @@ def _searched(
 
 
 def _to_boundary(asker: _Asker, inputs: Tensor, labels: Tensor, outside: Tensor) -> Tensor:
-    """Points just beyond the boundary, on the lines from inputs to points with another answer."""
+    """Returns points just beyond the boundary, on the lines from inputs to points with another label."""
     low, high = inputs.new_zeros(len(inputs)), inputs.new_ones(len(inputs))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -162,7 +162,7 @@ def _to_boundary(asker: _Asker, inputs: Tensor, labels: Tensor, outside: Tensor)
 def _normal(
     asker: _Asker, point: Tensor, labels: Tensor, radius: Tensor, around: int, coins: torch.Generator
 ) -> Tensor:
-    """Unit directions towards the other answers, estimated from the answers around points on the boundary."""
+    """Estimates unit normals towards other labels, from predicted labels around points on the boundary."""
     at_once = max(1, asker.batch_size // len(point))
     weighted, plain, votes = torch.zeros_like(point), torch.zeros_like(point), point.new_zeros(len(point))
     for first in range(0, around, at_once):
@@ -175,7 +175,7 @@ def _normal(
         vote = vote.unflatten(0, (len(point), count))
         weighted = weighted + (_spread(vote, away) * away).sum(1)
         plain, votes = plain + away.sum(1), votes + vote.sum(1)
-    # Less their mean, which lowers the variance; where all agree, they say on which side of the point the boundary is.
+    # Less their mean, which lowers the variance; if all agree, they give the side of the point that the boundary is on.
     mean = votes / around
     mixed = torch.where(mean.abs() < 1, mean, torch.zeros_like(mean))
     normal = weighted - _spread(mixed, weighted) * plain
@@ -183,7 +183,7 @@ def _normal(
 
 
 def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length: Tensor) -> Tensor:
-    """The farthest of halved steps along the normals that has another answer; the point itself where none has."""
+    """Returns the farthest of halved steps along the normals with another label; the point itself without any."""
     found, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
     for _ in range(HALVINGS):
         tried = _inside(asker.target, point + _spread(length, normal) * normal)
@@ -206,5 +206,5 @@ def _length(moves: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """Values of each example, or of each of its points, as a factor of tensors of inputs."""
+    """Reshapes values of each example, or of each of its points, to a factor of tensors of inputs."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))

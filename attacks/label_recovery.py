@@ -1,19 +1,18 @@
-"""Label recovery: which classes are in a batch and how often, from the gradient of the last layer.
+"""Label recovery: the classes in a batch and their counts, from the gradient of the last layer.
 
 Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), for one example; for
 batches Geng et al., "Towards General Deep Leakage in Federated Learning", 2021 (arXiv:2110.09074), who put the model's
 mean probability in place of the batch's. The equations are in `core/closed_form/label_counts.py`.
 
-One example without noise: exact, and behind a mask as many labels as it leaves. A batch:
-n_c = B pbar_c - u_c / fbar, with pbar the mean probabilities and fbar the factor by which the defense shortens an
-example, both of public examples; rounded by largest remainders. Under noise a class is named only if its count is above
-0 by a test at a level that all classes share, so that an update of noise names none. What is released in other numbers
-than coordinates of the gradient is compared with what public examples would have released under each label:
-non-negative least squares over these prototypes.
+One example without noise: exact, and under a mask a set of possible labels. A batch: n_c = B pbar_c - u_c / fbar, with
+pbar the mean probabilities and fbar the factor by which the defense shortens an example, both of public examples;
+rounded by largest remainders. Under noise a class is named only if its count is above 0 by a test at a level that all
+classes share, so that an update of noise names none. A release that is not coordinates of the gradient is compared with
+the releases of public examples under each label: non-negative least squares over these prototypes.
 
-Deviation: counts come with an interval: of the factors that public examples have, three standard deviations of the
-batch's mean probability, and the noise. A count is certain to be at least -u_c without noise, whatever public examples
-say, because no factor is above 1 and no probability below 0.
+Deviation: counts come with an interval, from the clip factors of public examples, three standard deviations of the
+batch's mean probability, and the noise. A count is certain to be at least -u_c without noise, for any public examples,
+because no factor is above 1 and no probability below 0.
 """
 
 from collections.abc import Iterator
@@ -51,13 +50,13 @@ _ROWS = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class _Public:
-    """What public examples say of a batch.
+    """Statistics of public examples that estimate those of a batch.
 
     Attributes:
         mean: mean probabilities [classes].
         spread: their standard deviations over examples.
-        share: of each class among the labels, none 0.
-        factors: by which they would be shortened [n].
+        share: share of each class among the labels, none 0.
+        factors: factors by which they would be shortened [n].
         features: mean of the last layer's inputs, as shortened.
     """
 
@@ -77,14 +76,14 @@ def label_recovery(
     Args:
         target: one shared update and the model it was taken at.
         coins: not used.
-        level: chance that noise names a class that is not there, over all classes.
-        public: examples of the population that are looked at, at most.
+        level: probability that noise names a class that is not there, over all classes.
+        public: largest number of public examples that are used.
 
     Returns:
-        Counts that add up to the batch, or under noise and masks to less: what is not named is not known.
+        Counts that add up to the batch, or under noise and masks to less: the rest is not known.
 
     Raises:
-        NotApplicable: nothing of the update tells classes apart.
+        NotApplicable: nothing in the update separates classes.
         InconsistentObservation: without noise, no batch of this size gives this update.
         ValueError: a setting out of range.
     """
@@ -111,7 +110,7 @@ def label_recovery(
 
 
 def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
-    """The label of a batch of one, or that it is among some."""
+    """Returns the label of a batch of one, or its possible labels."""
     if bool(possible.all()):
         raise NotApplicable(
             f"what was released of the last layer must leave fewer than all {len(possible)} labels, and it leaves all"
@@ -130,7 +129,7 @@ def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstima
 
 
 def _shares(labels: Tensor, classes: int) -> Tensor:
-    """Share of each class among public labels, none 0."""
+    """Returns the share of each class among public labels, none 0."""
     known = torch.bincount(labels, minlength=classes).double() + 1
     return known / known.sum()
 
@@ -138,7 +137,7 @@ def _shares(labels: Tensor, classes: int) -> Tensor:
 def _by_sums(
     layer: LastLayer, noise: LastLayer, public: _Public, batch: int, z: float, *, noisy: bool
 ) -> LabelEstimate:
-    """Counts by the sums over the batch of p_c - 1[c = y]."""
+    """Counts labels by the sums over the batch of p_c - 1[c = y]."""
     sums, std, known = class_sums(layer, noise, public.features)
     low, high, factor = public.factors.amin(), public.factors.amax(), public.factors.mean()
     expected = torch.where(known, batch * public.mean - sums / factor, 0.0)
@@ -148,7 +147,7 @@ def _by_sums(
     rounding = 1e-4 * (1 + sums.abs())
     if not noisy:
         sure = layer.bias_seen & (sums < -1e-6 * sums.abs().max())
-        # Of a bound that lengthens short gradients too, the sign alone is certain.
+        # With a bound that lengthens short gradients too, the sign alone is certain.
         certain = (-sums - rounding).ceil().clamp(min=1) if float(high) <= 1 + 1e-6 else torch.ones_like(sums)
         least = torch.where(sure, certain, least)
         if int(least.sum()) > batch:
@@ -160,7 +159,7 @@ def _by_sums(
     else:
         named = known & (expected > z * error)
         wanted = torch.where(named, expected.round().clamp(min=1), 0.0)
-        # The strongest first, where what is named is more than there is.
+        # The strongest first, if more are named than the batch has.
         order = torch.where(named, expected / error, -torch.inf).argsort(descending=True, stable=True)
         before = wanted[order].cumsum(0) - wanted[order]
         counts = torch.zeros_like(sums).scatter(0, order, torch.minimum(wanted[order], (batch - before).clamp(min=0)))
@@ -181,7 +180,7 @@ def _by_sums(
 
 
 def largest_remainder_of(expected: Tensor, total: int, among: Tensor) -> Tensor:
-    """As `largest_remainder`, among some of the classes."""
+    """Applies `largest_remainder` to some of the classes."""
     counts = torch.zeros_like(expected, dtype=torch.int64)
     if bool(among.any()):
         counts[among] = largest_remainder(expected[among], total)
@@ -189,7 +188,7 @@ def largest_remainder_of(expected: Tensor, total: int, among: Tensor) -> Tensor:
 
 
 def _present(expected: Tensor, error: Tensor, known: Tensor, share: Tensor, batch: int) -> Tensor:
-    """The probability that a class is in the batch, of a binomial count a priori that is seen with a normal error."""
+    """Returns the probability that a class is in the batch, for a binomial prior of its count and a normal error."""
     count = torch.arange(batch + 1, device=expected.device, dtype=expected.dtype)
     prior = torch.distributions.Binomial(batch, probs=share[:, None]).log_prob(count)
     seen = -((expected[:, None] - count) / error.clamp(min=1e-3)[:, None]).square() / 2
@@ -197,7 +196,7 @@ def _present(expected: Tensor, error: Tensor, known: Tensor, share: Tensor, batc
 
 
 def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
-    """What public examples would have added at the last layer."""
+    """Computes the last-layer statistics of public examples."""
     population = granted(target.population)
     inputs, labels = population.inputs[:most].to(target.released), population.labels[:most]
     if len(inputs) == 0:
@@ -207,7 +206,7 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
     probabilities = logits.softmax(dim=1)
     plain = replace(structure, parts=tuple(replace(part, factors=None) for part in structure.parts))
-    # From 1, because 0 stands where nothing was released; a logistic loss turns one of its two signs.
+    # From 1, because 0 marks entries that were not released; a logistic loss turns one of its two signs.
     numbers = torch.arange(1, len(target.released) + 1, device=inputs.device, dtype=torch.float64)
     places, units = last_layer(plain, numbers), last_layer(structure, torch.ones_like(numbers))
 
@@ -239,28 +238,28 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
 
 
 def _rows(target: Observation, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Contributions of these examples, so many at a time as fit, with their labels."""
+    """Yields contributions of these examples with their labels, as many at a time as fit into memory."""
     size = max(1, _ROWS // len(target.released))
     for some, of in zip(inputs.split(size), labels.split(size), strict=True):
         yield target.contributions(some, of).double(), of
 
 
 def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z: float, public: int) -> LabelEstimate:
-    """Counts by non-negative least squares over what public examples would have released under each label."""
+    """Counts labels by non-negative least squares over the releases of public examples under each label."""
     population, classes = granted(target.population), target.classes
     inputs, labels = population.inputs[:public].to(target.released), population.labels[:public]
     if len(inputs) == 0:
         raise NotApplicable("the population must have an example to make prototypes of, got none")
     noisy = bool(std.any())
-    # In units of the noise; what has none beside what has is as good as a thousandth of it.
+    # In units of the noise; entries without noise next to noisy ones count as having a thousandth of it.
     weight = 1 / std.clamp(min=1e-3 * float(std.max())) if noisy else torch.ones_like(std)
     prototypes = []
     for label in range(classes):
         whole = torch.full_like(labels, label)
         total = torch.stack([rows.sum(0) for rows, _ in _rows(target, inputs, whole)]).sum(0)
         prototypes.append(weight * total / len(inputs))
-    # Where all inputs have much the same probabilities p, prototypes weighted by p cancel: sum_y p_y (p - e_y) = 0.
-    # What they leave open is decided by the size of the batch, as an equation that nothing else outweighs.
+    # If all inputs have much the same probabilities p, prototypes weighted by p cancel: sum_y p_y (p - e_y) = 0. The
+    # size of the batch decides the open dimension, as an equation that nothing else outweighs.
     table = torch.stack(prototypes, dim=1)
     heavy = 1e3 * table.norm().clamp(min=torch.finfo(table.dtype).tiny)
     table = torch.cat([table, heavy.expand(1, classes)])
@@ -272,11 +271,11 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
             f"{rank} dimensions that do",
             deficit=classes - rank,
         )
-    # R of a QR decomposition: as many rows as classes and one more, however long the release is.
+    # R of a QR decomposition: one row more than classes, at any length of the release.
     reduced = torch.linalg.qr(torch.cat([table, shown[:, None]], dim=1), mode="r")[1].cpu()
     found, residual = nnls(np.asarray(reduced[:, :-1]), np.asarray(reduced[:, -1]))
     expected = torch.as_tensor(found).to(sums)
-    # The residual holds the noise and what examples of a class differ by.
+    # The residual holds the noise and the differences of examples within a class.
     degrees = max(1, len(sums) - classes)
     unit = max(float(residual) ** 2 / degrees, 1.0 if noisy else 0.0)
     inverse = torch.linalg.inv(table.T @ table)

@@ -1,8 +1,7 @@
 """Loss threshold: members have a smaller loss.
 
-Yeom, Giacomelli, Fredrikson & Jha, "Privacy Risk in Machine Learning: Analyzing the Connection to
-Overfitting", CSF 2018, Adversary 1 (arXiv:1709.01604). The threshold is left to the scorer, which reports the
-whole curve.
+Yeom, Giacomelli, Fredrikson & Jha, "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", CSF
+2018, Adversary 1 (arXiv:1709.01604). The scorer sets the threshold: it reports the whole curve.
 """
 
 import torch
@@ -18,7 +17,7 @@ def loss_threshold(target: ModelAccess, coins: torch.Generator, *, batch_size: i
     Args:
         target: the final model, answering with logits.
         coins: not used.
-        batch_size: candidates asked at a time; bounds memory, changes nothing else.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         Minus the loss in nats, in float64: in float32 the losses of a confident model are ties at 0.

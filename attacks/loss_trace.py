@@ -1,13 +1,13 @@
-"""Loss trace: the loss of a member falls over the steps of the training, by more than that of a stranger.
+"""Loss trace: the loss of a member falls over the steps of the training, by more than that of a non-member.
 
 Pollock, Shilov, Dodd & de Montjoye, "Free Record-Level Privacy Risk Evaluation Through Artifact-Based Methods", 2024
-(arXiv:2411.05743): the interquartile range of an example's losses over a training (LT-IQR) tells which members are at
-risk, without shadow models. As a test of membership it stands beside the plain drop of the loss.
+(arXiv:2411.05743): the interquartile range of an example's losses over a training (LT-IQR) shows which members are at
+risk, without shadow models. It is offered here as a membership test, next to the plain drop of the loss.
 
-Caveat: the range is larger where a loss goes up and down, too; on overfitted digits that are the non-members.
+Caveat: the range is larger for a loss that goes up and down, too; on overfitted digits those are the non-members.
 
-Deviation: losses are looked at over evenly spread steps, and by somebody who asks who is a member; the paper looks at
-every epoch, at members alone.
+Deviation: losses are computed at evenly spread steps, and for candidates of unknown membership; the paper computes them
+at every epoch, for members alone.
 """
 
 from collections.abc import Callable
@@ -28,20 +28,20 @@ def loss_trace(
     points: int = 20,
     batch_size: int = 1024,
 ) -> MembershipScores:
-    """Scores each candidate by how its loss moves over the models of a training.
+    """Scores each candidate by the change of its loss over the models of a training.
 
     Args:
         target: the transcript, whose steps have the model that they were taken at.
         coins: not used; the attack is deterministic.
-        statistic: "drop", the first loss less the last one; or "iqr", the upper quartile of the losses less the lower.
-        points: steps to look at, evenly spread, the first and the last among them, and the final model beside.
-        batch_size: examples asked at a time; bounds memory, changes nothing else.
+        statistic: "drop", the first loss less the last; or "iqr", the upper quartile of the losses less the lower.
+        points: number of steps, evenly spread, the first and the last among them, besides the final model.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         The drop or the range of the loss in nats, float64.
 
     Raises:
-        NotApplicable: a single model to look at, or losses that are not finite.
+        NotApplicable: a single model, or losses that are not finite.
         ValueError: a setting out of range.
     """
     if statistic not in ("drop", "iqr"):
@@ -52,7 +52,7 @@ def loss_trace(
     candidates = granted(target.candidates)
     steps = len(target.steps)  # pyright: ignore[reportArgumentType] - a narrowed transcript has a length
     chosen = {i * (steps - 1) // (points - 1) for i in range(points)}
-    # One step after the other: all observations of a run together would not fit into memory.
+    # In turn: all observations of a run together would not fit into memory.
     found = [
         losses(step.logits, candidates, batch_size) for number, step in enumerate(target.steps) if number in chosen
     ]
@@ -73,12 +73,12 @@ def loss_trace(
 
 
 def losses(logits: Callable[..., Tensor], asked: Examples, batch_size: int) -> Tensor:
-    """Cross-entropy of each example in nats, float64.
+    """Returns the cross-entropy of each example in nats, float64.
 
     Args:
         logits: inputs -> [n, classes].
         asked: the examples.
-        batch_size: asked at a time.
+        batch_size: inputs per query.
     """
     with torch.no_grad():
         answers = torch.cat([logits(some).double() for some in asked.inputs.split(batch_size)])

@@ -1,9 +1,9 @@
-"""Exact likelihood-ratio membership test on what a training releases beside its steps, as the scores behind a mask.
+"""Exact likelihood-ratio membership test on the one-off releases of a training, such as the scores behind a mask.
 
-Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
-USENIX Security 2023 (arXiv:2302.07956) for the adversary. Such a release is of all the data at once, so that every
-member is in it for certain, and no sampling amplifies it. The test reads the noisy values as they are charged: a mask
-that was chosen by them is a function of them, and tells no more.
+Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
+Security 2023 (arXiv:2302.07956) for the adversary. Such a release is of all the data at once, so that every member is
+in it for certain, and no sampling amplifies it. The test reads the noisy values as they are charged: a mask chosen by
+them is a function of them, and carries no further information.
 """
 
 import torch
@@ -13,14 +13,14 @@ from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, att
 
 @attack(access=Access.ONE_OFF, knows=Knows.OTHERS | Knows.DEFENSE)
 def one_off_likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
-    """Log likelihood ratio of "was trained on" against "was not", from the releases beside the steps.
+    """Returns the log likelihood ratio of "was trained on" against "was not", from the one-off releases.
 
     Args:
         target: its `one_offs` with their candidates; steps are not read.
         coins: not used.
 
     Returns:
-        sum_i Lambda_i in nats, or decisions where a release carries no noise.
+        sum_i Lambda_i in nats, or decisions if a release carries no noise.
     """
     candidates = granted(target.candidates)
     evidence = Evidence(len(candidates), candidates.inputs.device)

@@ -1,7 +1,7 @@
 """Exact likelihood-ratio membership test on one shared update.
 
-Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning",
-USENIX Security 2023 (arXiv:2302.07956) for the adversary, which here sees a single step.
+Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
+Security 2023 (arXiv:2302.07956) for the adversary, which here sees a single step.
 """
 
 import torch
@@ -11,14 +11,14 @@ from .core import Access, Evidence, Knows, MembershipScores, Observation, attack
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
 def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> MembershipScores:
-    """Log likelihood ratio of "took part" against "did not", from one update.
+    """Returns the log likelihood ratio of "took part" against "did not", from one update.
 
     Args:
         target: one update with its candidates.
         coins: not used.
 
     Returns:
-        log(1 - q + q exp(Lambda)) in nats, or decisions where the update carries no noise.
+        log(1 - q + q exp(Lambda)) in nats, or decisions if the update carries no noise.
     """
     candidates = granted(target.candidates)
     evidence = Evidence(len(candidates), candidates.inputs.device)

@@ -1,11 +1,11 @@
-"""Quantile regression: a candidate is a member if the model is surer of it than of strangers who look like it.
+"""Quantile regression: a candidate is a member if the model is more confident on it than on similar non-members.
 
 Bertran, Tang, Kearns, Morgenstern, Roth & Wu, "Scalable Membership Inference Attacks via Quantile Regression", NeurIPS
 2023 (arXiv:2307.03694): one regression of the score on the example, over non-members, in the place of shadow models. In
 its Gaussian form it predicts mean and standard deviation, whose quantiles give a test at every false positive rate.
 
-Deviation: gradient boosting (scikit-learn) on inputs and label, where the paper trains a network; the deviation is
-fitted to residuals of other folds, for those of the fitted ones are too small. Non-members are public examples.
+Deviation: gradient boosting (scikit-learn) on inputs and label, while the paper trains a network; the deviation is
+fitted to out-of-fold residuals, because in-sample residuals are too small. Non-members are public examples.
 """
 
 import numpy as np
@@ -24,13 +24,13 @@ FOLDS = 5
 def quantile_regression(
     target: ModelAccess, coins: torch.Generator, *, trees: int = 100, batch_size: int = 1024
 ) -> MembershipScores:
-    """Scores each candidate by how far the model's logit gap lies above that of public examples like it.
+    """Scores each candidate by its logit gap less that predicted from similar public examples, over its deviation.
 
     Args:
         target: the final model, answering with logits.
-        coins: source of the folds and of the regression.
-        trees: of each regression.
-        batch_size: examples asked at a time; bounds memory, changes nothing else.
+        coins: generator of the folds and of the regression.
+        trees: number of trees of each regression.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         (log p_y - log(1 - p_y) - its prediction) / predicted deviation, float64.
@@ -51,7 +51,7 @@ def quantile_regression(
     folds = KFold(FOLDS, shuffle=True, random_state=seed)
     away = np.abs(gaps[1] - cross_val_predict(mean, known, gaps[1], cv=folds))
     deviation = HistGradientBoostingRegressor(max_iter=trees, random_state=seed).fit(known, away).predict(asked)
-    # A deviation of nothing would make a certain member of a stranger that lies by rounding above its prediction.
+    # A deviation near 0 would turn a non-member above its prediction by rounding into a certain member.
     least = 0.1 * float(away.mean()) + 1e-12
     scores = (gaps[0] - mean.fit(known, gaps[1]).predict(asked)) / np.maximum(deviation, least)
     found = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64)).to(candidates.ids.device)

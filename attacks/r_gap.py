@@ -1,16 +1,16 @@
 """R-GAP: the input of a network from one example's gradient, by linear equations from the last layer to the first.
 
-Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1.
-Behind every layer the derivatives k by its output are known, so that the gradient of its weight is linear in its input,
-and so is its output. Both together determine the input where their rank is full; nothing is searched for.
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1. From the last layer on, the
+derivatives k by a layer's output are known, so that the gradient of its weight is linear in its input, and so is its
+output. Both together determine the input if their rank is full, without a search.
 
 Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum (with the branches
-solved together where one alone stays open), average pooling and batch norms of evaluation; masks and bases of single
+solved together if one alone stays open), average pooling and batch norms of evaluation; masks and bases of single
 layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
 classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
-convolutions, in float64, where the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
-filled by its rank of one, by the logits, and by the layer below. A clip factor that one logit does not tell is the one
-by which the other layers agree. What comes out is released again, under the defense as it is, before it is `ok`.
+convolutions, in float64, while the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
+filled by its rank of one, by the logits, and by the layer below. A clip factor that the logit equation leaves open is
+the factor for which the other layers agree. The result is released again, under the given defense, before it is `ok`.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ Mode = Literal["single", "combination"]
 ClipFactor = Literal["auto", "one", "unknown"]
 
 EXACT = 1e-4
-"""Residual of all layers below which a factor of one needs no better; float32 stays below."""
+"""Residual of all layers below which a factor of one is accepted; float32 stays below."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
@@ -59,23 +59,23 @@ def r_gap(
     Args:
         target: one shared update and the model it was taken at.
         coins: not used: nothing is drawn.
-        solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the layer behind; `map`: with
-            a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
+        solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the following layer; `map`:
+            with a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
             all are `ls`.
         mode: `single`: a batch of one example; `combination`: one input for the whole batch, which mixes them.
         clip_factor: `one`: the gradient was not shortened; `unknown`: it may have been, by a factor that is solved for,
-            refused where it cannot be; `auto`: solved for where it can be, else taken for one, and the result is
-            `degraded` where an input of another scale would have been clipped to the same update.
-        allow_min_norm: whether a layer whose input is not determined gets the shortest one, and the result is
-            `degraded`, instead of an error; `determined` says which entries of the input are right all the same: none
-            behind another layer.
+            refused if it cannot be; `auto`: solved for if it can be, else taken for one, and the result is `degraded`
+            if an input of another scale would have been clipped to the same update.
+        allow_min_norm: whether a layer whose input is not determined gets the shortest input, and the result is
+            `degraded`, instead of an error; `determined` marks the entries of the input that are right all the same:
+            none if another layer comes before it.
 
     Returns:
-        The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its
-        own update as objective. `alternatives` has the inputs that explain the update as well; the first is chosen by
-        the range of inputs. `ok` is what explains the update to the last digits, or up to noise, when nothing else does
-        that lies in the range. Of an input of open scale the first is the multiple that just fits into the range, and
-        the second the one whose gradient was not clipped.
+        The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its own
+        update as objective. `alternatives` has the inputs that explain the update as well; the first is chosen by the
+        range of inputs. `ok` means that the input explains the update to the last digits, or up to noise, and that no
+        other input in the range does. If the input's scale is open the first is the multiple that just fits into the
+        range, and the second the input whose gradient was not clipped.
 
     Raises:
         NotApplicable: a layer, loss, batch or release that it does not invert.
@@ -110,7 +110,7 @@ def r_gap(
     best, labels = inputs[:1], torch.tensor([found[0].label], device=target.released.device)
     match = ReleaseMatch.of(target, noise)
     degraded = bool(found[0].degraded) or not match.fits(best, labels)
-    # Twins outside of the range are none; of two within, the order is a guess.
+    # Other solutions outside of the range do not count; of two within, the order is a guess.
     degraded = degraded or sum(one.is_within(target.input_low, target.input_high) for one in found) > 1
     if not degraded and clip_factor != "one" and match.leaves_scale_open(best, labels):
         degraded, longest = True, match.stretched(best, labels)
@@ -131,7 +131,7 @@ def r_gap(
 def _found(
     network: Network, gradients: Mapping[str, LayerGradient], *, clipped: bool | None, **settings: Any
 ) -> list[InvertedInput]:
-    """Explanations of a gradient; where its last layer tells no clip factor, by the factor that other layers tell."""
+    """Returns explanations of a gradient, with a clip factor from other layers if the last does not determine it."""
     noisy = any(float(one.std.max()) > 0 for one in gradients.values())
     told = not untold(network, gradients) or not identifiable(network, gradients)
     if clipped is False or told or noisy or settings["combination"] or settings["allow_min_norm"]:
@@ -155,4 +155,4 @@ def _found(
     except (InconsistentObservation, RankDeficient):
         if refused is None:
             raise
-        raise refused from None  # what the whole gradient lacks says more than what a tried factor does
+        raise refused from None  # the failure on the whole gradient is more informative than that for a tried factor

@@ -1,16 +1,16 @@
-"""Prior-aware reconstruction: which of some candidates is the one record that an update does not give away otherwise.
+"""Prior-aware reconstruction: the most likely of some candidates for the one unknown record of an update.
 
 Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023 (arXiv:2302.07225), the
 attack of Section 4. The adversary knows everybody else of the batch and a uniform prior over n candidates z_1 .. z_n.
-What the known ones leave of the release is r = v_j + noise, with v_j the encoded and bounded contribution of the z_j
+The release less the known contributions is r = v_j + noise, with v_j the encoded and bounded contribution of the z_j
 that took part, so that the most likely candidate is argmax_j <v_j, r> - |v_j|^2 / 2, over the variance of the noise
-coordinate by coordinate. The second term favours nobody for being large; it is the same for all only where all are
-clipped to one norm. No attacker on this prior succeeds more often on average, and a claim of differential privacy
-allows a success that is known (`rero_bound`).
+coordinate by coordinate. The second term corrects for the norm; it is the same for all only if all are clipped to one
+norm. No attacker on this prior succeeds more often on average, and a claim of differential privacy bounds the success
+(`rero_bound`).
 
-Deviation: one release. The paper adds up the same sum over the steps of a training, and takes a mixture where the
-record joins each by a coin; here the record is known to be in the step. Without noise the candidate nearest in the
-released space is the answer.
+Deviation: one release. The paper adds up the same sum over the steps of a training, and takes a mixture if the record
+joins each step by a coin; here the record is known to be in the step. Without noise the result is the candidate nearest
+in the released space.
 """
 
 import torch
@@ -22,7 +22,7 @@ AT_ONCE = 8
 """Candidates whose contributions are computed together: a row is as long as the model has parameters."""
 
 ROUNDING = 1e-4
-"""Relative, of contributions that are computed twice, in the precision of the model."""
+"""Relative rounding of contributions that are computed twice, in the precision of the model."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.PRIOR | Knows.OTHERS | Knows.DEFENSE)
@@ -30,13 +30,13 @@ def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
     """Picks the most likely candidate of the prior.
 
     Args:
-        target: one shared update, with candidates for one record of it and what everybody else leaves of it.
+        target: one shared update, with candidates for one record of it and the remainder without everybody else.
         coins: not used.
 
     Returns:
-        The candidate as the one input, with its label; of several that would contribute the same, as in a network that
-        is saturated, the first in the prior's order, which is drawn. The objective is half the squared distance of its
-        contribution to the remainder, in units of the noise where there is noise.
+        The candidate as the one input, with its label; if several would contribute the same, as in a saturated network,
+        the first in the prior's order, which is random. The objective is half the squared distance of its contribution
+        to the remainder, in units of the noise if there is noise.
 
     Raises:
         NotApplicable: the record takes part in the step by chance, which is another likelihood.
@@ -54,7 +54,7 @@ def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
 
 
 def _of_all(target: Observation, prior: Examples, remainder: Tensor, noise_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Log likelihood of each candidate up to a constant, and half its squared distance; float64 [n]."""
+    """Returns the log likelihood of each candidate up to a constant, and half its squared distance; float64 [n]."""
     bare = noise_std == 0
     precision = torch.where(bare, 0.0, noise_std.clamp(min=torch.finfo(torch.float64).tiny) ** -2)
     likely, apart, sizes = [], [], []
@@ -67,6 +67,6 @@ def _of_all(target: Observation, prior: Examples, remainder: Tensor, noise_std: 
     distances = (remainder.square() @ precision) / 2 - scores + shown
     if bare.all():
         return -shown, distances
-    # What is released without noise decides first: a candidate that differs there by more than rounding is not it.
+    # Coordinates without noise decide first: a candidate that differs there by more than rounding is ruled out.
     slack = ROUNDING**2 * torch.cat(sizes).max()
     return scores.masked_fill(shown > shown.min() + slack, -torch.inf), distances

@@ -1,16 +1,16 @@
-"""RMIA: a candidate is a member if its probability rose more, by the target's training, than that of strangers.
+"""RMIA: a candidate is a member if the target's training raised its probability more than that of non-members.
 
 Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", ICML 2024 (arXiv:2312.03262), Section 3
 and Algorithm 1. R(x) is the probability of the label under the target over its mean under reference models; the score
 is the share of public examples z with R(x) >= gamma R(z). BASE (Lassila et al. 2025) is the same test.
 
-On one target the score is a rising function of R(x), whatever the public examples and gamma: they make scores of
-different targets comparable, and an AUC on one target is that of R(x). n public examples give scores of n + 1 steps,
-so that they say nothing of false positive rates below 1 / n; ten of them for each false positive, at
-a rate of 1 %, are a thousand. Within a step R(x) itself decides.
+On one target the score is an increasing function of R(x), for any public examples and gamma: they make scores of
+different targets comparable, and an AUC on one target is that of R(x). n public examples give scores of n + 1 steps, so
+that they do not resolve false positive rates below 1 / n; ten of them for each false positive, at a rate of 1 %, are a
+thousand. Within a step R(x) itself decides.
 
 Deviation: public examples are in no reference model, so their mean is estimated as offline in both modes. With views
-the score is the mean over views, where the authors vote.
+the score is the mean over views, while the authors vote.
 """
 
 import math
@@ -22,7 +22,7 @@ from .core import Access, Knows, MembershipScores, ModelAccess, NotApplicable, a
 from .core.membership.shadow_statistics import answered, label_log_probability, log_mean_over, target_answers
 
 LEAST_POPULATION = 10
-"""Public examples with which the score has any meaning at all."""
+"""Smallest number of public examples for a meaningful score."""
 
 GRID = [i / 10 for i in range(11)]
 """Values of `a` among which it is tuned."""
@@ -49,19 +49,19 @@ def rmia(
     Args:
         target: the final model, answering with logits, shadow models and public examples.
         coins: not used; the attack is deterministic.
-        shadows: reference models; even.
-        views: of each candidate, as of `lira`; public examples are asked about as they are.
-        online: whether models that were trained on the candidate are used, half of all; without them the mean over all
-            is taken to be ((1 + a) p_out + 1 - a) / 2.
-        gamma: how much more its probability must have risen than that of a public example.
+        shadows: number of reference models; even.
+        views: views of each candidate, as of `lira`; public examples are queried as they are.
+        online: whether models trained on the candidate are used, half of all; without them the mean over all is taken
+            to be ((1 + a) p_out + 1 - a) / 2.
+        gamma: factor by which its probability must have risen more than that of a public example.
         a: slope, in [0, 1], of the probability of the label with the candidate in the training set over that without:
             p_in = a p_out + 1 - a.
-        tuned: whether `a` is the one with the largest mean AUC where shadow models are the targets of the others.
-        temperature: that logits are divided by.
-        terms: of the Taylor series that stands for the exponential in the softmax, an even number; 0 for the softmax
-            itself. The authors take 4 with a margin of 0.6 and a temperature of 2 where it does best.
-        margin: that is subtracted from the logit of the label, with `terms`.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        tuned: whether `a` is chosen for the largest mean AUC with shadow models as targets of the others.
+        temperature: divisor of the logits.
+        terms: number of terms of the Taylor series that replaces the exponential in the softmax, even; 0 for the
+            softmax itself. The authors' best setting is 4 with a margin of 0.6 and a temperature of 2.
+        margin: subtracted from the logit of the label, with `terms`.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         The share, refined by R(x) within its steps, in (0, 1), float64.
@@ -104,16 +104,16 @@ def rmia(
 
 
 def taylor_log_probability(logits: Tensor, labels: Tensor, terms: int, margin: float) -> Tensor:
-    """Log probability of the label by a softmax with a Taylor series in place of the exponential, and a soft margin.
+    """Returns the label's log probability, by a softmax with a Taylor series for the exponential and a soft margin.
 
     De Brébisson & Vincent, ICLR 2016, for the series; Banerjee et al., arXiv:2011.11538, for the margin. The series
-    grows as a power of the logits, so that it tells apart logits among which the softmax is 1 to the last digit.
+    grows as a power of the logits, so that it separates logits for which the softmax is 1 to the last digit.
 
     Args:
         logits: [..., n, views, classes].
-        labels: of the n.
-        terms: of the series beyond the first; even, so that it is positive.
-        margin: that is subtracted from the logit of the label.
+        labels: labels of the n examples.
+        terms: terms of the series beyond the first; even, so that it is positive.
+        margin: subtracted from the logit of the label.
     """
     own = labels[:, None].expand(logits.shape[:-1])[..., None]
     wide = logits.double()
@@ -127,7 +127,7 @@ def taylor_log_probability(logits: Tensor, labels: Tensor, terms: int, margin: f
 
 
 def dominated(log_ratio: Tensor, of_public: Tensor, gamma: float) -> Tensor:
-    """Share of public examples with R(x) >= gamma R(z), from logarithms, with ties broken by R(x): strictly rising.
+    """Returns the share of public examples with R(x) >= gamma R(z), ties broken by R(x): strictly increasing.
 
     Args:
         log_ratio: log R(x), of any shape.
@@ -141,13 +141,13 @@ def dominated(log_ratio: Tensor, of_public: Tensor, gamma: float) -> Tensor:
 
 
 def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
-    """The `a` that serves best where each shadow model in turn is the target of the others.
+    """Returns the `a` of the largest mean AUC, with each shadow model in turn as the target of the others.
 
-    Its twin, trained on the other half, is left out as well: else whoever the rest has seen in fewer than half of its
-    models would be in the target.
+    Its twin, trained on the other half, is left out as well: otherwise a candidate that fewer than half of the
+    remaining models were trained on would be a member of the target.
 
     Args:
-        log_p: of the label [models, n, views].
+        log_p: log probability of the label [models, n, views].
         trained_on: [models, n], in pairs.
 
     Raises:
@@ -157,7 +157,7 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     if models < 4 or not torch.equal(trained_on[::2], ~trained_on[1::2]):
         raise NotApplicable(f"a can be tuned on at least 4 shadow models in pairs of complements, got {models}")
     outside = log_p.masked_fill(~(~trained_on)[..., None], -torch.inf)
-    # Of each pair one model has not seen the candidate: all others but that one, for both of the pair.
+    # One model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
     of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
     rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
     scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])
@@ -165,7 +165,7 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
 
 
 def _mean_auc(scores: Tensor, positive: Tensor) -> Tensor:
-    """Mean over models of the AUC of scores [settings, models, n]; ties, which are rare here, count by their order."""
+    """Returns the mean over models of the AUC of scores [settings, models, n]; ties, rare here, count by order."""
     ranks = scores.argsort(-1).argsort(-1).double() + 1
     inside = positive.sum(-1).double()
     lead = (ranks * positive).sum(-1) - inside * (inside + 1) / 2
@@ -173,6 +173,6 @@ def _mean_auc(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def _both(log_out: Tensor, a: float) -> Tensor:
-    """Log of ((1 + a) p_out + 1 - a) / 2, the mean of p_out and of p_in = a p_out + 1 - a."""
+    """Returns the log of ((1 + a) p_out + 1 - a) / 2, the mean of p_out and of p_in = a p_out + 1 - a."""
     rest = math.log((1 - a) / 2) if a < 1 else -math.inf
     return torch.logaddexp(log_out + math.log((1 + a) / 2), torch.full_like(log_out, rest))

@@ -1,12 +1,12 @@
-"""Shadow classifier: what tells members of shadow models from strangers, learned from their answers, one test a class.
+"""Shadow classifier: a classifier per class, trained on outputs of shadow models, that separates their members.
 
 Shokri, Stronati, Song & Shmatikov, "Membership Inference Attacks Against Machine Learning Models", S&P 2017, Section V.
-Of its shadow models the adversary knows the members; a classifier for each class learns from answers who is one.
+The adversary knows the members of its shadow models; a classifier for each class learns membership from their outputs.
 
-Deviation: it reads the three largest probabilities, the loss and whether the answer is right, as Salem et al. (NDSS
-2019) do in part, where the paper takes all probabilities; by logistic regression (scikit-learn), where it trains
-networks; of shadow models on halves of the very candidates, where it trains them on other data. All that is fitted is
-fitted to shadow models.
+Deviation: it reads the three largest probabilities, the loss and the correctness of the prediction, as Salem et al.
+(NDSS 2019) do in part, while the paper takes all probabilities; it is a logistic regression (scikit-learn) instead of a
+network; its shadow models are trained on halves of the very candidates instead of on other data. Everything is fitted
+to shadow models.
 """
 
 import numpy as np
@@ -21,21 +21,21 @@ from .core import Access, Knows, MembershipScores, ModelAccess, NotApplicable, a
 from .core.membership.shadow_statistics import answered
 
 TOP = 3
-"""Largest probabilities that are looked at."""
+"""Number of largest probabilities used as features."""
 
 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
 def shadow_classifier(
     target: ModelAccess, coins: torch.Generator, *, shadows: int = 16, strength: float = 1.0, batch_size: int = 1024
 ) -> MembershipScores:
-    """Scores each candidate by a classifier of its class, which learned members of shadow models from their answers.
+    """Scores each candidate by a classifier of its class, trained on the outputs of shadow models.
 
     Args:
         target: the final model, answering with logits, and shadow models.
         coins: not used; the attack is deterministic.
-        shadows: models to learn from; even.
+        shadows: number of shadow models to learn from; even.
         strength: inverse of the penalty on squared weights, of standardised features.
-        batch_size: inputs asked at a time; bounds memory, changes nothing else.
+        batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:
         Log odds of membership by the classifier of the label, in nats, float64.
@@ -66,7 +66,7 @@ def shadow_classifier(
 
 
 def _features(logits: Tensor, labels: Tensor) -> ndarray:
-    """[..., n, features] of answers [..., n, classes] about examples with these labels [n]."""
+    """Returns features [..., n, features] of outputs [..., n, classes] for examples with labels [n]."""
     log_p = logits.double().log_softmax(-1)
     own = log_p.gather(-1, labels.expand(log_p.shape[:-1])[..., None])
     top = log_p.topk(min(TOP, log_p.shape[-1]), dim=-1).values.exp()

@@ -8,9 +8,9 @@ share. The cost does not grow with the local steps, as that of unrolling them do
 
 Deviation: steps go by the sign of the gradient, in box units, as those of `inverting_gradients`, with its step length;
 the authors' code takes steps of 1. Directions are compared in the released space, whitened by the (approximate) noise;
-each example's gradient at the surrogate is masked, projected and bounded as the client's defense does. Of one start the
-iterate with the smallest objective is kept. On an update of a single step the two weights are those of one gradient,
-the share is irrelevant, and the attack is `inverting_gradients`.
+each example's gradient at the surrogate is masked, projected and bounded as the client's defense does. Each start keeps
+its iterate with the smallest objective. On an update of a single step the two weights are those of one gradient, the
+share is irrelevant, and the attack is `inverting_gradients`.
 """
 
 import math
@@ -23,7 +23,7 @@ from .core.search.gradient_matching import direction_mismatches, surrogate_misma
 from .core.search.restarts import best, signed_adams
 
 HOPELESS = 0.9
-"""A mismatch, 1 - cos, that tells nothing: where all of a search stays above, its result is `degraded`."""
+"""Mismatch, 1 - cos, without information: if a whole search stays above, its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
@@ -43,14 +43,14 @@ def sme(
 
     Args:
         target: the sum of a client's local steps, and the model that they start from; of a single step as well.
-        coins: source of the random starts.
+        coins: generator of the random starts.
         iterations: signed Adam steps of each start; the paper takes 1,000.
-        restarts: independent starts, of which the one with the smallest objective is returned.
+        restarts: independent starts; the result has the smallest objective.
         tv_weight: weight of the total variation, per box unit. No effect on inputs that are not images.
         lr: first step length of the inputs, in box units.
-        share_start: where on the way from the first to the last weights the search begins, in [0, 1].
-        share_lr: first step length of the share; 0 keeps it where it begins.
-        at_once: starts that descend side by side; the result is that of one after another, up to rounding.
+        share_start: start of the search between the first (0) and the last (1) weights.
+        share_lr: first step length of the share; 0 keeps it at its start.
+        at_once: starts that descend side by side; the result is the same as in turn, up to rounding.
 
     Returns:
         Inputs in model-input units, the given labels, the objective and the mismatch [restarts, iterations].
@@ -66,7 +66,7 @@ def sme(
     mismatches = surrogate_mismatches(target) if several else direction_mismatches(target)
 
     def objectives(points: Tensor, *ways: Tensor) -> tuple[Tensor, Tensor]:
-        # In units in which a step of the inputs' length is one of the share's.
+        # In units in which a step of length `lr` moves the share by `share_lr`.
         shares = [share_start + way[:, 0] * (share_lr / lr) for way in ways]
         distances = mismatches(box.inputs(points), labels, *shares)
         return (distances if prior is None else distances + tv_weight * prior(points)), distances

@@ -1,15 +1,15 @@
-"""SPEAR: the inputs of a whole batch, exactly, from the gradient of one linear layer with a ReLU behind it.
+"""SPEAR: exact inputs of a whole batch, from the gradient of one linear layer followed by a ReLU.
 
 Dimitrov, Baader, Müller & Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", NeurIPS 2024
 (arXiv:2403.03945), Algorithm 1. The gradient is D X^T, of rank b; D is zero wherever a neuron is off, so its columns
-are the sparsest directions of the gradient's column space. Kernels of b - 1 random rows are tried for such directions,
-of which one in about 2^(b - 1) is a column. A clip factor of an example multiplies its column and its part of the bias
-gradient alike, and cancels.
+are the sparsest directions of the gradient's column space. Candidate directions are kernels of b - 1 random rows; about
+one in 2^(b - 1) is a column. A clip factor of an example multiplies its column and its part of the bias gradient alike,
+and cancels.
 
-Deviation: rows drawn are refitted to everything that they make zero, and three of four draws lean towards neurons that
-are on for few examples; a gradient of which a known mask shows some entries is completed first, under noise too; a
-convolution is attacked by its patches; noise sets the thresholds, measured on the singular values; and an input is
-certified by its own recomputed contribution, which is more than lambda = 1.
+Deviation: drawn rows are refitted to everything that they make zero, and three of four draws favour neurons that are on
+for few examples; a gradient that a known mask shows in part is completed first, under noise too; a convolution is
+attacked by its patches; noise sets the thresholds, measured on the singular values; and an input is certified by its
+own recomputed contribution, which is more than lambda = 1.
 """
 
 import torch
@@ -21,12 +21,12 @@ from .core.closed_form.sparse_columns import kernels
 
 @attack(access=Access.UPDATE)
 def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) -> Reconstruction:
-    """Recovers every input of a batch behind a ReLU layer, and certifies those that it proves right.
+    """Recovers every input of a batch from a layer with ReLU, and certifies those that it proves right.
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the rows that are drawn, and of the entries that a completion is tried on.
-        draws: sets of rows drawn at most; a batch of b needs about 2^(b - 1) times the harmonic number of b.
+        coins: generator of the drawn rows, and of the entries that a completion is tested on.
+        draws: largest number of sets of rows; a batch of b needs about 2^(b - 1) times the harmonic number of b.
 
     Returns:
         As many inputs as the gradient has directions, labels, `certified`, and 1 - lambda as the objective. The status
@@ -35,7 +35,7 @@ def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) ->
 
     Raises:
         ValueError: draws is not positive.
-        NotApplicable: no linear layer with bias and ReLU comes first, its gradient is shown in too small a part, or the
+        NotApplicable: no linear layer with bias and ReLU comes first, too small a part of its gradient is shown, or the
             batch is not smaller than the layer.
         RankDeficient: without noise, fewer directions with zeros were found than the gradient has: nearly all neurons
             are on for the whole batch, or the draws were not enough.

@@ -1,7 +1,8 @@
-"""SPEAR by search: the sparse directions of a larger batch's gradient as local minima of an L1 norm on the sphere.
+"""SPEAR by search: sparse directions of a larger batch's gradient, as local minima of an L1 norm on the sphere.
 
-After "SPEAR++" (arXiv:2510.24200), which finds by dictionary learning what `spear` finds by drawing rows, at a cost
-that does not double with each example. The columns of D are sparse, so |left @ q|_1 has local minima at them.
+After "SPEAR++" (arXiv:2510.24200), which finds by dictionary learning the directions that `spear` finds by drawing
+rows, at a cost that does not double with each example. The columns of D are sparse, so |left @ q|_1 has local minima at
+them.
 
 Deviation: written from the paper's idea, not from its algorithm: subgradient steps on the sphere from many starts at
 once, then iteratively reweighted least squares, then a fit to the rows that are zero. Choice, scale, score and
@@ -23,10 +24,10 @@ def spear_search(
 
     Args:
         target: one shared update and the model it was taken at.
-        coins: source of the starts, and of the entries that a completion is tried on.
-        starts: descents at most.
+        coins: generator of the starts, and of the entries that a completion is tested on.
+        starts: largest number of descents.
         iterations: subgradient steps of each.
-        together: descents at a time, after which it is seen whether they are enough.
+        together: descents at a time, between checks for a complete batch.
 
     Returns:
         As `spear`.

@@ -1,11 +1,11 @@
-"""Weight updates: membership in what several local steps moved, whatever lies between the weights before and after.
+"""Weight updates: membership in the sum of several local steps, from gradients between the weights before and after.
 
-A client that shares theta_0 - theta_E shares no gradient: what an example contributed was taken at points in between.
-Its gradient at a few points on the line from theta_0 to theta_E is compared with the update, as Zhu, Yao & Blaschko
-(SME, ICML 2023, arXiv:2306.00127) compare images', and the best of them counts. The best of five looks is larger by
-chance as well, so it is measured against the best of as many looks at public examples, which took no part.
+A client that shares theta_0 - theta_E shares no gradient: the contributions of an example were taken at points in
+between. Its gradient at a few points on the line from theta_0 to theta_E is compared with the update, as Zhu, Yao &
+Blaschko (SME, ICML 2023, arXiv:2306.00127) compare images', and the largest cosine counts. The largest of five is
+larger by chance as well, so it is compared with the largest of as many for public examples, which took no part.
 
-Deviation: five points, where SME looks for the best one by descent. A single shared step has one point, and one look.
+Deviation: five points, while SME finds the best point by descent. A single shared step has one point and one cosine.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from .core import Access, Examples, Knows, MembershipScores, NotApplicable, Observation, attack, granted
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the way from the weights before to those after, where gradients are looked at."""
+"""Points at which gradients are taken, as fractions of the way from the weights before to the weights after."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.POPULATION)
@@ -30,8 +30,9 @@ def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: i
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        How many standard deviations of public examples its best look lies above their mean best look, float64. Each
-        look is in standard deviations of public examples' cosines there, so that all five count alike.
+        The candidate's largest standardised cosine, in standard deviations above the mean of that of public examples,
+        float64. The cosines at each point are standardised by public examples' cosines there, so that all five count
+        alike.
 
     Raises:
         NotApplicable: fewer than two public examples, or cosines of theirs that are all alike.
@@ -57,7 +58,7 @@ def _at(between: Callable[..., Tensor], share: float, inputs: Tensor, labels: Te
 
 
 def _standard(values: Tensor, known: Tensor) -> Tensor:
-    """Values in standard deviations of known ones from their mean, along the last dimension."""
+    """Standardises values by the mean and standard deviation of known values, along the last dimension."""
     deviation = known.std(-1, keepdim=True)
     if not (deviation > 0).all():
         raise NotApplicable("cosines must differ among public examples, got the same for all")

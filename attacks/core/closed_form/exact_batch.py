@@ -1,16 +1,16 @@
-"""A whole batch from the gradient of one linear layer with a ReLU behind it, and what of it is proved.
+"""Exact recovery of a whole batch from the gradient of one linear layer with a ReLU, and its certificate.
 
 From candidates for the columns of D (`sparse_columns`) to inputs: the bias gradient is the sum of the columns, which
 gives their lengths, and then the gradient D X^T gives X. Dimitrov et al., "SPEAR", NeurIPS 2024, whose score lambda is
-the share of (neuron, example) pairs in which a neuron is on exactly where its gradient is not zero.
+the share of (neuron, example) pairs in which a neuron is on exactly if its gradient is not zero.
 
-An input is certified only if all of these hold, none of which the attacker needs the batch for: what is left of the
-gradient beside so many directions is rounding; the input lies in the box of valid inputs; and the contribution that
-the defense would have made of this input, under one label, clip factor included, is the one that was taken out of the
-sum, up to rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input
-by itself: another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1
-is: of numbers that no other batch was seen to give, not of all batches that there could be. An input whose contribution
-fits several times over is returned as often and never certified: its neighbours may have the same sum.
+An input is certified only if all of these hold, none of which the attacker needs the batch for: the gradient less its
+directions is rounding; the input lies in the box of valid inputs; and the contribution that the defense would have made
+of this input, under one label, clip factor included, is the contribution that was taken out of the sum, up to rounding.
+The last compares hundreds of numbers with none left to choose, and holds or fails for each input separately: another
+direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1 is: no other batch
+was seen to give these numbers, which does not cover all possible batches. An input whose contribution fits several
+times over is returned as often and never certified: its neighbours may have the same sum.
 """
 
 import math
@@ -30,21 +30,22 @@ from .low_rank import LowRank, completed, factorised
 from .sparse_columns import EXTRA, POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
 
 MOST_COMPLETED = 64
-"""Largest batch that is tried where only some entries of the gradient are known."""
+"""Largest batch that is tried if only some entries of the gradient are known."""
 
 TOLD = 1e-3
 """Smallest singular value of the known part of the directions by which a column still counts as decided: rounding is
-magnified by its inverse. Entries that a ReLU has off are known, and say nothing."""
+magnified by its inverse. Entries that a ReLU has off are known, and carry no information.
+"""
 
 STRICT = 2048
-"""Draws after which candidates of few zeros are looked at, too."""
+"""Number of draws after which candidates of few zeros are considered, too."""
 
 _AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unmixed:
-    """A gradient taken apart: columns @ rows.
+    """Factorised gradient, columns @ rows.
 
     Attributes:
         basis: [b, b], Q of D = left @ Q, unit columns.
@@ -60,13 +61,13 @@ class Unmixed:
 
     @property
     def score(self) -> float:
-        """Lambda."""
+        """Score lambda."""
         return float(self.agreement.mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownPart:
-    """The rows and columns of a layer's gradient that are known, and its directions."""
+    """Known rows and columns of a layer's gradient, and its directions."""
 
     layer: InputLayer
     found: LowRank
@@ -76,7 +77,7 @@ class _KnownPart:
 
     @property
     def active(self) -> Tensor:
-        """Rows of `left` that are not zero: neurons that were on for somebody."""
+        """Rows of `left` that are not zero: neurons that were on for some example."""
         return self.found.left.norm(dim=1) > self.sizes.fine
 
 
@@ -88,20 +89,20 @@ def recovered_batch(
     budget: int,
     block: int | None = None,
 ) -> Reconstruction:
-    """Takes the gradient of a target's ReLU layer apart.
+    """Factorises the gradient of a target's ReLU layer into columns of D and inputs.
 
     Args:
         target: one shared update; `structure`, `released`, `contributions` and the box are read.
-        coins: chooses the held-out entries of a completion.
+        coins: generator of the held-out entries of a completion.
         source: rows of `left` that are not zero [m, b], and these neurons' outputs for an average input [m] ->
             candidates for columns.
-        budget: candidates drawn at most.
-        block: candidates at a time; by default what fits 32 MiB.
+        budget: largest number of candidates.
+        block: candidates at a time; by default as many as fit 32 MiB.
 
     Returns:
-        As many inputs as the gradient has directions, with `certified`. `ok` where the contribution of each, recomputed
-        from it, is the one that was taken out of the sum, and every pixel is in some patch: where lambda alone is 1,
-        inputs may be mixtures, as of two examples for which the same neurons are on.
+        As many inputs as the gradient has directions, with `certified`. `ok` if the contribution of each, recomputed
+        from it, is the contribution that was taken out of the sum, and every pixel is in some patch: if lambda alone is
+        1, inputs may be mixtures, as of two examples for which the same neurons are on.
 
     Raises:
         NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
@@ -122,7 +123,7 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
         found = factorised(gradient, eps)
     else:
         whole = completed(gradient, seen, eps, coins, most=min(MOST_COMPLETED, min(seen.shape) - 1))
-        # What has fewer entries than there are directions is not decided by them.
+        # Rows and columns with fewer entries than directions are not determined by them.
         rows, columns = seen.sum(dim=1) >= whole.rank, seen.sum(dim=0) >= whole.rank
         found = whole.directions(eps, rows, columns)
         if not bool((told := _told(found.left, seen[rows][:, columns])).all()):
@@ -144,7 +145,7 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
 
 
 def _told(left: Tensor, seen: Tensor) -> Tensor:
-    """Columns [n] whose known entries decide them: enough neurons that are on for somebody, in every direction.
+    """Returns the columns [n] whose known entries decide them: enough neurons that are on, in every direction.
 
     Args:
         left: [m, b], orthonormal columns.
@@ -157,7 +158,7 @@ def _told(left: Tensor, seen: Tensor) -> Tensor:
 
 
 def _narrowed(chosen: Tensor, keep: Tensor) -> Tensor:
-    """The chosen of which `keep` holds, among all."""
+    """Restricts a mask to those of its chosen entries that `keep` marks."""
     result = chosen.clone()
     result[chosen.nonzero()[:, 0]] = keep
     return result
@@ -181,7 +182,7 @@ def _searched(
     fits = _AT_ONCE // (len(left) + rank * rank)
     first = max(64, min(2 ** min(rank, 40), fits))
     least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
-    # Where most neurons are on for all a column has fewer zeros; but so have mixtures of two, which push columns out.
+    # If most neurons are on for all a column has fewer zeros; but so do mixtures of two, which replace columns.
     relaxed = min(least, rank - 1 + EXTRA) if found.exact else least
     pool, strengths = empty, left.new_zeros(0)
     best, tried, drawn, swaps_at = None, empty, 0, 256
@@ -216,7 +217,7 @@ def _searched(
 
 
 def _of_average(known: _KnownPart) -> Tensor:
-    """Outputs [m] of the layer for an average of the batch's inputs: by least squares, G is about h x^T."""
+    """Returns outputs [m] of the layer for an average of the batch's inputs: by least squares, G is about h x^T."""
     layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
     shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
     average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
@@ -224,19 +225,19 @@ def _of_average(known: _KnownPart) -> Tensor:
 
 
 def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
-    """Lengths, inputs and score of one basis."""
+    """Returns lengths, inputs and score of one basis."""
     columns, rows, agreement = _solved(known, basis[None])
     return Unmixed(basis=basis, columns=columns[0], rows=rows[0], agreement=agreement[0])
 
 
 def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
+    """Returns columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
     layer, found = known.layer, known.found
     plain = found.left @ bases
     shown = layer.bias_seen[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
     lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
-    # A column of no length has no input; so small a number keeps what follows finite.
+    # A column of no length has no input; so small a number keeps later results finite.
     lengths = torch.where(lengths.abs() < 1e-200, 1e-200, lengths)
     inverse = torch.linalg.inv(bases)
     rows = (inverse @ found.right) / lengths[..., None]
@@ -252,7 +253,7 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
-    """Puts candidates in place of columns while lambda rises, each time the best pair of all."""
+    """Replaces columns by candidates while lambda rises, each time the best pair of all."""
     best, rank = start, len(start.basis)
     pairs = min(len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.found.left) + known.found.right.shape[1]))))
     candidates = pool[:pairs]
@@ -276,7 +277,7 @@ def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
 
 
 def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Network inputs [k, *input_shape] of float64, and columns [k, positions, m] and rows [k, positions, n] of each."""
+    """Returns network inputs [k, *input_shape], columns [k, positions, m] and rows [k, positions, n]; float64."""
     layer = known.layer
     full = one.rows.new_full((len(one.rows), len(known.in_columns)), (target.input_low + target.input_high) / 2)
     full[:, known.in_columns] = one.rows
@@ -300,7 +301,7 @@ def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
 def _verdicts(
     target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each input whether it is proved, whether it explains its part, its likeliest label, and how often it fits."""
+    """Returns for each input whether it is proved, whether it explains its part, its label, and how often it fits."""
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
@@ -324,14 +325,14 @@ def _verdicts(
         copies = torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
     fits = (error <= math.sqrt(eps)) & known.found.exact
-    # Twice an input, or two inputs beside it for which the same neurons are on: where outputs hardly change between
-    # them, as where a network is sure of a wrong class, both have one sum.
+    # Twice an input, or two similar inputs for which the same neurons are on, have the same sum if outputs hardly
+    # change between them, as in a network that is sure of a wrong class.
     explains = fits & (copies == 1)
     return explains & inside & whole, explains, labels, torch.where(fits & inside & whole, copies.long(), 1)
 
 
 def _covered(layer: InputLayer) -> bool:
-    """Whether every pixel is in some patch: the update shows nothing of the others."""
+    """Returns whether every pixel is in some patch: the update shows nothing of the others."""
     ones = torch.ones(1, *layer.shape, dtype=torch.float64)
     return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
 

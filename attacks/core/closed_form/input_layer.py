@@ -1,8 +1,8 @@
-"""A linear layer near the input: what an update shows of its gradient, and what its inputs were made of.
+"""Linear layer near the input: the released part of its gradient, and network inputs from layer inputs.
 
-The layer must be one whose inputs say what the network's inputs were: the first, or one before which every operation
-can be undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A
-convolution is a linear layer on patches: one row of its inputs for each position of each example.
+The layer's inputs must determine the network's inputs: it is the first layer, or every operation before it can be
+undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A convolution is
+a linear layer on patches: one row of its inputs for each position of each example.
 """
 
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ BEFORE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "s
 
 @dataclass(frozen=True, kw_only=True)
 class InputLayer:
-    """A linear layer, and the gradient that an update shows of it.
+    """Linear layer, and the part of its gradient that an update shows.
 
     Attributes:
-        name: of the weight, for messages.
-        weight: float64 [m, n]; of a convolution n is the size of a patch.
-        bias: float64 [m]; 0 where there is none.
-        gradient: float64 [m, n], of the undivided sums; 0 where nothing was released.
+        name: name of the weight, for messages.
+        weight: float64 [m, n]; for a convolution n is the size of a patch.
+        bias: float64 [m]; 0 without a bias.
+        gradient: float64 [m, n], of the undivided sums; 0 if not released.
         seen: bool [m, n].
         bias_gradient: float64 [m].
-        bias_seen: bool [m]; nowhere if there is none.
+        bias_seen: bool [m]; False without a bias.
         before: operations whose results lead to the layer, from the input on.
-        parameters: of the network.
-        shape: of the layer's input for one example.
-        settings: of a convolution; empty for a linear layer.
+        parameters: parameters of the network.
+        shape: shape of the layer's input for one example.
+        settings: settings of a convolution; empty for a linear layer.
         structure: reads contributions as the gradient was read.
     """
 
@@ -58,33 +58,33 @@ class InputLayer:
 
     @property
     def positions(self) -> int:
-        """How many rows of inputs an example has: 1 for a linear layer."""
+        """Number of rows of inputs of an example: 1 for a linear layer."""
         return 1 if not self.settings else self.unfolded(torch.zeros(1, *self.shape)).shape[1]
 
     def unfolded(self, inputs: Tensor) -> Tensor:
-        """Layer inputs [k, *shape] -> rows [k, positions, n]."""
+        """Maps layer inputs [k, *shape] to rows [k, positions, n]."""
         if not self.settings:
             return inputs.reshape(len(inputs), 1, -1)
         return unfold(inputs, **_geometry(self.settings)).mT
 
     def shown(self, contributions: Tensor) -> tuple[Tensor, Tensor]:
-        """Released values [k, released] of single examples -> their part of weight [k, m, n] and bias [k, m]."""
+        """Maps released values [k, released] of single examples to their part of weight [k, m, n] and bias [k, m]."""
         values = contributions.double()
         of_weight = values[:, self.weight_at.clamp(min=0)] * self.weight_scale
         return of_weight, self.shown_of_bias(contributions)
 
     def shown_of_bias(self, contributions: Tensor) -> Tensor:
-        """Released values [k, released] of single examples -> their part of the bias [k, m]."""
+        """Maps released values [k, released] of single examples to their part of the bias [k, m]."""
         return contributions[:, self.bias_at.clamp(min=0)].double() * self.bias_scale
 
 
 def relu_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
-    """The first linear layer or convolution with a ReLU behind it, if what leads to it can be undone.
+    """Returns the first linear layer or convolution followed by a ReLU, if all operations before it can be undone.
 
     Args:
-        structure: of the update.
+        structure: structure of the update.
         released: [released], divided sums.
-        expected_batch: what they were divided by.
+        expected_batch: divisor of the sums.
 
     Raises:
         NotApplicable: the network has none, or the update does not show its gradient.
@@ -105,15 +105,15 @@ def relu_layer(structure: Structure, released: Tensor, expected_batch: float) ->
 
 
 def first_linear_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
-    """The first linear layer, whatever stands behind it, if what leads to it can be undone.
+    """Returns the first linear layer, followed by any operation, if all operations before it can be undone.
 
     Args:
-        structure: of the update.
+        structure: structure of the update.
         released: [released], divided sums.
-        expected_batch: what they were divided by.
+        expected_batch: divisor of the sums.
 
     Returns:
-        The layer. Its bias counts as not seen where it was bounded apart from the weight, by factors of its own.
+        The layer. Its bias counts as not seen if it was bounded apart from the weight, by factors of its own.
 
     Raises:
         NotApplicable: the network has none, or the update does not show its gradient.
@@ -149,7 +149,7 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
 def _read(
     structure: Structure, released: Tensor, expected_batch: float, at: Operation, before: tuple[Operation, ...]
 ) -> tuple[InputLayer, int]:
-    """A layer with what is shown of its gradient, and the number of parts of the update in which that was bounded."""
+    """Returns a layer with the shown part of its gradient, and the number of parts in which that was bounded."""
     words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
     if weight_name is None:
         raise NotApplicable(f"{words} must have a weight of its own, and it has none")
@@ -159,7 +159,7 @@ def _read(
     gradients = structure.gradients(released)
     if weight_name not in gradients or (bias_name is not None and bias_name not in gradients):
         raise NotApplicable(f"weight and bias of {words} must be trained, and they are frozen")
-    # Positions and factors of the released numbers, read off by the very function that reads the gradient.
+    # Positions and factors of the released numbers, read by the very function that reads the gradient.
     count = torch.ones_like(released, dtype=torch.float64)
     scale, place = structure.gradients(count), structure.gradients(torch.arange(len(released)).to(count))
     values = structure.known_network().parameters
@@ -202,7 +202,7 @@ def _read(
 
 
 def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
-    """The first layer with a ReLU behind it, and what leads to it."""
+    """Returns the first layer followed by a ReLU, and the operations before it."""
     by_input: dict[str, list[Operation]] = {}
     for one in network.operations:
         for name in one.inputs:
@@ -215,7 +215,7 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
                 f"{', '.join(one.inputs) or 'nothing'}"
             )
         takers = by_input.get(one.name, [])
-        # What else looks at the layer's output would have a gradient where the ReLU has none.
+        # Other users of the layer's output would have a gradient for neurons that the ReLU has off.
         if one.kind in ("linear", "conv2d") and [taker.kind for taker in takers] == ["relu"]:
             if one.kind == "linear" and len(one.shape) != 1:
                 raise NotApplicable(f"{one.words or one.name} must give one vector an example, got {list(one.shape)}")
@@ -232,14 +232,14 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
 
 
 def undone(layer: InputLayer, rows: Tensor) -> Tensor:
-    """Inputs of the network from inputs of the layer.
+    """Returns inputs of the network from inputs of the layer.
 
     Args:
-        layer: what leads to it is undone, last operation first.
+        layer: the operations before it are undone, last first.
         rows: float64 [k, *layer.shape].
 
     Returns:
-        [k, *input_shape], float64; where a layer squeezed the inputs into a subspace, the nearest that fit.
+        [k, *input_shape], float64; if a layer squeezed the inputs into a subspace, the nearest that fit.
     """
     for one, earlier in zip(reversed(layer.before), [*reversed(layer.before[:-1]), None], strict=True):
         rows = _undo(one, layer.parameters, rows)
@@ -249,7 +249,7 @@ def undone(layer: InputLayer, rows: Tensor) -> Tensor:
 
 
 def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    tiny = 1e-12  # keeps what noise pushed out of an activation's range inside of it
+    tiny = 1e-12  # keeps values that noise pushed out of an activation's range inside of it
     if one.kind == "tanh":
         return rows.clamp(-1 + tiny, 1 - tiny).atanh()
     if one.kind == "sigmoid":
@@ -282,25 +282,25 @@ def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Ten
 
 
 def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
-    """Which patches make up images: overlapping pixels agree, and pixels of the padding are zero.
+    """Assembles patches to images: overlapping pixels agree, and pixels of the padding are zero.
 
-    Every patch is tried as the top left one of an image. The image is then laid position by position, each time with
-    the patch that fits best to what is there.
+    Every patch is tried as the top left patch of an image. The image is then laid position by position, each time with
+    the patch that best fits the pixels laid before.
 
     Args:
         layer: a convolution.
         patches: float64 [k, n], in any order.
-        tolerance: of pixels that agree.
+        tolerance: largest difference of pixels that agree.
 
     Returns:
         int64 [images, positions]: indices of the patches of each image; images share none.
 
     Raises:
-        NotApplicable: patches do not overlap, so that nothing says where they belong.
+        NotApplicable: patches do not overlap, so that their positions are open.
     """
     geometry = _geometry(layer.settings)
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
-    # Pixels are counted from 1; what unfolds to 0 is padding.
+    # Pixels are counted from 1; 0 after unfolding is padding.
     numbers = torch.arange(1, size + 1, dtype=torch.float64).view(1, *layer.shape)
     at = unfold(numbers, **geometry)[0].T.long().to(patches.device)  # [positions, n]
     laid = torch.zeros(size + 1, dtype=torch.bool, device=patches.device)
@@ -325,13 +325,13 @@ def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
     fits = chosen[worst <= tolerance]
     ways = [row for row in fits.unique(dim=0) if len(row.unique()) == len(row)]
     images = torch.stack(ways) if ways else chosen[:0]
-    # A patch of two images would say that one of them is not there; neither is kept.
+    # A patch shared by two images means that one of them is not there; neither is kept.
     shares = torch.bincount(images.flatten(), minlength=len(patches))
     return images[(shares[images] == 1).all(dim=1)] if len(images) else images
 
 
 def images_of(layer: InputLayer, rows: Tensor) -> Tensor:
-    """Layer inputs [k, *shape] of rows [k, positions, n]: means where patches overlap."""
+    """Returns layer inputs [k, *shape] of rows [k, positions, n]: means over overlapping patches."""
     if not layer.settings:
         return rows.reshape(len(rows), *layer.shape)
     geometry = _geometry(layer.settings)
@@ -341,5 +341,5 @@ def images_of(layer: InputLayer, rows: Tensor) -> Tensor:
 
 
 def _geometry(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a convolution as `unfold` takes them."""
+    """Returns settings of a convolution as arguments of `unfold`."""
     return {name: settings[name] for name in ("kernel_size", "stride", "padding", "dilation")}

@@ -1,8 +1,8 @@
-"""Where exact recovery of a batch stops: share of random updates recovered, by keep rate and batch. Needs no data.
+"""Limit of exact batch recovery: share of random updates recovered, by keep rate and batch, without any data.
 
 Sparsification that keeps a random part of the coordinates withholds numbers. But a gradient of rank b is b (m + n - b)
-numbers in all, so up to some line everything that was dropped follows from what was kept. The line is measured: random
-inputs, a random network of one hidden layer, a mask that the server knows, no noise.
+numbers in all, so up to some limit all dropped entries follow from the kept ones. The limit is measured: random inputs,
+a random network of one hidden layer, a mask that the server knows, no noise.
 """
 
 import itertools
@@ -28,7 +28,7 @@ def recovered_share(
     draws: int = 2**14,
     seed: int = 0,
 ) -> Tensor:
-    """Share of random updates of which every input is recovered and certified.
+    """Returns the share of random updates of which every input is recovered and certified.
 
     Args:
         keeps: fractions of the coordinates that are released, in (0, 1].
@@ -36,8 +36,8 @@ def recovered_share(
         width: neurons of the hidden layer.
         inputs: numbers of one input.
         trials: updates for each pair of keep rate and batch.
-        draws: candidates for each; too few look like a line that is lower.
-        seed: of networks, inputs, masks and draws; trials differ in all of these.
+        draws: candidates for each; too few make the limit look lower.
+        seed: seed of networks, inputs, masks and draws; trials differ in all of these.
 
     Returns:
         float64 [keeps, batches].
@@ -64,7 +64,7 @@ def _recovered(keep: float, batch: int, width: int, inputs: int, draws: int, see
         found = recovered_batch(update, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws)
     except (NotApplicable, InconsistentObservation):
         return False
-    # The certificate decides, as it would for an attacker; that it is right is what its tests are for.
+    # The certificate decides, as it would for an attacker; its own tests cover its correctness.
     return found.certified is not None and len(found.inputs) == len(shared) and bool(found.certified.all())
 
 
@@ -80,18 +80,18 @@ def random_update(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Observation, Examples]:
-    """An update of a random network with one hidden layer, in closed form, and the normal inputs behind it.
+    """Returns an update of a random network with one hidden layer, in closed form, and the normal inputs behind it.
 
     Args:
-        batch: examples.
+        batch: number of examples.
         width: neurons of the hidden layer.
         inputs: numbers of one input.
-        classes: of the output.
-        keep: chance of each coordinate to be released.
-        clip_norm: L2 bound of what is released of each example; None for none.
+        classes: number of classes of the output.
+        keep: probability of each coordinate to be released.
+        clip_norm: L2 bound of each example's release; None for none.
         noise: standard deviation on the sums.
-        seed: of everything.
-        dtype: in which gradients are summed and released.
+        seed: seed of everything.
+        dtype: dtype in which gradients are summed and released.
     """
     coins = torch.Generator().manual_seed(seed)
 

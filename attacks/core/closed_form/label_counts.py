@@ -1,13 +1,13 @@
-"""How often each class is in a batch, from the gradient of the last layer, whose sign tells.
+"""Counts of each class in a batch, from the signs and sizes of the last layer's gradient.
 
 For a linear last layer under cross-entropy the gradient of the bias of class c is u_c = sum_i f_i (p_ic - 1[y_i = c]),
 with p_ic the model's probability and f_i the factor by which the defense shortened example i. Zhao, Mopuri & Bilen,
 "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of
-its label is negative. For batches sum_i p_ic is guessed: n_c = B pbar_c - u_c. A logistic loss of one logit z is of
-the two logits 0 and z.
+its label is negative. For batches sum_i p_ic is estimated: n_c = B pbar_c - u_c. A logistic loss of one logit z is that
+of the two logits 0 and z.
 
-Rows of the weight's gradient tell the same in units of the features: (p_c - 1[c = y]) x for one example. Behind a mask
-they tell which labels are left.
+Rows of the weight's gradient contain the same in units of the features: (p_c - 1[c = y]) x for one example. Under a
+mask they determine the possible labels.
 """
 
 import math
@@ -25,13 +25,13 @@ from .recursion.completion import components
 
 @dataclass(frozen=True, kw_only=True)
 class LastLayer:
-    """What an update shows of the gradient of the layer that gives the logits, undivided.
+    """Released part of the gradient of the layer that gives the logits, undivided.
 
     Attributes:
-        weight: [classes, features], 0 where nothing was released.
-        weight_seen: what of it was released.
+        weight: [classes, features], 0 if not released.
+        weight_seen: released entries of it.
         bias: [classes].
-        bias_seen: nothing of it where the layer has no trained bias.
+        bias_seen: released entries of it; none if the layer has no trained bias.
     """
 
     weight: Float[Tensor, "classes features"]
@@ -46,14 +46,14 @@ class LastLayer:
 
 
 def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
-    """The gradient of the last layer as far as it was released, of a model of classes.
+    """Returns the gradient of a classifier's last layer, as far as it was released.
 
     Args:
-        structure: of the update.
+        structure: structure of the update.
         sums: numbers in the order of the released vector, undivided; float64 is kept.
 
     Returns:
-        With a row a class: a single logit, of two classes, is taken for the difference of two.
+        The layer with a row per class: a single logit, of two classes, is taken for the difference of two.
 
     Raises:
         NotApplicable: the logits are of no trained linear layer, the loss is another, or its gradient was not released.
@@ -84,10 +84,10 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
 
 
 def one_label(layer: LastLayer) -> int:
-    """The label of a batch of one, without noise: exact, whatever the features are and however it was clipped.
+    """Returns the label of a batch of one, without noise: exact, for any features and any clipping.
 
     Raises:
-        NotApplicable: what was released leaves several, or the gradient is 0.
+        NotApplicable: the release leaves several labels, or the gradient is 0.
         InconsistentObservation: no single example gives this gradient.
     """
     possible = possible_labels(layer).nonzero()[:, 0]
@@ -100,17 +100,17 @@ def one_label(layer: LastLayer) -> int:
 
 
 def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
-    """Which labels a batch of one may have, without noise, whatever its features are and however it was clipped.
+    """Returns the possible labels of a batch of one, without noise, for any features and any clipping.
 
     [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank one, and p - e_y is negative at the label alone. Signs of rows of
-    the bias's gradient are known. Where it was not released, the ratios of rows are, as far as entries connect them:
+    the bias's gradient are known. If it was not released, the ratios of rows are known, as far as entries connect them:
     a row that is opposed to others is the label's, and it is the longest, since 1 - p_y is the sum of the others'
-    probabilities; rows of one sign are not, unless it is a single one. The usual argmin of the rows' sums needs
+    probabilities; rows of one sign are not, unless it is a single row. The usual argmin of the rows' sums needs
     features that are not negative.
 
     Raises:
         NotApplicable: the gradient is 0, or nothing was released.
-        InconsistentObservation: no label.
+        InconsistentObservation: no label is possible.
     """
     shown = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
     seen = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
@@ -122,7 +122,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
     possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
     for one in components(shown, seen):
         negative, positive = one.rows & (one.left < 0), one.rows & (one.left > 0)
-        # What is 0 beside others that are not is no label's.
+        # A zero row next to nonzero ones is not the label's.
         possible &= ~one.rows | negative | positive
         if bool(one.columns[-1] & (one.right[-1] != 0)):
             negative, positive = (negative, positive) if float(one.right[-1]) > 0 else (positive, negative)
@@ -134,7 +134,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
                     f"{int(label.sum())}: is the batch larger, or is there noise?"
                 )
         elif bool(negative.any() and positive.any()):
-            # Rows of one length leave open which is the label's: those of two classes, or where others have none.
+            # Rows of one length leave the label open: those of two classes, or if others have none.
             label = one.left.abs() > (1 - 1e-6) * one.left.abs().max()
             same = negative if bool(negative[int(one.left.abs().argmax())]) else positive
             if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
@@ -157,13 +157,13 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
 
 
 def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Tensor, " m"], level: float) -> int:
-    """The label of a batch of one; under noise the one class whose entry is negative by more than the noise explains.
+    """Returns the label of a batch of one; under noise the one class whose entry is negative beyond the noise.
 
     Args:
-        structure: of the update.
+        structure: structure of the update.
         sums: numbers in the order of the released vector, undivided; float64 is kept.
-        std: of the noise on them.
-        level: chance that noise alone names a class.
+        std: standard deviation of the noise on them.
+        level: probability that noise alone names a class.
 
     Raises:
         NotApplicable: the last layer's gradient was not released, or noise hides the label.
@@ -185,13 +185,13 @@ def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Ten
 def fixed_label(
     structure: Structure, sums: Float[Tensor, " m"], noise_std: Float[Tensor, " m"], *, level: float = 0.05
 ) -> int:
-    """The label of a batch of one, as `one_label`; under noise only if its sign shows above that.
+    """Returns the label of a batch of one, as `one_label`; under noise only if its sign shows above that.
 
     Args:
-        structure: of the update. Coefficients in a square basis are as good as coordinates.
+        structure: structure of the update. Coefficients in a square basis are as good as coordinates.
         sums: released numbers, undivided, float64.
-        noise_std: of the noise on them.
-        level: chance that noise alone names a label, over all classes.
+        noise_std: standard deviation of the noise on them.
+        level: probability that noise alone names a label, over all classes.
 
     Raises:
         NotApplicable: as `last_layer` and `one_label`, or the noise hides the label.
@@ -216,9 +216,9 @@ def fixed_label(
 
 
 def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor) -> tuple[Structure, Tensor, Tensor]:
-    """A structure whose directions are the coordinates of square bases, with its numbers; without other directions.
+    """Replaces directions in square bases by the coordinates that they decode to, and drops other directions.
 
-    A square basis only rotates, as one of each parameter tensor does a small bias.
+    A square basis only rotates, as that of a small bias does if each parameter tensor has a basis.
     """
     parts, values, stds, start = [], [], [], 0
     for part in structure.parts:
@@ -242,31 +242,31 @@ def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor)
 
 
 def normal_quantile(level: float) -> float:
-    """What a standard normal number is above with this probability."""
+    """Returns the value that a standard normal number exceeds with this probability."""
     return float(math.sqrt(2) * torch.erfinv(torch.tensor(1 - 2 * level, dtype=torch.float64)))
 
 
 def class_sums(
     layer: LastLayer, noise: LastLayer, features: Float[Tensor, " features"] | None
 ) -> tuple[Float[Tensor, " classes"], Float[Tensor, " classes"], Bool[Tensor, " classes"]]:
-    """The sum u of each class, from the bias where it was released and else from the row of the weight.
+    """Returns the sum u of each class, from the bias if it was released and else from the row of the weight.
 
     A row is about u_c times the mean features of the batch, so u_c is its least squares coefficient on those of public
     examples. Rows of all classes add up to 0, so that of a single class without any follows from the others.
 
     Args:
-        layer: of the update.
-        noise: standard deviations in the places of its numbers.
-        features: mean features of public examples; None to go by the bias alone.
+        layer: last layer of the update.
+        noise: standard deviations of its numbers, in their places.
+        features: mean features of public examples; None to use the bias alone.
 
     Returns:
-        u, the standard deviation of its noise, and of which classes there is one.
+        u, the standard deviation of its noise, and the mask of classes with a sum.
     """
     sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
     if features is not None:
         seen = layer.weight_seen.to(features)
         energy = seen @ features.square()
-        # By rows where there is no bias.
+        # By rows of the weight for classes without a bias.
         rows = ~known & (energy > 0)
         size = energy[rows]
         sums[rows] = (layer.weight @ features)[rows] / size
@@ -280,7 +280,7 @@ def class_sums(
 
 
 def largest_remainder(expected: Float[Tensor, " classes"], total: int) -> Int[Tensor, " classes"]:
-    """Whole numbers that add up to `total`, near to what was expected: the largest remainders are rounded up.
+    """Rounds expected counts to whole numbers that add up to `total`: the largest remainders are rounded up.
 
     Args:
         expected: any finite numbers; negative ones count as 0, and the rest is scaled to add up to `total`.

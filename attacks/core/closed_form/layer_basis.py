@@ -1,4 +1,4 @@
-"""The coefficients of bases that one layer has for itself, as linear maps of its gradient."""
+"""Coefficients of a layer's own bases, as linear maps of its gradient."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from ..threat_model.attack_errors import NotApplicable
 
 @dataclass(frozen=True, kw_only=True)
 class LayerBasis:
-    """coefficients = of_weight^T dL/dW + of_bias^T dL/db.
+    """Linear map coefficients = of_weight^T dL/dW + of_bias^T dL/db.
 
     Attributes:
-        coefficients: as they were released.
+        coefficients: the released coefficients.
         of_weight: rows of the bases that belong to the entries of dL/dW.
-        of_bias: those that belong to dL/db.
-        places: of the coefficients in the release.
+        of_bias: rows of the bases that belong to dL/db.
+        places: indices of the coefficients in the release.
     """
 
     coefficients: Float[Tensor, " k"]
@@ -28,11 +28,11 @@ class LayerBasis:
 
 
 def layer_basis(structure: Structure, names: tuple[str, str], released: Float[Tensor, " m"]) -> LayerBasis:
-    """What the bases of an update show of one linear layer.
+    """Returns the released coefficients of one linear layer, and their bases.
 
     Args:
-        structure: of the update.
-        names: of the layer's weight [rows, columns] and bias.
+        structure: structure of the update.
+        names: names of the layer's weight [rows, columns] and bias.
         released: float64.
 
     Raises:

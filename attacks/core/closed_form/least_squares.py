@@ -1,7 +1,7 @@
 """Least squares, the same to the last digit at every call.
 
-PyTorch's driver for CPUs, LAPACK's gelsy, takes its first pivots from memory that nobody has written up to 2.13: equal
-calls differ in their last digits, which a search makes visible. gelsd has no pivots.
+PyTorch's driver for CPUs, LAPACK's gelsy, takes its first pivots from uninitialised memory up to version 2.13: equal
+calls differ in their last digits, which a search amplifies. gelsd has no pivots.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PIVOTS_ARE_SET = tuple(int(number) for number in torch.__version__.split(".")[:
 
 
 def least_squares(matrix: Tensor, values: Tensor) -> Tensor:
-    """The solutions x of least |matrix x - values|, and of these the shortest on CPUs.
+    """Returns the solutions x of least |matrix x - values|, and of these the shortest on CPUs.
 
     Args:
         matrix: [..., rows, unknowns]; of full rank on a GPU.

@@ -1,10 +1,10 @@
-"""Matrices of low rank: how many directions a gradient has, and a gradient of which only some entries are known.
+"""Matrices of low rank: the number of directions of a gradient, and completion from some of its entries.
 
 The gradient of a linear layer's weights is a sum of one outer product an example, so its rank is at most the size of
-the batch. Without noise everything else is rounding. Noise fills all directions alike, and the largest singular value
-that it makes is known (Marchenko & Pastur 1967): what stands above is signal (Gavish & Donoho, "The optimal hard
-threshold for singular values is 4/sqrt(3)", IEEE Trans. Inf. Theory 2014, whose rule for unknown noise is used). A
-matrix of low rank is decided by few of its entries: b (m + n - b) numbers make it up.
+the batch. Without noise everything else is rounding. Noise fills all directions alike, and its largest singular value
+is known (Marchenko & Pastur 1967): directions above it are signal (Gavish & Donoho, "The optimal hard threshold for
+singular values is 4/sqrt(3)", IEEE Trans. Inf. Theory 2014, whose rule for unknown noise is used). A matrix of low rank
+is determined by few of its entries: it has b (m + n - b) degrees of freedom.
 """
 
 import math
@@ -16,13 +16,13 @@ from torch import Tensor
 from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
 
 HELD_OUT = 0.05
-"""Fraction of known entries that a completion is tried on."""
+"""Fraction of known entries that a completion is tested on."""
 
 ENTRIES_PER_UNKNOWN = 1.2
-"""Fewer known entries than this for each number that makes up a matrix are not tried: any values would fit."""
+"""Known entries per unknown, below which no rank is tried: any values would fit."""
 
 PREDICTS = 0.5
-"""Error of entries that were held out, relative to them, up to which a completion under noise says anything."""
+"""Largest relative error of held-out entries of a useful completion under noise."""
 
 SETTLED = 20
 """Steps of alternating least squares before a standstill counts."""
@@ -30,13 +30,13 @@ SETTLED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """A matrix as left @ right, up to rounding or noise.
+    """Matrix as left @ right, up to rounding or noise.
 
     Attributes:
         left: float64 [m, b], orthonormal columns.
         right: float64 [b, n].
         error: standard deviation of an entry of `left`, or its rounding.
-        exact: whether what is left of the matrix is rounding.
+        exact: whether the remainder of the matrix is rounding.
     """
 
     left: Tensor
@@ -51,20 +51,20 @@ class LowRank:
 
 
 def rounding_floor(shape: torch.Size, eps: float) -> float:
-    """Largest singular value that rounding makes, as a fraction of the largest of all."""
-    # Rounded entries are off by eps at random, so like noise they add up to sqrt(m) + sqrt(n); 8: sums behind.
+    """Returns the largest singular value of rounding, as a fraction of the largest of all."""
+    # Rounded entries are off by eps at random, so like noise they add up to sqrt(m) + sqrt(n); 8: earlier sums.
     return 8 * eps * math.sqrt(max(shape))
 
 
 def factorised(matrix: Tensor, eps: float) -> LowRank:
-    """The directions of a matrix that stand above rounding, or else above noise.
+    """Factorises a matrix into its directions above rounding, or else above noise.
 
     Args:
         matrix: [m, n].
         eps: relative rounding of its entries, that of the dtype in which it was released.
 
     Raises:
-        InconsistentObservation: nothing stands above.
+        InconsistentObservation: no direction stands above.
     """
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     if not values[:1].any():
@@ -73,7 +73,7 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
     rank = int((values > floor).sum())
     exact = rank < len(values)
     if exact:
-        # As it is measured, not at its worst: thresholds of zeros are made of it.
+        # The measured rounding, not its worst case: thresholds of zeros derive from it.
         scale = float(values[rank].clamp(min=float(values[0]) * eps / 8)) / math.sqrt(max(matrix.shape))
     else:
         rank, scale = _above_noise(values, matrix.shape)
@@ -91,7 +91,7 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
 
 
 def _above_noise(values: Tensor, shape: torch.Size) -> tuple[int, float]:
-    """Number of singular values above noise of unknown size, and the noise's standard deviation."""
+    """Returns the number of singular values above noise of unknown size, and the noise's standard deviation."""
     beta = min(shape) / max(shape)
     omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
     best = math.sqrt(2 * (beta + 1) + 8 * beta / (beta + 1 + math.sqrt(beta**2 + 14 * beta + 1)))
@@ -101,14 +101,13 @@ def _above_noise(values: Tensor, shape: torch.Size) -> tuple[int, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A matrix of low rank from some of its entries.
+    """Matrix of low rank from some of its entries.
 
     Attributes:
-        matrix: float64 [m, n]; the known entries as they were where these are exact, else as they were fitted.
-        rank: that was found.
-        noise: standard deviation of the known entries about the fit, by those that were held out; 0 where it is
-            rounding.
-        share: of the entries that were known.
+        matrix: float64 [m, n]; the known entries as given if these are exact, else as fitted.
+        rank: the rank that was found.
+        noise: standard deviation of the known entries about the fit, by held-out entries; 0 if it is rounding.
+        share: share of the entries that were known.
     """
 
     matrix: Tensor
@@ -117,7 +116,7 @@ class Completion:
     share: float
 
     def directions(self, eps: float, rows: Tensor, columns: Tensor) -> LowRank:
-        """The directions of some rows and columns.
+        """Returns the directions of some rows and columns.
 
         Args:
             eps: relative rounding of known entries.
@@ -129,7 +128,7 @@ class Completion:
             return factorised(matrix, eps)
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         rank = min(self.rank, len(values))
-        # Of an entry of `left`: the noise of what is known of its row, over the length of the direction.
+        # For an entry of `left`: the noise of the known entries of its row, over the length of the direction.
         error = self.noise / (math.sqrt(self.share) * float(values[rank - 1].clamp(min=1e-300)))
         return LowRank(left=left[:, :rank], right=values[:rank, None] * right[:rank], error=error, exact=False)
 
@@ -137,28 +136,28 @@ class Completion:
 def completed(
     matrix: Tensor, known: Tensor, eps: float, coins: torch.Generator, *, most: int, iterations: int = 600
 ) -> Completion:
-    """A matrix of low rank from some of its entries, by alternating least squares with extrapolation.
+    """Completes a matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
-    Ranks are tried from 1 upwards. The first that predicts entries which it was not fitted to is taken, and fitted
-    again to all. Under noise none does to the last digit, and the one that predicts best is taken.
+    Ranks are tried from 1 upwards. The first that predicts held-out entries is taken, and fitted again to all. Under
+    noise no rank predicts to the last digit, and the best one is taken.
 
     Args:
         matrix: [m, n]; entries that are not known are not read.
         known: bool [m, n].
         eps: relative rounding of the entries.
-        coins: chooses the held-out entries.
+        coins: generator of the held-out entries.
         most: largest rank that is tried.
-        iterations: of each fit, at most.
+        iterations: largest number of iterations of each fit.
 
     Raises:
-        NotApplicable: no rank predicts the held-out entries, with how many entries there are for each unknown.
+        NotApplicable: no rank predicts the held-out entries, with the number of entries for each unknown.
     """
     values, given = torch.where(known, matrix, 0.0).double(), known.double()
     draws = torch.rand(known.shape, generator=coins, dtype=torch.float64).to(values.device)
     held = known & (draws < HELD_OUT)
     fitted_to = given * ~held
     scale = values[held].square().mean().sqrt() if bool(held.any()) else values.new_ones(())
-    # What rounding may leave unexplained of an entry, relative to the entries: fits end a little above it.
+    # Residual of an entry that rounding may leave, relative to the entries: fits end a little above it.
     enough = max(1e-9, 100 * eps)
     share = float(given.mean())
     entries, tried, best, right = int(known.sum()), 0, (math.inf, 0), values[:0]
@@ -173,7 +172,7 @@ def completed(
             left, right = _fit(values, given, rank, iterations, 0.0, start=right)
             return Completion(matrix=torch.where(known, values, left @ right), rank=rank, noise=0.0, share=share)
         best = min(best, (missed, rank))
-        # Far beyond the best one a rank fits noise, and predicts less and less.
+        # Far beyond the best rank, ranks fit noise, and predict less and less.
         if rank >= best[1] + 3 and best[0] < PREDICTS:
             break
     missed, rank = best
@@ -189,15 +188,15 @@ def completed(
 
 
 def unknowns(shape: torch.Size, rank: int) -> int:
-    """How many numbers make up a matrix of a rank."""
+    """Returns the degrees of freedom of a matrix of a rank."""
     return rank * (shape[0] + shape[1] - rank)
 
 
 def _fit(
     values: Tensor, given: Tensor, rank: int, iterations: int, enough: float, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Least squares over the given entries, one factor after the other, until nothing moves."""
-    # Zeros in place of what is unknown: its directions are about right, if there are enough entries.
+    """Fits both factors to the given entries by alternating least squares, until nothing moves."""
+    # Zeros in place of unknown entries: the directions are about right, if there are enough entries.
     right = torch.linalg.svd(values * given, full_matrices=False).Vh[:rank] if start is None else start
     size = (values * given).norm()
     ahead, left, before = right, _side(values, given, right), math.inf
@@ -209,7 +208,7 @@ def _fit(
             ahead = right  # stepped too far: once from the last good point
             continue
         slow = before - residual < 1e-6 * residual
-        # The next step starts beyond this one: plain alternation creeps along narrow valleys.
+        # The next step starts beyond this one: plain alternation is slow in narrow valleys.
         ahead = fresh + min(0.9, number / (number + 3)) * (fresh - right)
         left, right, before = tried, fresh, residual
         if residual <= enough or (slow and number > SETTLED):
@@ -218,7 +217,7 @@ def _fit(
 
 
 def _side(values: Tensor, given: Tensor, right: Tensor) -> Tensor:
-    """The left factor of least squares for a right one [b, n]: a system of b unknowns for each row."""
+    """Returns the least-squares left factor for a right factor [b, n]: a system of b unknowns for each row."""
     rank = right.shape[0]
     pairs = (right[:, None] * right[None]).reshape(rank * rank, -1)
     systems = (given @ pairs.T).view(-1, rank, rank)
@@ -227,6 +226,6 @@ def _side(values: Tensor, given: Tensor, right: Tensor) -> Tensor:
     systems = systems + small[:, None, None] * torch.eye(rank, dtype=values.dtype, device=values.device)
     factor = torch.linalg.cholesky_ex(systems).L
     left = torch.cholesky_solve((values * given @ right.T)[..., None], factor)[..., 0]
-    # Once more on what is left over: normal equations square the condition number, and refinement takes that back.
+    # A second pass on the residual: normal equations square the condition number, and refinement undoes that.
     rest = (values - left @ right) * given
     return left + torch.cholesky_solve((rest @ right.T)[..., None], factor)[..., 0]

@@ -1,7 +1,7 @@
-"""Rank-one matrices from what is seen of them: rows of a linear layer's gradient are multiples of one input.
+"""Rank-one matrices from partial observations: rows of a linear layer's gradient are multiples of one input.
 
-For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here find
-(x, 1) from all of that matrix, from some of its entries, under noise, and from inner products with known directions.
+For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here find (x,
+1) from all of that matrix, from some of its entries, under noise, and from inner products with known directions.
 """
 
 import torch
@@ -14,19 +14,19 @@ from ..threat_model.attack_errors import RankDeficient
 def completed(
     values: Float[Tensor, "rows columns"], seen: Bool[Tensor, "rows columns"]
 ) -> tuple[Float[Tensor, " columns"], Bool[Tensor, " columns"]]:
-    """The right factor of a rank-one matrix whose last column has the factor 1, by least squares over rows.
+    """Returns the right factor of a rank-one matrix whose last column has the factor 1, by least squares over rows.
 
-    First from rows whose entry in the last column is seen: x_i = sum_j k_j G_ji / sum_j k_j^2. Ratios G_ji / k_j are
-    not averaged, because the smallest k_j would decide. Then a row without that entry gets its k_j from columns that
-    are known, and gives others: a column is known if and only if it is connected to the last one in the bipartite graph
-    of entries that are seen and not 0.
+    The first step uses rows whose entry in the last column is seen: x_i = sum_j k_j G_ji / sum_j k_j^2. Ratios G_ji /
+    k_j are not averaged, because the smallest k_j would decide. Then a row without that entry gets its k_j from known
+    columns, and gives others: a column is known if and only if it is connected to the last in the bipartite graph of
+    entries that are seen and not 0.
 
     Args:
-        values: of the matrix; read where they are seen.
-        seen: which entries were observed.
+        values: entries of the matrix; unseen ones are not read.
+        seen: observed entries.
 
     Returns:
-        The right factor, 0 where it is not known, and where it is.
+        The right factor, 0 for unknown columns, and the mask of known columns.
     """
     shown = torch.where(seen, values, 0.0)
     entries = seen.to(values)
@@ -53,22 +53,22 @@ def total_least_squares(
     start: Float[Tensor, " columns"],
     iterations: int = 300,
 ) -> tuple[Float[Tensor, " columns"], float]:
-    """The right factor of the rank-one matrix of the greatest likelihood, under Gaussian noise on every entry.
+    """Returns the maximum likelihood right factor of a rank-one matrix, under Gaussian noise on every entry.
 
-    Errors are in all columns, in the last one as well: least squares over rows, which takes that one for exact, shrinks
-    the others towards 0. Where all entries are seen and a column has one standard deviation, it is the top right
-    singular vector of the whitened matrix; else it is found by alternating between the factors.
+    Errors are in all columns, in the last as well: least squares over rows, which takes the last for exact, shrinks the
+    others towards 0. If all entries are seen and each column has one standard deviation, it is the top right singular
+    vector of the whitened matrix; otherwise it is found by alternating between the factors.
 
     Args:
-        values: of the matrix; read where they are seen.
-        seen: which entries were observed.
-        std: of the noise of each entry, positive where it is seen.
-        start: of the right factor; columns that nothing determines keep it.
-        iterations: at most, where it has to alternate.
+        values: entries of the matrix; unseen ones are not read.
+        seen: observed entries.
+        std: standard deviation of the noise of each entry, positive for seen entries.
+        start: start of the right factor; columns that nothing determines keep it.
+        iterations: largest number of alternations.
 
     Returns:
         The right factor, of any scale, and the norm of the whitened rank-one matrix over the largest singular value
-        that noise alone has, but once in a thousand times: at most 1 where nothing shows.
+        that noise alone has, but once in a thousand times: at most 1 if nothing shows.
     """
     rows, columns = values.shape
     # Johnstone, Annals of Statistics 2001: the largest eigenvalue of noise, up to the 99.9% point of Tracy-Widom's law.
@@ -97,21 +97,21 @@ def standard_errors(
     std: Float[Tensor, "rows columns"],
     right: Float[Tensor, " columns"],
 ) -> tuple[Float[Tensor, " columns"], float]:
-    """Standard deviations that noise leaves of a right factor whose last entry is 1, and how well the matrix fits it.
+    """Returns standard deviations of a right factor whose last entry is 1, under noise, and the matrix's misfit.
 
-    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 where all entries are seen under noise s: the error of
-    the last column is that of the scale. Of k the noise's own part is taken off, which else lets noise look exact.
-    Where few entries of a row are seen, its k_j has an error that this leaves out.
+    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 if all entries are seen under noise s: the error of the
+    last column is that of the scale. The noise's own part is subtracted from k, which would otherwise let noise look
+    exact. If few entries of a row are seen, its k_j has an error that this leaves out.
 
     Args:
-        values: of the matrix; read where they are seen.
-        seen: which entries were observed.
-        std: of the noise of each entry, positive where it is seen.
-        right: the right factor, of the greatest likelihood.
+        values: entries of the matrix; unseen ones are not read.
+        seen: observed entries.
+        std: standard deviation of the noise of each entry, positive for seen entries.
+        right: the maximum likelihood right factor.
 
     Returns:
-        The standard deviations, infinite where nothing shows, and by how many of its own standard deviations the sum of
-        squares of what the matrix of rank one leaves is above its mean.
+        The standard deviations, infinite if nothing shows, and the excess of the sum of squared residuals of the
+        rank-one matrix over its mean, in its own standard deviations.
     """
     weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
     shown, energy = torch.where(seen, values, 0.0), weights @ right.square()
@@ -134,18 +134,18 @@ def bilinear(
     enough: float = 1e-9,
     iterations: int = 200,
 ) -> tuple[Float[Tensor, " columns"], float, Float[Tensor, "k unknowns"]]:
-    """x, and how far it is from explaining V^T vec([k x^T | k]) = u, by alternating least squares over (k, x).
+    """Solves V^T vec([k x^T | k]) = u by alternating least squares over (k, x).
 
-    Each factor is linear given the other. What alternation leaves is removed by Gauss-Newton steps over both, which
-    converge quadratically where alternation is slow.
+    Each factor is linear given the other. Gauss-Newton steps over both remove the remaining error: they converge
+    quadratically where alternation is slow.
 
     Args:
         coefficients: u.
         weight_basis: the rows of V that belong to the entries of k x^T.
-        bias_basis: those that belong to k.
-        starts: of x, in the order in which they are tried; the one with the smallest residual is returned.
+        bias_basis: the rows of V that belong to k.
+        starts: starts of x, in order; the result has the smallest residual.
         enough: relative residual at which no other start is tried: that of rounding, or of the noise.
-        iterations: of alternation, at most, of each start.
+        iterations: largest number of alternations of each start.
 
     Returns:
         x, |u - V^T vec([k x^T | k])| / |u|, and the derivatives of the coefficients by k and then x, there.
@@ -214,23 +214,23 @@ def repeated(
     variance: Float[Tensor, "rows columns"],
     tolerance: float,
 ) -> Int[Tensor, " rows"]:
-    """Groups of rows that are equal where both are seen, but for noise and rounding.
+    """Groups rows that are equal on entries that both show, up to noise and rounding.
 
     Two rows that share fewer than three entries away from 0 are not compared: images have many zeros in common.
 
     Args:
-        ratios: read where they are seen.
-        seen: which entries were observed.
-        variance: of the noise of each ratio; 0 without noise.
+        ratios: rows to compare; unseen entries are not read.
+        seen: observed entries.
+        variance: variance of the noise of each ratio; 0 without noise.
         tolerance: relative, for rounding.
 
     Returns:
-        The number of each row's group, which is that of one of its rows; -1 where no other row equals it.
+        The number of each row's group, which is that of one of its rows; -1 if no other row equals it.
     """
     shown, entries = torch.where(seen, ratios, 0.0), seen.to(ratios)
     noise = torch.where(seen, variance, 0.0)
     squares = shown.square() @ entries.T
-    # |a - b|^2 over common entries; what cancels is far below any tolerance that float32 updates have in float64.
+    # |a - b|^2 over common entries; the cancellation is far below any tolerance that float32 updates have in float64.
     apart = squares + squares.T - 2 * shown @ shown.T
     together = noise @ entries.T
     # The sum of n squares of noise is within a factor of two of its mean, for all but the smallest n.
@@ -256,6 +256,6 @@ def _ratio(above: Tensor, below: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def _solve(matrix: Tensor, values: Tensor) -> Tensor:
-    """Least squares of the smallest norm: what the matrix leaves open stays at 0."""
+    """Solves least squares with the smallest norm: undetermined directions stay at 0."""
     # By the pseudoinverse: least squares on CUDA takes matrices of full rank alone.
     return torch.linalg.pinv(matrix, rtol=1e-12) @ values

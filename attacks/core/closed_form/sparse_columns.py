@@ -1,12 +1,12 @@
-"""Sparse columns behind a matrix of low rank: which directions q make left @ q zero in many rows.
+"""Sparse columns from a matrix of low rank: the directions q that make left @ q zero in many rows.
 
 The gradient of a linear layer is D X^T, and ReLU makes D zero wherever a neuron is off for an example. Singular vectors
-give D up to an invertible matrix, D = left @ Q, and what singles Q out is that its columns are sparse: a combination
-of several columns is zero only where all of them are, or where they happen to cancel. So the directions that most rows
-hold at zero are the columns, and greedy choice of independent ones finds them once all are among the candidates.
+give D up to an invertible matrix, D = left @ Q, and Q is identified by its sparse columns: a combination of several
+columns is zero only in rows in which all of them are, or happen to cancel. The directions that most rows hold at zero
+are therefore the columns, and greedy choice of independent ones finds them once all are among the candidates.
 
 Candidates come from two sources: kernels of b - 1 random rows (Dimitrov et al., "SPEAR", NeurIPS 2024), or a search for
-directions of small L1 norm on the sphere, as of dictionary learning.
+directions of small L1 norm on the sphere, as in dictionary learning.
 """
 
 import math
@@ -19,22 +19,22 @@ from torch import Tensor
 from .low_rank import LowRank
 
 DirectionSource = Callable[[int], Tensor]
-"""How many -> unit directions [k, b], some of which are columns; fewer where some were no directions at all."""
+"""Number of draws -> unit directions [k, b], some of which are columns; fewer if some draws gave no direction."""
 
 SPARSE = 0.1
 """Fraction of the rows, beyond those that any direction can make zero, that must be zero for a candidate at first."""
 
 EXTRA = 3
-"""The same later on and without noise, as a number of rows: that many are zero by no chance."""
+"""The same later on and without noise, as a number of rows: that many are not zero by chance."""
 
 SAME = 1e-6
-"""Candidates whose cosine is within this of 1 are one, where there is no noise."""
+"""Candidates whose cosine is within this of 1 are the same, without noise."""
 
 POOL = 4
-"""Candidates kept for each column; stronger ones push others out."""
+"""Candidates kept for each column; stronger ones replace weaker ones."""
 
 FITTED = 512
-"""Candidates of one block that are looked at closely."""
+"""Candidates of one block that are fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Scales:
     """Sizes below which a number is zero.
 
     Attributes:
-        rough: of left @ q where q solves few equations and carries their error, magnified.
-        fine: of left @ q where q was fitted to all rows that it makes zero.
-        same: one less the cosine of two candidates that are one.
+        rough: threshold for left @ q if q solves few equations and carries their error, magnified.
+        fine: threshold for left @ q if q was fitted to all rows that it makes zero.
+        same: one less the cosine of two candidates that are the same.
         apart: distance from the span of others of a candidate that adds a direction.
     """
 
@@ -55,7 +55,7 @@ class Scales:
 
 
 def scales(found: LowRank) -> Scales:
-    """Thresholds from the error of the directions: entries of left @ q have mean square 1 / m."""
+    """Returns thresholds from the error of the directions: entries of left @ q have mean square 1 / m."""
     typical = 1 / math.sqrt(len(found.left))
     if found.exact:
         rough = min(max(100 * found.error, 1e-6 * typical), 0.1 * typical)
@@ -66,20 +66,20 @@ def scales(found: LowRank) -> Scales:
 
 
 def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:
-    """Source of directions that b - 1 random rows make zero.
+    """Returns a source of directions that b - 1 random rows make zero.
 
-    A row serves where it is off for an example, and one that is on for all serves nobody. Which rows those are shows in
-    the layer's outputs for an average of the batch. Where inputs are alike most rows are on for all or for none, and
-    few draws from all rows hit anything; so three of four draws are from a half, a quarter or an eighth of the rows,
-    those of the lowest outputs.
+    A row is useful for an example if its neuron is off for it, and a row that is on for all is useless. The layer's
+    outputs for an average of the batch show which rows those are. If inputs are alike most rows are on for all or for
+    none, and few draws from all rows succeed; so three of four draws are from the half, quarter or eighth of the rows
+    with the lowest outputs.
 
     Args:
         left: float64 [m, b]; rows of zeros are left out by the caller.
-        coins: on the CPU.
-        outputs: [m], of the rows' neurons for some average of the inputs; None to draw from all rows alike.
+        coins: generator, on the CPU.
+        outputs: [m], outputs of the rows' neurons for some average of the inputs; None to draw from all rows alike.
 
     Returns:
-        Function of how many draws; directions of draws whose rows are of lower rank are left out.
+        Function of the number of draws; directions of draws whose rows are of lower rank are left out.
     """
     rows, rank = left.shape
     place = None if outputs is None else outputs.argsort().argsort().cpu()
@@ -94,7 +94,7 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
         chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
         closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
         systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
-        # A last row at random is 1 on the kernel, so one solve finds it; its pivots tell whether the rows are enough.
+        # A last row at random is 1 on the kernel, so one solve finds it; its pivots show whether the rows are enough.
         factors, pivots, _ = torch.linalg.lu_factor_ex(systems)
         ends = factors.diagonal(dim1=1, dim2=2).abs()
         enough = ends.amin(dim=1) > 1e-10 * ends.amax(dim=1)
@@ -107,18 +107,19 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
 
 
 def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) -> DirectionSource:
-    """Source of local minima of sum |left @ q| over unit vectors, each from a random start.
+    """Returns a source of local minima of sum |left @ q| over unit vectors, each from a random start.
 
     Iteratively reweighted least squares: the weight of a row is 1 / |row @ q|, so that small rows are made smaller
-    still, and q is the direction that the weighted rows have least of. Weights are bounded by a width that shrinks.
+    still, and q is the direction along which the weighted rows are smallest. Weights are bounded by a width that
+    shrinks.
 
     Args:
         left: float64 [m, b], orthonormal columns.
-        coins: on the CPU.
+        coins: generator, on the CPU.
         iterations: steps of each start.
 
     Returns:
-        Function of how many starts.
+        Function of the number of starts.
     """
     rows, rank = left.shape
 
@@ -130,7 +131,7 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
         for step in range(iterations):
             slope = torch.sign(q @ left.T) @ left
             slope = slope - (slope * q).sum(dim=1, keepdim=True) * q
-            # The distance falls geometrically, as of minima that are sharp.
+            # The distance falls geometrically, as for sharp minima.
             length = 0.5 * 0.01 ** (step / iterations)
             q = q - length * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12)
             q = q / q.norm(dim=1, keepdim=True)
@@ -145,17 +146,18 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
 
 
 def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple[Tensor, Tensor]:
-    """Candidates fitted to all rows that they make zero, and how firmly these rows hold them.
+    """Fits candidates to all rows that they make zero, and returns their strengths.
 
-    The number of zeros does not tell a column from a mixture: rows on which everybody is on lie in as few dimensions as
-    the next layer is wide, and a direction across all of these has many zeros and is held by few others. Zeros hold a
-    column in every other direction. So a candidate is as good as the direction in which its zeros say least.
+    The number of zeros does not separate a column from a mixture: rows that are on for all examples lie in as few
+    dimensions as the next layer is wide, and a direction across all of these has many zeros and is held by few others.
+    Zeros hold a column in every other direction. The strength of a candidate is therefore that of the direction in
+    which its zeros hold it least.
 
     Args:
         left: float64 [m, b], about orthonormal columns.
         directions: unit [k, b].
-        sizes: what is zero.
-        least: how many zeros a candidate needs.
+        sizes: thresholds of zero.
+        least: number of zeros that a candidate needs.
 
     Returns:
         Directions [k', b] and strengths [k'] in [0, 1], the strongest first, each once.
@@ -173,7 +175,7 @@ def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple
 
 
 def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, Tensor]:
-    """The strongest first, and of equal directions, whatever their sign, the first."""
+    """Sorts directions by strength, and drops all but the first of equal directions of any sign."""
     order = strengths.argsort(descending=True, stable=True)
     directions, strengths = directions[order], strengths[order]
     alike = (directions @ directions.T).abs() > 1 - same
@@ -182,9 +184,9 @@ def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, 
 
 
 def independent(directions: Tensor, most: int, apart: float) -> Tensor:
-    """Indices of the first directions of which none is a combination of those before it; at most so many."""
+    """Returns indices of the first directions that are independent of those before them, at most `most`."""
     chosen, rest = [], directions.clone()
-    # As many steps as there are columns: each takes the first that is left, and takes its part out of all others.
+    # At most as many steps as columns: each takes the first that is left, and removes its part from all others.
     for _ in range(most):
         distance = rest.norm(dim=1)
         far = (distance > apart).nonzero()
@@ -198,7 +200,7 @@ def independent(directions: Tensor, most: int, apart: float) -> Tensor:
 
 
 def filled(directions: Tensor, rank: int) -> Tensor:
-    """A basis [b, b] of the given directions, as columns, and of whatever is orthogonal to them."""
+    """Returns a basis [b, b] of the given directions, as columns, and their orthogonal complement."""
     missing = rank - len(directions)
     if not missing:
         return directions.T
@@ -209,11 +211,11 @@ def filled(directions: Tensor, rank: int) -> Tensor:
 
 
 def _least(left: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors [k, b] that make the weighted sum of squared rows least, and [k] the least of what is across them.
+    """Returns unit vectors [k, b] of the least weighted sum of squared rows, and [k] the least across them.
 
     Args:
         left: [m, b], b at least 2.
-        weights: of the rows [k, m].
+        weights: weights of the rows [k, m].
     """
     rank = left.shape[1]
     pairs = (left[:, :, None] * left[:, None]).reshape(len(left), -1)

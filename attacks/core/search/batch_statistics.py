@@ -1,8 +1,8 @@
-"""Batch norms as a prior: their running statistics say what activations private data had, on average.
+"""Batch norms as a prior: their running statistics are those of the activations of the training data.
 
 Yin, Molchanov, Li & others, "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, Eq. 4,
-which gradient inversion took over. The statistics are those of the model that the server sent; a batch has others, the
-further from them the smaller it is.
+which gradient inversion took over. The statistics are those of the model that the server sent; those of a batch differ
+from them, the more the smaller the batch is.
 """
 
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from ..threat_model.attack_errors import NotApplicable
 
 
 def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], Float[Tensor, " r"]]:
-    """Function of inputs [r, b, *input_shape] -> how far the activations of each of r batches are from the statistics.
+    """Returns a function of inputs [r, b, *input_shape] -> mismatch of each batch's activations with the statistics.
 
-    The sum over batch norms of |mean - running mean| + |variance - running variance|, norms over channels, where mean
-    and variance, without correction, are over the examples and pixels of one batch.
+    The mismatch is the sum over batch norms of |mean - running mean| + |variance - running variance|, norms over
+    channels, with mean and variance, without correction, over the examples and pixels of one batch.
 
     Args:
-        network: at the step that is attacked.
+        network: the network at the attacked step.
         like: a tensor of the dtype and on the device of the inputs.
 
     Raises:
-        NotApplicable: there is no batch norm, or something before one is of no kind that is known.
+        NotApplicable: there is no batch norm, or an operation of unknown kind before one.
     """
     norms = [one for one in network.operations if one.kind == "batch_norm"]
     if not norms:
@@ -36,7 +36,7 @@ def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], 
             "the network must have batch norms with running statistics, and it has none: a model of private training "
             "has none"
         )
-    # What follows the last batch norm, pooling of any kind, need not be known.
+    # Operations after the last batch norm, pooling of any kind, need not be known.
     last = network.operations.index(norms[-1])
     front = replace(network, operations=network.operations[:last])
     values = {name: v.to(like) if v.is_floating_point() else v for name, v in network.parameters.items()}

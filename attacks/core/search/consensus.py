@@ -1,7 +1,8 @@
-"""Consensus of several guesses of the same images: what they agree on, wherever in the picture each of them has it.
+"""Consensus of several guesses of the same images: their mean after registration by shifts.
 
-Gradients hardly tell where in an image something is, so guesses from several starts have the same things in different
-places. Each is shifted onto the mean of all before a second mean is taken, and is drawn towards that.
+Gradients carry little information on positions in an image, so guesses from several starts have the same objects in
+different places. Each is shifted onto the mean of all; a second mean is taken of the shifted guesses, and the guesses
+are drawn towards that.
 """
 
 import torch
@@ -11,11 +12,11 @@ from torch.nn import functional
 
 
 def consensus(guesses: Float[Tensor, "r b *shape"], most: int) -> Float[Tensor, "b *shape"]:
-    """The mean of guesses, each image shifted by whole pixels to where it is nearest to the mean of all.
+    """Returns the mean of guesses, each image shifted by whole pixels to be nearest to the mean of all.
 
     Args:
-        guesses: of the same batch, in the same order; images have height and width as their last axes.
-        most: pixels of a shift along an axis at most; vectors are not shifted.
+        guesses: guesses of the same batch, in the same order; images have height and width as their last axes.
+        most: largest shift along an axis, in pixels; vectors are not shifted.
     """
     mean = guesses.mean(dim=0)
     if most == 0 or guesses.ndim < 4:
@@ -28,9 +29,9 @@ def consensus(guesses: Float[Tensor, "r b *shape"], most: int) -> Float[Tensor, 
 
 
 def shifts(images: Float[Tensor, "*any height width"], most: int) -> Float[Tensor, "s *any height width"]:
-    """Images shifted by up to so many whole pixels down and right or up and left, pixels of the border repeated.
+    """Returns images shifted by up to `most` whole pixels along each axis, with border pixels repeated.
 
-    Not shifted at all is the first: where several shifts are as good, it is the one to take.
+    The unshifted image is first: argmin takes it if several shifts are as good.
     """
     height, width = images.shape[-2:]
     flat = images.reshape(1, -1, height, width)

@@ -1,7 +1,7 @@
-"""Inputs whose update is the one that was shared, by least squares: over inputs, and over labels where none are given.
+"""Least-squares fit of the shared update: over inputs, and over labels if none are given.
 
 Under Gaussian noise the whitened squared distance is twice the negative log-likelihood of the guess, so its minimum is
-the maximum likelihood estimate. At the private inputs it is chi-square with a degree of freedom a noisy number: below
+the maximum likelihood estimate. At the private inputs it is chi-square with a degree of freedom per noisy number: below
 its expectation a search fits the noise, and ends.
 """
 
@@ -19,13 +19,13 @@ from .quasi_newton import quasi_newton
 from .restarts import Descent, best_of
 
 HOPELESS = 0.5
-"""A share of the update's squared norm: where more is left unexplained, a result is `degraded`."""
+"""Share of the update's squared norm: if more is left unexplained, a result is `degraded`."""
 
 SPREAD = 0.1
 """Standard deviation of a start around the middle of the box of valid inputs, in units in which that is [-2, 2]."""
 
 KINKED = ("relu", "leaky_relu")
-"""Activations without second derivatives, which the descent goes by."""
+"""Activations without second derivatives, which the descent needs."""
 
 
 def check_search(iterations: int, restarts: int, lr: float) -> None:
@@ -49,17 +49,17 @@ def fitted_update(
     """Minimises the squared distance from the released update by L-BFGS.
 
     Args:
-        target: one shared update; the size of its batch and its noise are read.
-        coins: source of the starts.
-        labels: of the batch, int64 [b], kept fixed; None to search for class probabilities, too.
+        target: one shared update; its batch size and noise are read.
+        coins: generator of the starts.
+        labels: labels of the batch, int64 [b], kept fixed; None to search for class probabilities, too.
         iterations: L-BFGS steps of each start.
-        restarts: independent starts, of which the one with the smallest distance is returned.
+        restarts: independent starts; the result has the smallest distance.
         lr: first length along each direction, in steps of Newton's method.
 
     Returns:
-        The last iterate of the best start, moved into the box; the distance there, by its expectation under noise where
-        there is any. `degraded` where most of the update is left unexplained, where any inputs explain it, and
-        behind ReLUs; `failed` where no start went down.
+        The last iterate of the best start, moved into the box; the distance there, and its ratio to the expectation
+        under noise if there is any. `degraded` if most of the update is left unexplained, if any inputs explain it, and
+        for networks with ReLUs; `failed` if no start went down.
     """
     batch_size, noise_std = granted(target.batch_size), granted(target.noise_std)
     box, distance = Box(target.input_low, target.input_high), squared_distance(target)
@@ -110,11 +110,11 @@ def fitted_update(
 
 
 def distance_of_nothing(target: Observation) -> float:
-    """The squared distance of an update of zeros; 1 where the released one is of zeros, too."""
+    """Returns the squared distance of an update of zeros; 1 if the released update is of zeros, too."""
     return float(target.residual(torch.zeros_like(target.released)).square().sum()) or 1.0
 
 
 def _is_kinked(target: Observation) -> bool:
-    """Whether the network is known to have an activation without a second derivative."""
+    """Returns whether the network is known to have an activation without a second derivative."""
     network = None if target.structure is None else target.structure().network
     return network is not None and any(one.kind in KINKED for one in network.operations)

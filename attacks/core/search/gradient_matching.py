@@ -1,9 +1,9 @@
-"""Gradient matching: how far the update that guessed data would give is from the one that was released.
+"""Gradient matching: distances between the update of guessed data and the released update.
 
-What an attack minimises is a function of guessed inputs and labels. Both objectives here compare in the released space,
+An attack minimises a function of guessed inputs and labels. Both objectives here compare in the released space,
 whitened by the noise, so the same lines serve dense, masked, projected and two-part updates; and each simulated example
-passes the bound of the defense by itself, as each real one did. `squared_distance` is that of Zhu, Liu & Han, "Deep
-Leakage from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
+is bounded by the defense separately, as each real one was. `squared_distance` is that of Zhu, Liu & Han, "Deep Leakage
+from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
 """
 
 from collections.abc import Callable
@@ -17,32 +17,32 @@ from ..targets.observation import Observation
 from ..threat_model.attack_errors import NotApplicable
 
 LayerWeights = Literal["equal", "linear", "exp"]
-"""How much layers count in a comparison, from the input on: all alike, or less and less."""
+"""Weights of layers in a comparison, from the input on: equal, or decreasing."""
 
 
 def squared_distance(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
-    """Function (inputs, labels) -> |simulated - released|^2, whitened; differentiable in both.
+    """Returns a function (inputs, labels) -> |simulated - released|^2, whitened; differentiable in both.
 
     Args:
         target: one shared update; `residual` and `simulate` are read.
 
     Returns:
-        Takes inputs [b, *input_shape] and labels, int64 [b] or class probabilities [b, classes]. In units of the
-        noise's variance; where there is no noise, of the update squared.
+        A function of inputs [b, *input_shape] and labels, int64 [b] or class probabilities [b, classes]. Its value is
+        in units of the noise's variance; without noise, of the update squared.
     """
-    # In float64: under much noise the data are in digits that a sum in float32 has not got.
+    # In float64: under much noise the data are in digits that a sum in float32 does not have.
     return lambda inputs, labels: target.residual(target.simulate(inputs, labels)).double().square().sum()
 
 
 def expected_distance(target: Observation, noise_std: Float[Tensor, " m"]) -> float:
-    """What `squared_distance` is on average at the private data: one for each noisy number that rows can reach.
+    """Returns the mean of `squared_distance` at the private data: 1 for each noisy number that rows can reach.
 
     Args:
         target: one shared update; `residual` is read.
-        noise_std: of the noise on its undivided sums.
+        noise_std: standard deviation of the noise on its undivided sums.
 
     Returns:
-        0 where there is no noise. The residual leaves out what no row can reach, which one draw of random signs counts:
+        0 without noise. The residual leaves out directions that no row can reach, which a draw of random signs counts:
         exactly for single coordinates, and up to the root of twice their number for k directions.
     """
     signs = torch.randint(2, noise_std.shape, generator=torch.Generator().manual_seed(0)).to(noise_std) * 2 - 1
@@ -52,21 +52,21 @@ def expected_distance(target: Observation, noise_std: Float[Tensor, " m"]) -> fl
 
 
 def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
-    """Function (inputs, labels) -> 1 - cos(simulated, released), both whitened; differentiable in both.
+    """Returns a function (inputs, labels) -> 1 - cos(simulated, released), both whitened; differentiable in both.
 
     Args:
         target: one shared update; `residual`, `released` and `simulate` are read.
 
     Returns:
-        Takes inputs and labels as `squared_distance` does. In [0, 2]; the size of the update, which depends on clipping
-        and on the expected batch, does not count.
+        A function of inputs and labels as `squared_distance` returns, with values in [0, 2]; the size of the update,
+        which depends on clipping and on the expected batch, does not count.
     """
     between = _directions(target, None)
     return lambda inputs, labels: between(target.simulate(inputs, labels))
 
 
 def relative_distances(target: Observation) -> Callable[[Tensor, Tensor], Float[Tensor, " r"]]:
-    """|simulated - released| / |released| of several guesses at once, whitened: (inputs [r, b, ...], labels) -> [r].
+    """Returns a function (inputs [r, b, ...], labels) -> |simulated - released| / |released| [r], whitened.
 
     Args:
         target: one shared update; `residual` and `simulate_many` are read, or `simulate`.
@@ -78,11 +78,11 @@ def relative_distances(target: Observation) -> Callable[[Tensor, Tensor], Float[
 def direction_mismatches(
     target: Observation, weights: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Float[Tensor, " r"]]:
-    """As `direction_mismatch`, of several guesses at once: (inputs [r, b, *input_shape], labels) -> [r].
+    """Returns `direction_mismatch` for several guesses at once: (inputs [r, b, *input_shape], labels) -> [r].
 
     Args:
-        target: one shared update; what it offers for several guesses is taken where it is there.
-        weights: [m], by which squares and products of released numbers count; None for all alike.
+        target: one shared update; its functions for several guesses are used if present.
+        weights: [m], weights of squares and products of released numbers; None for equal ones.
     """
     compare, between = target.compare_many, _directions(target, weights)
     if compare is None or weights is not None:
@@ -98,17 +98,17 @@ def direction_mismatches(
 
 
 def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """|simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened, of several guesses at once.
+    """Returns |simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened, for several guesses at once.
 
     The first is the negative logarithm of the likelihood of the guess under Gaussian noise, over |released|^2 and up to
     a constant. Close to a match it is the second, which the size of the simulated update does not change.
 
     Args:
-        target: one shared update; what it offers for several guesses is taken where it is there.
+        target: one shared update; its functions for several guesses are used if present.
 
     Returns:
-        Takes inputs [r, b, *input_shape] and labels. Distances are float64: under much noise what the data change of
-        them is in digits that float32 has not got.
+        A function of inputs [r, b, *input_shape] and labels. Distances are float64: under much noise the data change
+        only digits that float32 does not have.
     """
     compare, between = target.compare_many, _directions(target, None)
     tiny = torch.finfo(torch.float64).tiny
@@ -127,7 +127,7 @@ def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[T
 
 
 def surrogate_mismatches(target: Observation) -> Callable[..., Float[Tensor, " r"]]:
-    """As `direction_mismatches`, of an update of several local steps, all of them taken at one point on their way.
+    """Returns `direction_mismatches` for an update of several local steps, all taken at one point of the way.
 
     Args:
         target: one shared update with a `surrogate`.
@@ -148,14 +148,14 @@ def surrogate_mismatches(target: Observation) -> Callable[..., Float[Tensor, " r
 
 
 def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"] | None:
-    """By how much each released number counts, by the parameter tensor that it is of; None for all alike.
+    """Returns the weight of each released number, by its parameter tensor; None for equal weights.
 
     Args:
         target: `structure` is read, unless all count alike.
-        kind: of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
+        kind: weight of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
 
     Raises:
-        NotApplicable: what was released is not coordinates of one gradient.
+        NotApplicable: the release is not coordinates of one gradient.
     """
     if kind == "equal":
         return None
@@ -178,7 +178,7 @@ def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"
 
 
 def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float[Tensor, "r m"]:
-    """The releases that several guesses would give, in one pass where the target offers that."""
+    """Returns the releases that several guesses would give, in one pass if the target offers that."""
     if target.simulate_many is not None:
         return target.simulate_many(inputs, labels)
     own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)
@@ -187,7 +187,7 @@ def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float
 
 
 def _directions(target: Observation, weights: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Function simulated [..., m] -> 1 - cos between it and the release, both whitened and weighted [...]."""
+    """Returns a function simulated [..., m] -> 1 - cos between it and the release, both whitened and weighted [...]."""
     # residual(p) = W (released - p) with W the whitening, so W p = residual(0) - residual(p) for every kind of release.
     shared = target.residual(torch.zeros_like(target.released))
     root = None if weights is None else weights.sqrt()
@@ -199,19 +199,19 @@ def _directions(target: Observation, weights: Tensor | None) -> Callable[[Tensor
         white = white if root is None else root * white
         # |a - b|^2 / 2 = 1 - cos(a, b) for unit vectors, without the cancellation near 0.
         apart = (white / _norm(white) - direction).square().sum(dim=-1) / 2
-        # Zeros have no direction, and match nothing: each that is no unit vector lacks a half.
+        # Zeros have no direction, and match nothing: each vector of zeros lacks a half.
         return apart + _directionless(compared) / 2 + _directionless(white) / 2
 
     return between
 
 
 def _directionless(vectors: Tensor) -> Tensor:
-    """1 for each of the vectors [..., m] that has no direction, else 0."""
+    """Returns 1 for each of the vectors [..., m] that has no direction, else 0."""
     return (vectors.detach() == 0).all(dim=-1).to(vectors)
 
 
 def _norm(vectors: Tensor) -> Float[Tensor, "*r 1"]:
-    """Norms of vectors [..., m], not below the root of the smallest number: an update of zeros has no direction."""
-    # PyTorch's norm adds up in order: it was off by 7e-4 at 11 million float32 numbers, where sums by halves are exact
-    # to 1e-7. clamp: 0 / tiny is 0 where 0 / 0 is NaN, and the root has no derivative at 0.
+    """Returns norms of vectors [..., m], at least the root of the smallest number: zeros have no direction."""
+    # PyTorch's norm adds up in order: it was off by 7e-4 at 11 million float32 numbers, while sums by halves are exact
+    # to 1e-7. clamp: 0 / tiny is 0 while 0 / 0 is NaN, and the root has no derivative at 0.
     return vectors.square().sum(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny).sqrt()

@@ -1,14 +1,14 @@
-"""Priors of images, which hold before anything is released: total variation is small, and pixels lie in a box."""
+"""Priors of images, independent of any release: total variation is small, and pixels lie in a box."""
 
 from jaxtyping import Float
 from torch import Tensor
 
 
 def total_variation(images: Float[Tensor, "batch *channels height width"]) -> Float[Tensor, ""]:
-    """mean|dx| + mean|dy|, in input units.
+    """Returns mean|dx| + mean|dy|, in input units.
 
-    The means run over everything, batch included, each over its own number of differences. (Forms that *sum*
-    differ by the number of pixels, and their weights with them.)
+    The means run over everything, batch included, each over its own number of differences. (Forms that *sum* differ by
+    the number of pixels, and their weights with them.)
 
     Args:
         images: the last two axes are height and width; a side of 1 has no differences and adds 0.
@@ -23,7 +23,7 @@ def total_variation(images: Float[Tensor, "batch *channels height width"]) -> Fl
 def total_variations(
     images: Float[Tensor, "guesses batch *channels height width"],
 ) -> Float[Tensor, " guesses"]:
-    """`total_variation` of each of several batches."""
+    """Returns `total_variation` of each of several batches."""
     variation = images.new_zeros(len(images))
     for axis in (-1, -2):
         if images.shape[axis] > 1:
@@ -32,10 +32,10 @@ def total_variations(
 
 
 class Box:
-    """The box [low, high] of valid inputs, in units in which it is [-2, 2].
+    """Box [low, high] of valid inputs, in units in which it is [-2, 2].
 
-    Images normalised by their mean and standard deviation lie in about that box. Step lengths and starts that
-    were tuned on such images keep their meaning for inputs of any range.
+    Images normalised by their mean and standard deviation lie in about that box. Step lengths and starts that were
+    tuned on such images keep their meaning for inputs of any range.
     """
 
     def __init__(self, low: float, high: float) -> None:
@@ -46,13 +46,13 @@ class Box:
         self.low, self.high = low, high
 
     def inputs(self, point: Tensor) -> Tensor:
-        """Box units -> model-input units; differentiable."""
+        """Maps box units to model-input units; differentiable."""
         return self.centre + self.scale * point
 
     def project_(self, point: Tensor) -> Tensor:
-        """Moves a point in box units to the nearest valid one, in place."""
+        """Moves a point in box units to the nearest valid point, in place."""
         return point.clamp_(-2.0, 2.0)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Nearest valid inputs, in model-input units: undoes the rounding of `inputs` at the border."""
+        """Returns the nearest valid inputs, in model-input units: undoes the rounding of `inputs` at the border."""
         return inputs.clamp(self.low, self.high)

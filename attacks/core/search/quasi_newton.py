@@ -1,7 +1,7 @@
-"""Descent by L-BFGS from one start: few, accurate steps where an objective is smooth, and no step length to tune.
+"""Descent by L-BFGS from one start: few, accurate steps on a smooth objective, and no step length to tune.
 
-A search along each direction by the strong Wolfe conditions never goes up, so the last iterate is the best one. What it
-does not survive is an objective without finite values: then there is another start.
+A search along each direction by the strong Wolfe conditions never goes up, so the last iterate is the best. It fails on
+an objective without finite values: then there is another start.
 """
 
 import math
@@ -13,20 +13,21 @@ from torch import Tensor
 from .restarts import Descent, Objective
 
 RESEEDS = 10
-"""Most starts that are tried beside the first one, where a descent diverges."""
+"""Largest number of further starts, after a descent that diverges."""
 
 DIVERGED = 10.0
-"""A value so many times that of the start is divergence."""
+"""A value that exceeds the start's by this factor is divergence."""
 
 HISTORY = 100
-"""Steps from which the curvature is estimated."""
+"""Number of steps that the curvature is estimated from."""
 
 TRIALS = 25
-"""Most lengths that are tried along a direction."""
+"""Largest number of lengths tried along a direction."""
 
 START = 1e10
-"""What the start's value is scaled to. PyTorch's L-BFGS learns nothing from a step over which gradients change by less
-than 1e-10, in the objective's own units: unscaled, a search stops learning long before it arrives."""
+"""Scaled value of the start. PyTorch's L-BFGS skips the curvature of a step over which gradients change by less than
+1e-10, in the objective's own units: unscaled, a search stops learning long before it converges.
+"""
 
 
 def quasi_newton(
@@ -37,18 +38,18 @@ def quasi_newton(
     lr: float,
     enough: float = -math.inf,
 ) -> Descent:
-    """Descends from one start; from another one where values are not finite, or ten times that of the start.
+    """Descends from one start; from another if values are not finite, or ten times that of the start.
 
     Args:
-        objective: of as many unknowns as `start` gives.
+        objective: function of as many unknowns as `start` returns.
         start: draws the first iterate.
         iterations: steps, at least 1, each along one direction.
-        lr: what a first step along a direction is, in steps of Newton's method.
-        enough: a value at which the descent ends, after one step at least.
+        lr: length of a first step along a direction, in steps of Newton's method.
+        enough: value at which the descent ends, after one step at least.
 
     Returns:
-        The last iterate, with an infinite objective where it is still the start, which must not pass for a find. The
-        history goes on at its last value where the descent ended early, because no step went down or `enough` was.
+        The last iterate, with an infinite objective if it is still the start, which must not pass for a result. The
+        history repeats its last value if the descent ended early, because no step went down or `enough` was reached.
     """
     found = _descended(objective, start(), iterations, lr, enough)
     for _ in range(RESEEDS):
@@ -60,8 +61,8 @@ def quasi_newton(
 
 def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, lr: float, enough: float) -> Descent:
     unknowns = [unknown.detach().clone().requires_grad_() for unknown in start]
-    # One iteration a call, so that it can end after any; curvature is kept between calls. Without tolerances: it ends
-    # where nothing goes down.
+    # One iteration per call, so that it can end after any; curvature is kept between calls. No tolerances: it ends when
+    # nothing goes down.
     optimizer = torch.optim.LBFGS(
         unknowns,
         lr=lr,
@@ -81,7 +82,7 @@ def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, l
     last: list[tuple[list[Tensor], Tensor, Tensor, Sequence[Tensor]]] = []
 
     def evaluated() -> tuple[Tensor, Tensor]:
-        # A call begins where the one before ended, mostly at the point that was evaluated last.
+        # A call begins at the end of the call before, mostly the point that was evaluated last.
         if not last or not all(torch.equal(u, v) for u, v in zip(unknowns, last[0][0], strict=True)):
             value, mismatch = objective(*unknowns)
             gradients = torch.autograd.grad(scale * value, unknowns)
@@ -111,5 +112,5 @@ def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, l
 
 
 def _padded(history: Sequence[Tensor], iterations: int) -> Tensor:
-    """The mismatch of the first iterates; of the last one where there are fewer."""
+    """Stacks the mismatches of the first iterates; repeats the last if there are fewer."""
     return torch.stack([*history, *[history[-1]] * iterations][:iterations])

@@ -1,8 +1,8 @@
 """Search for unknowns that minimise an objective: descent from one start, and the best of several starts.
 
-The unknowns of an attack are tensors: inputs, and labels where they are not known. An objective maps them to the value
-that is minimised, whatever priors it has in it, and the mismatch alone, which says whether the release was explained.
-Only the attacker's own objective decides which iterate and which start is kept, as there is nothing else to go by.
+The unknowns of an attack are tensors: inputs, and labels if they are not known. An objective maps them to the minimised
+value, priors included, and the mismatch alone, which shows whether the release was explained. Only the attacker's own
+objective selects the iterate and the start, because the attacker has no other criterion.
 """
 
 import math
@@ -15,13 +15,13 @@ from torch import Tensor
 from ..targets.results import Status
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
-"""(*unknowns) -> what is minimised, and the mismatch in it; scalars, the first differentiable."""
+"""(*unknowns) -> the minimised value, and the mismatch in it; scalars, the first differentiable."""
 
 SETTLED = 10
-"""The first of so many parts of a search is not judged: no mismatch tells anything yet."""
+"""The first 1 / SETTLED of a search is not judged: its mismatches carry no information yet."""
 
 WARM_UP = 50
-"""Most steps of a warm-up."""
+"""Largest number of steps of a warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Descent:
 
     Attributes:
         unknowns: the iterate with the smallest objective.
-        objective: its value; infinite if no iterate had a finite one, or nothing ever moved.
+        objective: its value; infinite if no iterate had a finite value, or nothing ever moved.
         history: [iterations], the mismatch of every iterate.
     """
 
@@ -44,7 +44,7 @@ class Search:
     """Result of the best of several starts.
 
     Attributes:
-        unknowns: of the start with the smallest objective.
+        unknowns: those of the start with the smallest objective.
         objective: its value.
         history: [restarts, iterations], the mismatch of every iterate.
         status: as of a `Reconstruction`.
@@ -57,35 +57,35 @@ class Search:
 
 
 def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = math.inf) -> Search:
-    """Descends from several starts, one after another, and keeps the one with the smallest objective.
+    """Descends from several starts in turn, and keeps the start with the smallest objective.
 
     Args:
-        restarts: how many starts, at least 1.
+        restarts: number of starts, at least 1.
         descend: draws a start and descends from it; all descents take as many iterations.
         hopeless: as of `best`.
     """
-    # One after the other from one generator, so that more restarts repeat the first ones.
+    # In turn from one generator, so that more restarts repeat the first ones.
     return best([descend() for _ in range(restarts)], hopeless=hopeless)
 
 
 def best(descents: Sequence[Descent], *, hopeless: float = math.inf) -> Search:
-    """The descent with the smallest objective.
+    """Returns the descent with the smallest objective.
 
     Args:
-        descents: of as many iterations each; at least one.
+        descents: descents of as many iterations each; at least one.
         hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
             status is `degraded`.
 
     Returns:
-        The best start, with `failed` as its status where no start gave a finite objective.
+        The best start, with status `failed` if no start gave a finite objective.
     """
     best = min(descents, key=lambda descent: descent.objective)
     history = torch.stack([descent.history for descent in descents])
     later = history[:, history.shape[1] // SETTLED :]
     if not math.isfinite(best.objective):
         status: Status = "failed"
-    # The smallest of all restarts: one that found a match is enough. What is one number wherever the search went does
-    # not depend on the unknowns, and whatever moved them (a prior) knew nothing of the release.
+    # The smallest of all restarts: a single match is enough. A mismatch that is constant over the search does not
+    # depend on the unknowns, and whatever moved them (a prior) did not depend on the release.
     elif (history.numel() > 1 and bool((history == history[0, 0]).all())) or later.nan_to_num(
         nan=math.inf
     ).min() > hopeless:
@@ -103,7 +103,7 @@ def signed_adam(
     lr: float,
     project_: Callable[..., object] | None = None,
 ) -> Descent:
-    """`signed_adams` from one start, by an objective of one."""
+    """Runs `signed_adams` from one start, by an objective of one start."""
 
     def of_one(*unknowns: Tensor) -> tuple[Tensor, Tensor]:
         value, mismatch = objective(*(unknown[0] for unknown in unknowns))
@@ -121,13 +121,13 @@ def signed_adams(
     lr: float,
     project_: Callable[..., object] | None = None,
 ) -> list[Descent]:
-    """Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
+    """Runs Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
 
-    The sign takes out the size of the gradient, which is tiny wherever the simulated update is large. Starts descend
-    side by side, one pass for all in each iteration, and none knows of the others: all that is done is by element.
+    The sign removes the size of the gradient, which is tiny wherever the simulated update is large. Starts descend side
+    by side, one pass for all in each iteration, and are independent: all operations are elementwise.
 
     Args:
-        objectives: of as many unknowns as `starts` has -> values and mismatches, both [r].
+        objectives: function of as many unknowns as `starts` has -> values and mismatches, both [r].
         starts: the first iterates [r, ...] of each unknown; written into.
         iterations: steps, at least 1.
         lr: first step length, in units of the unknowns.
@@ -159,15 +159,15 @@ def jittered_adams(
     jitter: float,
     project_: Callable[..., object] | None = None,
 ) -> list[Descent]:
-    """Adam with its step length warmed up and let down along a cosine, and Gaussian noise after every step.
+    """Runs Adam with a warm-up and cosine decay of its step length, and Gaussian noise after every step.
 
     Args:
         objectives: as of `signed_adams`; the value of a start may depend on the others.
         starts: the first iterates [r, ...] of each unknown; written into.
-        coins: source of the noise.
+        coins: generator of the noise.
         iterations: steps, at least 1; a tenth of them, 50 at most, are the warm-up.
         lr: largest step length, in units of the unknowns.
-        jitter: standard deviation of the noise, in step lengths: it dies down as they do.
+        jitter: standard deviation of the noise, in step lengths: it decays as they do.
         project_: as of `signed_adams`.
 
     Returns:
@@ -208,7 +208,7 @@ def _adams(
     direction: Callable[[Tensor], Tensor],
     disturb_: Callable[[Tensor, float], None] | None = None,
 ) -> list[Descent]:
-    """Adam from several starts, along `direction` of the gradient; `disturb_` is told the length of the step."""
+    """Runs Adam from several starts, along `direction` of the gradient; `disturb_` gets the length of the step."""
     project_ = project_ or (lambda *unknowns: None)
     project_(*starts)
     unknowns = [start.requires_grad_() for start in starts]

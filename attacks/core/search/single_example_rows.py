@@ -1,8 +1,8 @@
-"""Guesses of single examples against the part of a release that each alone is responsible for.
+"""Checks of guessed single examples against the coordinates of a release that each example alone determines.
 
-Rows of a first layer that a single example activates show that example. Rows of several can look the same: where all
-upstream gradients are multiples of one vector (one logit, two classes), or where noise hides how they differ. What an
-input would have released itself tells them apart, as far as noise and gaps of the input leave anything to tell.
+Rows of a first layer that a single example activates show that example. Rows of several examples can look the same: if
+all upstream gradients are multiples of one vector (one logit, two classes), or if noise hides their differences. The
+release that an input would have caused separates the two cases, as far as noise and gaps of the input allow.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from torch import Tensor
 from ..targets.observation import Observation
 
 DRAWN = 4
-"""Inputs within the errors of a guess whose contributions say how far off its own may be."""
+"""Number of inputs drawn within the errors of a guess, to estimate the error of its contribution."""
 
 ABOVE = 3.0
-"""How many times what noise, errors and gaps leave on average is left of a place by whom it belongs to, at most."""
+"""Largest accepted residual of a guess on its coordinates, over that which noise, errors and gaps leave on average."""
 
 TOLD = 0.2
-"""The same as a share of what was released there, at most: of more, whom it belongs to is not decided."""
+"""The same as a share of the release there: above it, the assignment of an example is not decided."""
 
 OPEN = 12**-0.5
 """Standard deviation of an entry of which only the range is known, over the range."""
@@ -28,12 +28,12 @@ OPEN = 12**-0.5
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPlaces:
-    """What guessed inputs leave of a release, each where it is alone.
+    """Residuals of guessed inputs, each on the coordinates that it alone determines.
 
     Attributes:
-        labels: the class by which each input explains best what it alone is responsible for.
-        unexplained: [n], what is then left, over what was released there.
-        expected: [n], what noise, errors and gaps of an input leave on average, over the same.
+        labels: the class by which each input explains its own coordinates best.
+        unexplained: [n], residual of that explanation, over the release there.
+        expected: [n], average residual from noise, errors and gaps of an input, over the same.
         shared: [n, n], the contributions of every guess to the places of each, over the same; 0 for its own.
     """
 
@@ -47,31 +47,31 @@ class OwnPlaces:
         return OwnPlaces(**own | {"shared": own["shared"][:, kept]})
 
     def fits(self, rounding: float) -> Bool[Tensor, " n"]:
-        """Whether what is left is no more than the noise and the errors of an input leave."""
+        """Returns whether the residual is no more than the noise and the errors of an input leave."""
         return self.unexplained <= (ABOVE * self.expected).clamp(min=rounding)
 
     def decided(self, rounding: float) -> Bool[Tensor, " n"]:
-        """Whether in addition anything else would have been noticed, and no other guess takes part there."""
+        """Returns whether in addition anything else would have been noticed, and no other guess takes part there."""
         alone = (torch.maximum(self.shared, self.shared.T) <= TOLD).all(dim=1)
         return self.fits(rounding) & (ABOVE * self.expected <= TOLD) & alone
 
     def unclaimed(self) -> Bool[Tensor, " n"]:
-        """All but those to whose places an earlier one contributes that is told from anything else."""
+        """Returns a mask that drops guesses to whose places an earlier, confident guess contributes."""
         sure = ABOVE * self.expected <= TOLD
         kept = torch.ones_like(sure)
-        for number in range(1, len(kept)):  # guesses, of which there are about as many as examples
+        for number in range(1, len(kept)):  # guesses, about as many as examples
             earlier = (kept & sure)[:number]
             kept[number] = not bool((earlier & (self.shared[number, :number] > TOLD)).any())
         return kept
 
 
 def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
-    """The class by which each input explains best what it alone is responsible for, and what is then unexplained.
+    """Returns the class by which each input explains its own coordinates best, and the residual.
 
     Args:
-        target: whose contributions are bounded as the real ones were, so that a clip factor does not matter.
+        target: its contributions are bounded as the real ones were, so that a clip factor does not matter.
         inputs: [n, *shape].
-        own: where the release is that of this input alone.
+        own: coordinates of the release that are of this input alone.
     """
     sums, entries = target.released * target.expected_batch, own.to(target.released)
     best = torch.full_like(entries[:, 0], torch.inf)
@@ -88,15 +88,15 @@ def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> t
 def explained(
     target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, coins: torch.Generator
 ) -> OwnPlaces:
-    """What inputs leave of their places, and what their errors and the noise would leave.
+    """Computes the residuals of inputs on their places, and those that their errors and the noise would leave.
 
     Args:
         target: one shared update.
         inputs: [n, *shape].
-        errors: in their shape, standard deviations; infinite where nothing is known.
-        own: bool [n, m], where the release is that of this input alone.
+        errors: in their shape, standard deviations; infinite for unknown entries.
+        own: bool [n, m], coordinates of the release that are of this input alone.
         noise_std: [m], on the undivided sums.
-        coins: source of the inputs that are drawn within the errors.
+        coins: generator of the inputs that are drawn within the errors.
     """
     labels, unexplained = labelled(target, inputs, own)
     if not len(inputs):

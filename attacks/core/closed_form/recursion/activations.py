@@ -1,7 +1,7 @@
-"""Activations by element: inverses and derivatives, from their results alone.
+"""Elementwise activations: inverses and derivatives, from their results alone.
 
-A leaky ReLU, tanh and sigmoid are one to one. A ReLU is where its result is positive; elsewhere only its derivative, 0,
-is known. Rounding may push a result out of the open range of tanh or sigmoid: it is clamped, and counted.
+A leaky ReLU, tanh and sigmoid are one to one. A ReLU is invertible at positive results; elsewhere only its derivative,
+0, is known. Rounding may push a result out of the open range of tanh or sigmoid: it is clamped, and counted.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from ...targets.network import Operation
 from ...threat_model.attack_errors import NotApplicable
 
 CLAMP = 1e-12
-"""How close to the end of its range a result of tanh or sigmoid may be, in float64."""
+"""Smallest distance of a result of tanh or sigmoid from the end of its range, in float64."""
 
 POSITIVE = 1e-9
-"""What counts as above 0 behind a ReLU, relative to the largest result: less may be an error of the solution."""
+"""Threshold of positive results of a ReLU, relative to the largest: less may be an error of the solution."""
 
 ABOVE = 30.0
-"""How many times the relative misfit of equations the error of a single entry may be."""
+"""Largest error of a single entry, over the relative misfit of the equations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
-    """What came into an activation.
+    """Argument of an activation.
 
     Attributes:
         before: its argument, in the shape of the result.
         slope: its derivative there.
         slope_of_inverse: derivative of the inverse, for the propagation of errors.
-        known: bool, where the argument is known; None for everywhere.
-        clamped: how many results lay outside of the range.
+        known: bool, entries with a known argument; None for all.
+        clamped: number of results outside of the range.
     """
 
     before: Tensor
@@ -42,12 +42,12 @@ class Inverted:
 
 
 def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inverted:
-    """The argument of an activation, from its result.
+    """Returns the argument of an activation, from its result.
 
     Args:
         operation: the activation.
-        result: what it gave.
-        error: of the result, relative; behind a ReLU what is not well above it is taken for 0.
+        result: its result.
+        error: relative error of the result; for a ReLU, entries that are not well above it are taken for 0.
 
     Raises:
         NotApplicable: it is not one to one.

@@ -1,9 +1,9 @@
-"""The clip factor of one example's gradient where the last layer does not tell it: one logit, or two, and no bias's.
+"""Clip factor of one example's gradient if the last layer leaves it open: with one or two logits and no bias gradient.
 
-The factor c is then one unknown more in h = c <W, k x^T>. Where every operation in front of the logit is homogeneous,
-no equation decides it: s x gives c k(f) s / k(s f) of the gradient of x at every layer, so that all inputs s x of a
-longer gradient are clipped to the same update. Biases, tanh and sigmoid fix the scale of every result, and only the
-true factor makes a layer's two sets of equations agree. It is found where what they leave is smallest.
+The factor c is then one unknown more in h = c <W, k x^T>. If every operation before the logit is homogeneous, no
+equation decides it: s x gives c k(f) s / k(s f) of the gradient of x at every layer, so that all inputs s x of a longer
+gradient are clipped to the same update. Biases, tanh and sigmoid fix the scale of every result, and only the true
+factor makes a layer's two sets of equations agree. It is the factor with the smallest residual.
 """
 
 import math
@@ -15,28 +15,28 @@ from .observed_gradients import LayerGradient
 from .order import LAYERS, without_identities
 
 SMALLEST = 1e-4
-"""Clip factor down to which is searched."""
+"""Smallest clip factor of the search."""
 
 TRIED = 48
-"""Factors of the first round, equally far apart in logarithms."""
+"""Number of factors of the first round, equally far apart in logarithms."""
 
 SHARPENED = 60
 """Steps of golden sections around one of them."""
 
 DIPS = 6
-"""Factors around which is searched, the best ones first: where activations are near their ends the dip is narrow."""
+"""Number of factors to search around, the best first: activations near their ends make the minimum narrow."""
 
 ENOUGH = 1e-6
-"""What is left of the equations below which no other dip is tried."""
+"""Residual of the equations below which no other minimum is tried."""
 
 HOMOGENEOUS = ("input", "linear", "conv2d", "avg_pool2d", "flatten", "identity", "leaky_relu", "relu", "add")
-"""Operations that, without a bias, give a multiple of their result for that multiple of their argument."""
+"""Operations that, without a bias, map a multiple of their argument to that multiple of their result."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
-    """Whether the last layer's own gradient leaves the clip factor open."""
+    """Returns whether the last layer's own gradient leaves the clip factor open."""
     head = without_identities(network).operations[-1]
     own = gradients[head.name]
     shows = own.bias is not None and bool(own.bias.any())
@@ -44,7 +44,7 @@ def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
 
 
 def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
-    """Whether the layers in front of the last one can tell a factor that it leaves open, one for all of them."""
+    """Returns whether the layers before the last can determine a factor that it leaves open, one for all of them."""
     *body, _ = without_identities(network).operations
     fixed = any(one.kind not in HOMOGENEOUS or one.bias is not None for one in body)
     groups = {own.group for own in gradients.values() if own.group >= 0}
@@ -52,17 +52,17 @@ def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bo
 
 
 def sharpest(residual: Callable[[float], float]) -> float:
-    """The factor in (0, 1] that leaves least of the equations.
+    """Returns the factor in (0, 1] with the smallest residual of the equations.
 
     Args:
-        residual: what a factor leaves of them; it raises `InconsistentObservation` where no example has the gradient,
-            and `RankDeficient` where that leaves a layer open, as many activations at the ends of their range do.
+        residual: residual for a factor; it raises `InconsistentObservation` if no example has the gradient, and
+            `RankDeficient` if that leaves a layer open, as many activations at the ends of their range do.
     """
 
     def left(log_factor: float) -> float:
         try:
             return residual(math.exp(log_factor))
-        except (InconsistentObservation, RankDeficient):  # of a wrong factor it says nothing
+        except (InconsistentObservation, RankDeficient):  # a wrong factor carries no information
             return math.inf
 
     width = -math.log(SMALLEST) / (TRIED - 1)
@@ -77,7 +77,7 @@ def sharpest(residual: Callable[[float], float]) -> float:
 
 
 def _by_golden_sections(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Where a function with one dip between two ends is smallest, and its value there."""
+    """Returns the minimum of a function with one dip between two ends, and its value there."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = value(a), value(b)
     for _ in range(SHARPENED):

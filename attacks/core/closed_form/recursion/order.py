@@ -1,4 +1,4 @@
-"""The order in which a network is walked backwards, and which operations have equations of their own."""
+"""Order in which a network is walked backwards, and the operations with equations of their own."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ ACTIVATIONS = ("leaky_relu", "relu", "tanh", "sigmoid")
 
 
 def without_identities(network: Network) -> Network:
-    """The network less its operations that do nothing, so that no sum has one of them between."""
+    """Returns the network without its identities, so that no sum has an identity between its terms."""
     instead: dict[str, str] = {}
     kept = []
     for one in network.operations:
@@ -22,9 +22,10 @@ def without_identities(network: Network) -> Network:
 
 
 def backwards(network: Network) -> list[Operation]:
-    """The operations behind the input and before the head's, from the last to the first.
+    """Returns the operations between the input and the head, from the last to the first.
 
-    Whatever a sum adds comes directly behind it, before what is solved for: its gradient may be needed there.
+    The terms of a sum come directly after it, before the layers that are solved for: their gradient may be needed
+    there.
     """
     takers = {one.name: [each for each in network.operations if one.name in each.inputs] for one in network.operations}
 
