@@ -247,8 +247,7 @@ def _accelerated(points: list[Tensor], moves: list[Tensor]) -> Tensor:
 def _columns(
     target: Observation, layer: InputLayer, mixture: _Mixture
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
-    """Returns a function (inputs, labels) -> columns of D [rows, b] implied by the network, and their rows of `left`.
-    """
+    """Returns a function (inputs, labels) -> columns of D [rows, b] by the network, and their rows of `left`."""
     if mixture.scaled:
         shown = layer.bias_seen & mixture.in_rows
         of_bias = lambda inputs, labels: layer.shown_of_bias(target.contributions(inputs, labels))[:, shown].T  # noqa: E731

@@ -1,4 +1,4 @@
-"""Completion of a rank-one matrix from some of its entries: the gradient of a last layer behind a mask."""
+"""Completion of a rank-one matrix from some of its entries: the gradient of a last layer under a mask."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class RankOne:
-    """A matrix u v^T as far as it follows from one row: the component of entries that are connected to that.
+    """Matrix u v^T as far as it follows from one row: the component of entries that are connected to that.
 
     Attributes:
-        left: u, [rows], 0 where it does not follow; 1 at the row that it was begun from.
-        rows: bool, where it does.
+        left: u, [rows], 0 for open rows; 1 at the starting row.
+        rows: bool, rows that follow.
         right: v, [columns], the same.
         columns: bool.
     """
@@ -24,12 +24,12 @@ class RankOne:
 
 
 def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
-    """Factors of a rank-one matrix, by spreading from one row over what is connected to it by entries away from 0.
+    """Returns factors of a rank-one matrix, spread from one row over nonzero entries that connect to it.
 
     Args:
         matrix: [rows, columns].
         seen: bool, in the same shape.
-        row: to begin from; some of it is seen.
+        row: the starting row; some of it is seen.
     """
     shown = seen.to(matrix)
     values = matrix * shown
@@ -37,7 +37,7 @@ def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
     u[row], has_row[row] = 1.0, True
     v, has_column = torch.zeros_like(values[0]), torch.zeros_like(seen[0])
     tiny = torch.finfo(u.dtype).tiny
-    # Each round reaches what is one entry further away: at most as many as there are rows.
+    # Each round reaches entries one step further away: at most as many rounds as rows.
     for _ in range(len(matrix) + 1):
         before = int(has_row.sum() + has_column.sum())
         weights = shown.T @ (u.square() * has_row)
@@ -50,7 +50,7 @@ def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
 
 
 def components(matrix: Tensor, seen: Tensor) -> list[RankOne]:
-    """All components of a rank-one matrix that have an entry away from 0, at most one for each row.
+    """Returns all components of a rank-one matrix that have an entry away from 0, at most one for each row.
 
     Args:
         matrix: [rows, columns].

@@ -1,12 +1,11 @@
-"""A convolution as equations of its input: its output, and the gradient of its weight, which is linear in it too.
+"""Convolution as equations of its input: its output, and the gradient of its weight, both linear in it.
 
 (dL/dW)[f, c, a] = sum over positions o of k[f, o] x[c, p(a, o)], with k the derivatives by the output and p(a, o) the
-pixel under offset a of the kernel at position o (R-GAP, section 3.3). So the gradient's equations are one small
+pixel under offset a of the kernel at position o (R-GAP, section 3.3). The gradient's equations are therefore one small
 matrix K0 for every input channel: K = I (x) K0. Padded pixels are no unknowns: their columns are deleted.
 
-Both normal matrices come from one map of indices p, without a matrix of equations. That of the output,
-sum over o of W[., a]^T W[., b] at (p(a, o), p(b, o)), takes one product of channels by channels for each pair of
-offsets.
+Both normal matrices come from one map of indices p, without a matrix of equations. That of the output, sum over o of
+W[., a]^T W[., b] at (p(a, o), p(b, o)), takes one product of channels by channels for each pair of offsets.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ class KernelGeometry:
 
     Attributes:
         kernel: (height, width).
-        groups: of channels.
+        groups: groups of channels.
         shape_in: (channels, height, width).
         shape_out: the same of the output.
         pixel: int64 [offsets, positions], the pixel under an offset at a position; -1 on the padding.
@@ -54,35 +53,35 @@ class KernelGeometry:
         return self.shape_out[1] * self.shape_out[2]
 
     def unfold(self, x: Tensor) -> Tensor:
-        """[b, channels, height, width] -> [b, channels * offsets, positions]."""
+        """Maps [b, channels, height, width] to [b, channels * offsets, positions]."""
         return functional.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
 
     def fold(self, patches: Tensor) -> Tensor:
-        """The adjoint of `unfold`."""
+        """Applies the adjoint of `unfold`."""
         return functional.fold(patches, self.shape_in[1:], self.kernel, self.dilation, self.padding, self.stride)
 
 
 class Convolved(LinearMap):
-    """The output of a convolution without its bias."""
+    """Output of a convolution without its bias."""
 
     def __init__(self, weight: Tensor, geometry: KernelGeometry, *, lossy: bool = False) -> None:
         super().__init__(geometry.shape_in, geometry.shape_out, weight)
         self.weight, self.geometry, self.lossy = weight, geometry, lossy
 
     def apply(self, x: Tensor) -> Tensor:
-        """The convolution."""
+        """Applies the convolution."""
         g = self.geometry
         return functional.conv2d(x, self.weight, None, g.stride, g.padding, g.dilation, g.groups)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The transposed convolution; pixels that no kernel reaches are 0."""
+        """Applies the transposed convolution; pixels that no kernel reaches are 0."""
         g = self.geometry
         extents = zip(self.shape_in[1:], self.shape_out[1:], g.kernel, g.stride, g.padding, g.dilation, strict=True)
         rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in extents]
         return functional.conv_transpose2d(y, self.weight, None, g.stride, g.padding, rest, g.groups, g.dilation)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """W^T D W by pairs of offsets of the kernel."""
+        """Returns W^T D W by pairs of offsets of the kernel."""
         g, pixels, channels = self.geometry, self.geometry.pixels, self.shape_in[0]
         width = channels // g.groups
         kernels = self.weight.reshape(g.groups, -1, width, g.pixel.shape[0])
@@ -116,16 +115,16 @@ class Convolved(LinearMap):
 
 
 class WeightGradient(LinearMap):
-    """What the gradient of a convolution's weight says of its input, as far as it is seen."""
+    """Gradient of a convolution's weight as a map of its input, at released entries."""
 
     def __init__(
         self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
     ) -> None:
-        """From the derivatives by the convolution's output.
+        """Builds the map from the derivatives by the convolution's output.
 
         Args:
             slopes: k, in the shape of the output.
-            geometry: of the convolution.
+            geometry: geometry of the convolution.
             filters_shape: shape of its weight.
             seen: bool in the shape of the weight; None for all.
         """
@@ -134,21 +133,21 @@ class WeightGradient(LinearMap):
         self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
 
     def apply(self, x: Tensor) -> Tensor:
-        """The gradient of the weight for this input."""
+        """Returns the gradient of the weight for this input."""
         g = self.geometry
         patches = g.unfold(x).view(len(x), g.groups, -1, g.positions)
         gradient = torch.einsum("gfo,bgko->bgfk", self.slopes, patches).reshape(-1, *self.shape_out)
         return gradient if self.seen is None else gradient * self.seen
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The derivative by the input of <y, gradient of the weight>."""
+        """Returns the derivative by the input of <y, gradient of the weight>."""
         g = self.geometry
         y = y if self.seen is None else y * self.seen
         patches = torch.einsum("gfo,bgfk->bgko", self.slopes, y.reshape(len(y), g.groups, self.slopes.shape[1], -1))
         return g.fold(patches.reshape(len(y), -1, g.positions))
 
     def channel_matrix(self) -> Tensor:
-        """K0, [groups, filters, offsets, pixels]."""
+        """Returns K0, [groups, filters, offsets, pixels]."""
         g = self.geometry
         matrix = self.like.new_zeros(g.groups, self.slopes.shape[1], len(g.pixel), g.pixels)
         offset, position = (g.pixel >= 0).nonzero(as_tuple=True)
@@ -157,7 +156,8 @@ class WeightGradient(LinearMap):
         return matrix
 
     def channel_grams(self, weights: Tensor | None = None) -> Tensor:
-        """K0^T D K0 of each input channel, [channels or groups, pixels, pixels]: a group's where all are alike."""
+        """Returns K0^T D K0 of each input channel, [channels or groups, pixels, pixels]: of a group if all are alike.
+        """
         g, matrix = self.geometry, self.channel_matrix()
         if self.seen is None and weights is None:
             rows = matrix.flatten(1, 2)
@@ -175,7 +175,7 @@ class WeightGradient(LinearMap):
         return torch.stack(grams, dim=1).flatten(0, 1)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """K^T D K: a block for each channel."""
+        """Returns K^T D K: a block for each channel."""
         grams, channels = self.channel_grams(weights), self.shape_in[0]
         total = self.like.new_zeros(channels, grams.shape[-1], channels, grams.shape[-1])
         blocks = grams.repeat_interleave(channels // len(grams), dim=0)
@@ -186,7 +186,7 @@ class WeightGradient(LinearMap):
 def layer_maps(
     one: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, seen: Tensor | None
 ) -> tuple[WeightGradient | OuterProduct, LinearMap]:
-    """What the gradient of a layer's weight says of its input, and what its output does: K and W.
+    """Returns the maps K and W of a layer's input: to its weight gradient and to its output.
 
     Args:
         one: a linear layer or a convolution.
@@ -204,7 +204,7 @@ def layer_maps(
 def pooled(
     settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], like: Tensor
 ) -> Convolved:
-    """Average pooling: a convolution of each channel by itself, which forgets what its windows average out.
+    """Returns average pooling as a lossy convolution of each channel by itself.
 
     Args:
         settings: `kernel_size`, `stride` and `padding`.

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a network from its description alone: what every operation gives, on any data."""
+"""Forward and backward pass of a network from its description: the results of all operations, on any data."""
 
 import math
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from ...threat_model.attack_errors import NotApplicable
 
 
 def doubled(network: Network) -> dict[str, Tensor]:
-    """The parameters in float64: a single constant in float32 costs ten digits of an inversion."""
+    """Returns the parameters in float64: a single constant in float32 costs ten digits of an inversion."""
     return {n: v.double() if v.is_floating_point() else v for n, v in network.parameters.items()}
 
 
 def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """What every operation gives.
+    """Returns the result of every operation.
 
     Args:
-        network: whose operations all have a name.
+        network: its operations all have a name.
         inputs: [b, *shape], in the dtype of the parameters.
-        values: of the parameters; those of the network in float64 where None.
+        values: values of the parameters; None for those of the network in float64.
 
     Raises:
-        NotApplicable: an operation is of no kind that is known.
+        NotApplicable: an operation is of unknown kind.
     """
     values = doubled(network) if values is None else values
     found: dict[str, Tensor] = {}
@@ -35,15 +35,15 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
 
 
 def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
-    """What one operation gives, [b, *its shape].
+    """Returns the result of one operation, [b, *its shape].
 
     Args:
         one: no input.
         given: the results that it takes.
-        values: of the parameters.
+        values: values of the parameters.
 
     Raises:
-        NotApplicable: it is of no kind that is known.
+        NotApplicable: it is of unknown kind.
     """
     x, s = given[0], one.settings
     weight = None if one.weight is None else values[one.weight]
@@ -72,12 +72,12 @@ def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor])
 
 
 def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A batch norm of evaluation: factors of its entries, and what it adds, by channel.
+    """Returns factors and shift of a batch norm of evaluation, by channel.
 
     Args:
         one: the operation.
-        below: shape of what it takes.
-        values: of the parameters.
+        below: shape of its argument.
+        values: values of the parameters.
     """
     factors = (values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
     if one.weight is not None:
@@ -90,10 +90,10 @@ def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]
 
 
 def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:
-    """The loss's derivative by the result of every operation, of one example.
+    """Returns the loss's derivative by the result of every operation, for one example.
 
     Args:
-        network: of cross-entropy or a logistic loss.
+        network: a network with cross-entropy or a logistic loss.
         inputs: [1, *shape], float64.
         label: class number.
     """
@@ -110,7 +110,7 @@ def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tenso
 
 
 def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:
-    """Smooth random inputs in [low, high], [count, *shape]: where there are no public ones."""
+    """Draws smooth random inputs in [low, high], [count, *shape], in place of public ones."""
     coins = torch.Generator().manual_seed(0)
     if len(shape) == 3 and min(shape[1:]) >= 4:
         coarse = (shape[0], math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))

@@ -1,12 +1,12 @@
-"""What a mask left out of the last layer's gradient, where it follows: from its rank, its logits, the layer below.
+"""Completion of the last layer's masked gradient, from its rank, its logits, and the layer below.
 
-One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank one, so that an entry follows where
-it is connected to others. A class's row of no entry beside connected ones, or a feature that no class shows, does not.
-Two more sources are left. The logarithms of k's entries but the label's are affine in the logits, so that C classes
-are C - 1 equations of the features that are missing, of a constant, and of the scale of x where no bias shows it. And
-features come from a layer below, whose input is often determined without them: its outputs that are known, and the
-gradients of its rows or filters behind which every derivative is known. Where neither that layer nor its activation
-has an offset, x need only be known up to its scale: everything below has it too, and a sign, of which one fits.
+One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank one, so that an entry follows if it
+is connected to others. A class's row without an entry in connected columns, or a feature that no class shows, does not
+follow. Two more sources are left. The logarithms of k's entries but the label's are affine in the logits, so that C
+classes are C - 1 equations of the features that are missing, of a constant, and of the scale of x if no bias shows it.
+And features come from a layer below, whose input is often determined without them: by its known outputs, and by the
+gradients of its rows or filters for which every derivative is known. If neither that layer nor its activation has an
+offset, x need only be known up to its scale: everything below has it too, and a sign, of which one fits.
 """
 
 from collections.abc import Mapping
@@ -37,17 +37,17 @@ COARSE = 1e-12
 """Relative error of the gradient's own numbers above which they were not float64."""
 
 FITS = 1e-3
-"""Relative misfit of a way to close the gaps beyond which it is none; float32 stays below 1e-4."""
+"""Largest relative misfit of an accepted completion; float32 stays below 1e-4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilledHead:
-    """The last layer's gradient, with what followed.
+    """Last layer's gradient, completed.
 
     Attributes:
-        gradient: of the weight, [classes, features]; 0 in columns that stay open.
-        bias: of the bias, complete; None where nothing of it was released or it does not follow.
-        open: bool [features], of which nothing follows.
+        gradient: gradient of the weight, [classes, features]; 0 in columns that stay open.
+        bias: gradient of the bias, complete; None if nothing of it was released or it does not follow.
+        open: bool [features], features that stay open.
     """
 
     gradient: Tensor
@@ -56,12 +56,12 @@ class FilledHead:
 
 
 def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradient], *, exact: bool) -> FilledHead:
-    """The last layer's gradient with its gaps closed.
+    """Returns the last layer's gradient with its gaps filled.
 
     Args:
-        network: in which the head is the last operation.
+        network: the head is its last operation.
         head: a linear layer.
-        gradients: what is shown of each layer.
+        gradients: observed gradient of each layer.
         exact: whether there is no noise. Logarithms of noisy numbers, and inverses of noisy results, are not used.
     """
     own, values = gradients[head.name], doubled(network)
@@ -89,7 +89,7 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     def gaps(one: RankOne) -> bool:
         return not bool(one.rows.all() and one.columns[:-1].all())
 
-    # The layer below is better conditioned, and the logits cost nothing: first what is exact enough.
+    # The layer below is better conditioned, and the logits cost nothing: the sufficiently exact source comes first.
     coarse = error > COARSE
     if exact and coarse and gaps(found):
         found = _from_below(network, head, gradients, found, weight)
@@ -112,7 +112,7 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
 
 
 def open_features(seen: Tensor, bias_seen: Tensor) -> int:
-    """How many features of a last layer its own gradient leaves open, for entries in general position.
+    """Returns the number of features that a last layer's own gradient leaves open, for entries in general position.
 
     Args:
         seen: bool [classes, features], of the weight's gradient.
@@ -132,7 +132,7 @@ def open_features(seen: Tensor, bias_seen: Tensor) -> int:
 
 
 def _misfit(matrix: Tensor, seen: Tensor, found: RankOne) -> float:
-    """What the factors leave of the entries that they are about, relative to these."""
+    """Returns the residual of the factors on the entries that they cover, relative to these."""
     about = seen & found.rows[:, None] & found.columns
     size = float((matrix * about).norm())
     left = (matrix - torch.outer(found.left, found.right)) * about
@@ -140,7 +140,7 @@ def _misfit(matrix: Tensor, seen: Tensor, found: RankOne) -> float:
 
 
 def _with_last_row(found: RankOne) -> RankOne:
-    """Derivatives by logits add up to 0, so that a single one that is missing follows."""
+    """Completes a single missing row: derivatives by logits add up to 0."""
     if len(found.rows) < 2 or int((~found.rows).sum()) != 1:
         return found
     left = torch.where(found.rows, found.left, -found.left[found.rows].sum())
@@ -148,7 +148,7 @@ def _with_last_row(found: RankOne) -> RankOne:
 
 
 def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) -> FilledHead | None:
-    """All features, the scale and the label from the shares of classes; None where that is not enough."""
+    """Returns all features, the scale and the label from the shares of classes; None if they do not suffice."""
     label = _label_among(found)
     if label is None:
         return None
@@ -169,7 +169,7 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
     else:
         unknowns.append(known[:, None])
     system = torch.cat(unknowns, dim=1)[others]
-    # An entry's own rounding error is relative to it, and small ones have been through more.
+    # An entry's own rounding error is relative to it, and small ones have been through more operations.
     weights = left[others].abs() / left[others].abs().max()
     system, logs = system * weights[:, None], logs * weights
     sizes = system.norm(dim=0).clamp(min=torch.finfo(system.dtype).tiny)
@@ -202,7 +202,7 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
 
 
 def _label_among(found: RankOne) -> int | None:
-    """The row of the one negative derivative, where it is among those that follow."""
+    """Returns the row of the one negative derivative, if it is among those that follow."""
     negative, positive = (found.left < 0) & found.rows, (found.left > 0) & found.rows
     if bool(found.columns[-1]):
         # The bias's column has the factor 1 and gives the sign.
@@ -219,7 +219,7 @@ def _label_among(found: RankOne) -> int | None:
 def _from_below(
     network: Network, head: Operation, gradients: Mapping[str, LayerGradient], found: RankOne, weight: Tensor
 ) -> RankOne:
-    """The columns that are open, from the layer below; as they were where that does not determine its input."""
+    """Fills open columns from the layer below; leaves them as they were if that does not determine its input."""
     chain = _chain_below(network, head)
     if chain is None or not bool(found.rows.all()):
         return found
@@ -248,7 +248,7 @@ def _from_below(
 
 
 def _chain_below(network: Network, head: Operation) -> list[Operation] | None:
-    """Operations from the head's input down to a layer with weights, where nothing branches."""
+    """Returns operations from the head's input down to a layer with weights, if nothing branches."""
     by_name, chain = {one.name: one for one in network.operations}, []
     name = head.inputs[0]
     while True:
@@ -270,7 +270,7 @@ def _through(
     known: Tensor,
     slopes: Tensor,
 ) -> tuple[float, Tensor] | None:
-    """The head's whole input by the layer below, and how well that explains what is known; None where it stays open."""
+    """Returns the misfit of known entries and the head's whole input, by the layer below; None if it stays open."""
     by_name, values = {one.name: one for one in network.operations}, doubled(network)
     value, dark = torch.where(known, x, 0.0), torch.zeros_like(known)
     for one in chain[:-1]:
@@ -278,7 +278,7 @@ def _through(
             shape = by_name[one.inputs[0]].shape
             value, known, dark, slopes = (each.view(shape) for each in (value, known, dark, slopes))
             continue
-        # Behind an activation whose result is open its slope is, too.
+        # An activation with an open result has an open slope, too.
         dark = dark | ~known
         inverse = invert(one, value)
         value, slopes = inverse.before, slopes * inverse.slope

@@ -1,9 +1,9 @@
-"""The last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
+"""Last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
 
 One example's gradient of the last weight is c k x^T, of rank one, with k = dL/dlogits and c the factor by which a
 defense shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two
-roots where it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but
-the label's are affine in the logits, so that one regression gives the scale of x, whatever c is; then c follows.
+roots if it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but
+the label's are affine in the logits, so that one regression gives the scale of x for any c; then c follows.
 
 Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from ...threat_model.attack_errors import InconsistentObservation, NotApplicable
 
 TURN = 1.2784645427610738
-"""The margin at which -mu / (1 + e^mu) is smallest: 1 + e^-mu = mu."""
+"""Margin at which -mu / (1 + e^mu) is smallest: 1 + e^-mu = mu."""
 
 LEAST = -0.27846454276107380
 """Its value there."""
@@ -26,19 +26,19 @@ RANK_ONE = 1e-2
 """Relative misfit beyond which a gradient is that of no single example; float32 stays below 1e-4."""
 
 POLISHED = 1e-3
-"""How close to 1 a clip factor must be to be taken for 1, if the equations agree."""
+"""Largest distance from 1 of a clip factor taken for 1, if the equations agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCandidate:
-    """One explanation of the last layer's gradient.
+    """Explanation of the last layer's gradient.
 
     Attributes:
         x: the layer's input, [n].
         slopes: derivatives of the loss by the logits, [classes].
         label: class number.
-        factor: by which the gradient was shortened.
-        root: which root of the scalar equation, from 0: different ones are twins.
+        factor: factor by which the gradient was shortened.
+        root: root of the scalar equation, from 0: different roots are twins.
     """
 
     x: Tensor
@@ -50,14 +50,14 @@ class HeadCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadGradient:
-    """What is known of the last layer.
+    """Parameters and gradient of the last layer.
 
     Attributes:
         weight: [logits, n].
-        bias: [logits], 0 where it has none.
-        gradient: of the weight, [logits, n], complete.
-        bias_gradient: [logits]; None where there is none, or it was not released.
-        has_bias: whether the layer adds one.
+        bias: [logits], 0 without a bias.
+        gradient: gradient of the weight, [logits, n], complete.
+        bias_gradient: [logits]; None if there is none, or it was not released.
+        has_bias: whether the layer adds a bias.
     """
 
     weight: Tensor
@@ -68,7 +68,7 @@ class HeadGradient:
 
 
 def margins(h: float, offset: float = 0.0) -> list[float]:
-    """Roots mu of -mu / (1 + e^(mu + offset)) = h, the one of smallest absolute value first.
+    """Returns roots mu of -mu / (1 + e^(mu + offset)) = h, the root of smallest absolute value first.
 
     Args:
         h: <W, dL/dW> of one example.
@@ -94,7 +94,7 @@ def margins(h: float, offset: float = 0.0) -> list[float]:
 
 
 def _turn(offset: float) -> float:
-    """Where the scalar is smallest: mu = 1 + e^-(mu + offset), of which one side rises and the other falls."""
+    """Returns the minimum of the scalar: mu = 1 + e^-(mu + offset), of which one side rises and the other falls."""
     if offset == 0:
         return TURN
     low, high = 1.0, 1.0 + math.exp(min(700.0, max(0.0, -offset)))
@@ -104,7 +104,7 @@ def _turn(offset: float) -> float:
 
 
 def _root(h: float, low: float, high: float, offset: float) -> float:
-    """Where the scalar is h, by halving down to neighbouring floats: it is monotone between the two ends."""
+    """Finds scalar = h by halving down to neighbouring floats: it is monotone between the two ends."""
     falling = _scalar(low, offset) > h
     while low < (middle := low + (high - low) / 2) < high:
         low, high = (middle, high) if (_scalar(middle, offset) > h) == falling else (low, middle)
@@ -116,7 +116,7 @@ def _scalar(mu: float, offset: float = 0.0) -> float:
 
 
 def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True) -> list[HeadCandidate]:
-    """Explanations of the last layer's gradient by one example.
+    """Returns explanations of the last layer's gradient by one example.
 
     Args:
         head: the layer.
@@ -126,7 +126,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
 
     Raises:
         InconsistentObservation: there is none.
-        NotApplicable: the loss is another one, or the clip factor cannot be told.
+        NotApplicable: the loss is another, or the clip factor is not identifiable.
     """
     if not bool(head.gradient.any()):
         raise InconsistentObservation("the gradient of the last layer must not vanish, and it is 0 everywhere")
@@ -168,7 +168,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
 
 
 def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
-    """One logit: the bias's gradient tells all; without it there are two signs, and up to two roots of each."""
+    """Explains one logit: by the bias's gradient; without it there are two signs, and up to two roots of each."""
     gradient = head.gradient[0]
     if head.bias_gradient is not None and float(head.bias_gradient[0]) != 0:
         shared = float(head.bias_gradient[0])
@@ -188,7 +188,7 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
         try:
             roots = margins(float(head.weight[0] @ gradient), offset)
         except InconsistentObservation as error:
-            refused = error  # of this label alone, where there is a bias
+            refused = error  # of this label alone, if there is a bias
             continue
         for root, margin in enumerate(roots):
             slope = -sign * _sigmoid(-margin - offset)
@@ -202,7 +202,7 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
 
 
 def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:
-    """The bias's gradient is c k."""
+    """Explains three classes or more by the bias's gradient c k."""
     if not bool(shared.any()):
         raise _several("the gradient of its bias vanishes, and that of its weight does not")
     x = head.gradient.T @ shared / shared.square().sum()
@@ -219,7 +219,7 @@ def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate
 
 
 def _without(head: HeadGradient, check: bool) -> HeadCandidate:
-    """Three classes or more, by the rank-one factors u s v^T: x = t v, and t follows from the ratios of u's entries."""
+    """Explains three classes or more by factors u s v^T: x = t v, and t follows from the ratios of u's entries."""
     u, s, v = torch.linalg.svd(head.gradient, full_matrices=False)
     rank_one = float(s[1:].norm() / s[0]) if len(s) > 1 else 0.0
     u, length, v = u[:, 0], float(s[0]), v[0]
@@ -235,7 +235,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
     if check and (int(others.sum()) < 2 or misfit > RANK_ONE):
         raise _several(f"relative misfit {misfit:.3g}")
     slope = head.weight @ v
-    if int(others.sum()) < 2:  # noise has left nothing of the shares; the least scale that can be
+    if int(others.sum()) < 2:  # noise has left nothing of the shares; the least possible scale
         return HeadCandidate(x=length * v, slopes=_slopes(slope * length + head.bias, label), label=label)
     # log k_j = t <W_j, v> + b_j + a constant; an entry's own rounding error is relative to 1 / u_j.
     weights = u[others].square() / u[others].square().sum()
@@ -248,7 +248,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
         t = length
     factor = length / (t * float(_slopes(slope * t + head.bias, label).norm()))
     if abs(factor - 1) < POLISHED:
-        # What the gradient lacks of rank one and of a sum of 0 says how exact its numbers are.
+        # The gradient's deviation from rank one and from a sum of 0 measures the accuracy of its numbers.
         rounding = 1e-12 + 100 * max(rank_one, abs(float(u.sum())))
         exact = _polished(t, slope, head.bias, label, u * length, rounding)
         if exact is not None:
@@ -261,7 +261,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
 
 
 def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float) -> float | None:
-    """Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None where that does not fit."""
+    """Runs Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None if that does not fit."""
     for _ in range(20):
         p = (slope * t + bias).softmax(dim=0)
         k = _slopes(slope * t + bias, label)
@@ -273,7 +273,7 @@ def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor,
 
 
 def _slopes(logits: Tensor, label: int) -> Tensor:
-    """Softmax - one-hot, without cancellation at the label."""
+    """Returns softmax - one-hot, without cancellation at the label."""
     p = logits.softmax(dim=0)
     k = p.clone()
     k[label] = 0.0

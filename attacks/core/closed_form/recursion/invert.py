@@ -1,4 +1,4 @@
-"""Inversion of a whole network: the head's explanations, a walk for each, and the inputs that are left, best first."""
+"""Inversion of a whole network: the head's explanations, a walk for each, and the remaining inputs, best first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,20 +21,20 @@ TOLERANCE = 0.03
 """Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""
 
 DRAWN = 64
-"""Random inputs behind the prior of `map`."""
+"""Number of random inputs for the prior of `map`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvertedInput:
-    """One input that explains an update.
+    """Input that explains an update.
 
     Attributes:
-        x: the input as it came out, [*shape], float64; it may leave the range of inputs.
+        x: the unclamped input, [*shape], float64; it may leave the range of inputs.
         label: class number.
-        factor: by which its gradient was shortened.
+        factor: factor by which its gradient was shortened.
         residual: largest relative residual of a layer.
         solutions: by layer, in the order in which they were found.
-        degraded: why it is not exact; empty if it is.
+        degraded: reasons why it is not exact; empty if it is.
         determined: bool [*shape], entries that are right all the same; None for all.
     """
 
@@ -47,13 +47,13 @@ class InvertedInput:
     determined: Tensor | None = None
 
     def is_within(self, low: float, high: float) -> bool:
-        """Whether it lies in the box of valid inputs, up to rounding."""
+        """Returns whether it lies in the box of valid inputs, up to rounding."""
         slack = 1e-6 * (high - low)
         return bool(((self.x >= low - slack) & (self.x <= high + slack)).all())
 
 
 def layers_of(network: Network) -> tuple[Operation, ...]:
-    """Operations with parameters that the recursion solves, from the input on; the last one is the head.
+    """Returns operations with parameters that the recursion solves, from the input on; the last is the head.
 
     Raises:
         NotApplicable: the last operation is not a linear layer.
@@ -76,11 +76,11 @@ def inverted(
     box: tuple[float, float] = (0.0, 1.0),
     tolerance: float = TOLERANCE,
 ) -> list[InvertedInput]:
-    """Inputs that explain a gradient, best first.
+    """Returns inputs that explain a gradient, best first.
 
     Args:
-        network: which shared it.
-        gradients: what is shown of each layer, by name of the operation; sums over the batch.
+        network: the network that shared it.
+        gradients: observed gradient of each layer, by name of the operation; sums over the batch.
         solver: see `Walk`.
         clipped: whether the gradient was shortened by an unknown factor; None: not known.
         combination: whether it is of several examples, which get one input between them: nothing is refused as
@@ -90,7 +90,7 @@ def inverted(
         tolerance: relative residual of a layer above which no example explains a noise-free update.
 
     Raises:
-        NotApplicable: of the network, or of what is shown.
+        NotApplicable: the network or the release is outside of the method's scope.
         RankDeficient: the equations of a layer leave its input open.
         InconsistentObservation: no example explains the gradient.
     """
@@ -165,12 +165,12 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
     """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
 
     Args:
-        walks: of one network, each begun.
-        tolerance: relative residual above which an explanation is dropped, if another one fits a hundred times as well;
-            where none is below it, the update is of no example.
+        walks: walks of one network, each begun.
+        tolerance: relative residual above which an explanation is dropped, if another fits a hundred times as well; if
+            none is below it, the update is of no example.
 
     Returns:
-        Those that are left, best first.
+        The remaining walks, best first.
 
     Raises:
         InconsistentObservation: all contradict one layer.
@@ -183,7 +183,7 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
                 walk.step(one)
                 left.append(walk)
             except RankDeficient:
-                # Of a wrong explanation it says nothing, so it counts only where no other is left.
+                # For a wrong explanation it means nothing, so it counts only if no other is left.
                 if walk is walks[-1] and not left:
                     raise
         walks = left
@@ -207,7 +207,7 @@ def _head_gradient(
     allow_min_norm: bool,
     number: int,
 ) -> tuple[HeadGradient, Tensor]:
-    """The last layer's gradient, completed where a mask left gaps, and which entries of its input stay open."""
+    """Returns the last layer's gradient, with gaps of a mask filled, and the open entries of its input."""
     own = gradients[head.name]
     if own.directions:
         raise NotApplicable(
@@ -233,7 +233,7 @@ def _head_gradient(
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
-    """By which factor a layer's gradient was shortened: the head's, if they were bounded together."""
+    """Returns the factor by which a layer's gradient was shortened: the head's, if they were bounded together."""
     if own.group in (-1, head.group) or abs(explained.factor - 1) < 1e-9:
         return explained.factor
     raise NotApplicable(
@@ -243,12 +243,12 @@ def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadC
 
 
 def _homogeneous(network: Network) -> bool:
-    """Whether a multiple of the input gives that multiple of every result."""
+    """Returns whether a multiple of the input gives that multiple of every result."""
     return all(one.kind in HOMOGENEOUS and one.bias is None for one in network.operations)
 
 
 def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[str, Belief]:
-    """Mean and standard deviation of every result, on random inputs."""
+    """Returns mean and standard deviation of every result, on random inputs."""
     (first,) = (one for one in network.operations if one.kind == "input")
     drawn = drawn_inputs(first.shape, DRAWN, *box, like)
     return {
@@ -269,7 +269,8 @@ def _complaints(walk: Walk, combination: bool) -> list[str]:
 
 
 def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:
-    """Order of twins: share of entries outside of the range, then distance of the largest from its end."""
+    """Returns the sort key of twins: share of entries outside of the range, then distance of the largest from its end.
+    """
     low, high = box
     slack = 1e-6 * (high - low)
     outside = float(((x < low - slack) | (x > high + slack)).double().mean())

@@ -1,8 +1,8 @@
-"""Equations of several tensors at once: both branches of a sum, where neither is determined by its own gradient.
+"""Equations of several tensors at once: both branches of a sum, if neither is determined by its own gradient.
 
-Behind a sum o = A h + B x the gradients of both layers are linear in their own inputs, K_A h = g_A and K_B x = g_B,
-and the sum is linear in both. Each branch alone may leave dimensions open that all three determine together. Of a
-skip by the identity nothing is shown but the sum, which gives x for whatever h is: what K_A leaves open stays open.
+In a sum o = A h + B x the gradients of both layers are linear in their own inputs, K_A h = g_A and K_B x = g_B, and the
+sum is linear in both. Each branch alone may leave dimensions open that all three determine together. For a skip by the
+identity nothing is shown but the sum, which gives x for any h: dimensions that K_A leaves open stay open.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,32 +16,32 @@ from .maps import LinearMap
 
 
 class SumOf(LinearMap):
-    """The sum of maps of tensors that lie one behind the other among the unknowns."""
+    """Sum of maps of tensors that are concatenated in the unknowns."""
 
     def __init__(self, pieces: Sequence[tuple[int, LinearMap]], total: int) -> None:
-        """From maps to one shape.
+        """Builds the sum of maps to one shape.
 
         Args:
-            pieces: where a map's tensor begins among the unknowns, and the map; several may be of one tensor.
+            pieces: start of a map's tensor in the unknowns, and the map; several may be of one tensor.
             total: number of the unknowns, those of tensors without a map too.
         """
         super().__init__((total,), pieces[0][1].shape_out, pieces[0][1].like)
         self.pieces = [(slice(at, at + one.unknowns), one) for at, one in pieces]
 
     def apply(self, x: Tensor) -> Tensor:
-        """Each map of its own tensor, added up."""
+        """Adds up each map of its own tensor."""
         each = [one.apply(x[:, own].reshape(-1, *one.shape_in)) for own, one in self.pieces]
         return torch.stack(each).sum(dim=0)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Each adjoint in the place of its tensor, 0 elsewhere."""
+        """Returns each adjoint in the place of its tensor, 0 elsewhere."""
         x = y.new_zeros(len(y), self.unknowns)
         for own, one in self.pieces:
             x[:, own] += one.adjoint(y).flatten(1)
         return x
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """The maps' own normal matrices, and products of one with another."""
+        """Returns the maps' own normal matrices, and their cross products."""
         total = self.like.new_zeros(self.unknowns, self.unknowns)
         for number, (own, one) in enumerate(self.pieces):
             total[own, own] += one.gram(weights)
@@ -55,11 +55,11 @@ class SumOf(LinearMap):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSum:
-    """A sum that is known while none of its summands is.
+    """Sum of known value with unknown summands.
 
     Attributes:
         summands: (name of a tensor, linear map of it) each.
-        equations: what the maps add up to, with weights; its own map is not read.
+        equations: the sum of the maps, with weights; its own map is not read.
     """
 
     summands: tuple[tuple[str, LinearMap], ...]
@@ -69,15 +69,15 @@ class OpenSum:
 def joint_equations(
     name: str, sums: Sequence[OpenSum], own: Callable[[str], Sequence[Equations]]
 ) -> list[Equations] | None:
-    """Equations of a tensor and of all that it is added to, as equations of their entries one behind the other.
+    """Returns equations of a tensor and of all that it is added to, in their concatenated entries.
 
     Args:
-        name: of the tensor, whose entries come first.
-        sums: all that are open.
+        name: name of the tensor, whose entries come first.
+        sums: all open sums.
         own: name of a tensor -> equations of it alone; none of some.
 
     Returns:
-        None where the tensor is in no open sum, or all together have too many entries for a normal matrix.
+        None if the tensor is in no open sum, or all together have too many entries for a normal matrix.
     """
     sizes: dict[str, int] = {name: 0}
     reached: list[OpenSum] = []

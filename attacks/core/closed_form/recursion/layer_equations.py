@@ -1,8 +1,8 @@
-"""What a layer says of its input: W x = z - b of its output, and K x = g of the gradient that it shared.
+"""Equations of a layer's input: W x = z - b from its output, and K x = g from the gradient that it shared.
 
-K is linear in the derivatives k by the layer's output: k (x) . behind a linear layer, correlations with k behind a
-convolution. R-GAP calls them gradient and weight constraints (section 3.2). Entries that are known up to noise weigh by
-their variance where somebody counts it.
+K is linear in the derivatives k by the layer's output: k (x) . for a linear layer, correlations with k for a
+convolution. R-GAP calls them gradient and weight constraints (section 3.2). Entries that are known up to noise are
+weighted by their variance if the solver uses it.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterPro
 from .observed_gradients import LayerGradient
 
 EXACTLY = 1e-24
-"""Variance of what is known exactly, over its mean square: rounding is left."""
+"""Variance of exact values, over their mean square: rounding is left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a tensor.
+    """Known entries of a tensor.
 
     Attributes:
         value: in its shape.
         where: bool, the entries that are known; None for all.
-        variance: of each entry's error; None where nobody counts.
+        variance: variance of each entry's error; None if not used.
     """
 
     value: Tensor
@@ -42,7 +42,7 @@ class Known:
 def affine(
     one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
 ) -> tuple[LinearMap, Tensor]:
-    """The linear part of an operation, and what it adds.
+    """Returns the linear part of an operation, and its shift.
 
     Args:
         one: the operation.
@@ -75,14 +75,14 @@ def affine(
 def of_result(
     linear: LinearMap, known: Known, *, source: Literal["output", "branch"], layer: int, weighted: bool
 ) -> Equations:
-    """Equations of an argument whose image under a linear map is known, at the entries where it is.
+    """Returns equations of an argument from the known entries of its image under a linear map.
 
     Args:
         linear: the map.
         known: the image.
-        source: a layer's own output, or what a sum leaves of it.
+        source: a layer's own output, or the remainder of a sum.
         layer: number of the layer, for errors.
-        weighted: whether entries weigh by their variance.
+        weighted: whether entries are weighted by their variance.
     """
     weights = None if known.where is None else known.where.to(known.value)
     if weighted:
@@ -96,14 +96,14 @@ def of_result(
 def of_gradient(
     own: LayerGradient, linear: LinearMap, slopes: Tensor, *, layer: int, weighted: bool
 ) -> list[Equations]:
-    """Equations of a layer's input by what is shown of its weight's gradient: entries, and coefficients in bases.
+    """Returns equations of a layer's input by its shown weight gradient: entries, and coefficients in bases.
 
     Args:
-        own: what is shown.
+        own: shown part of the gradient.
         linear: the layer without its bias.
         slopes: derivatives by its output.
         layer: its number, for errors.
-        weighted: whether entries weigh by the variance of their noise.
+        weighted: whether entries are weighted by the variance of their noise.
     """
     gradient = _gradient_of(linear, slopes)
     maps: list[tuple[LinearMap, Tensor, Tensor, Tensor | None]] = []
@@ -125,7 +125,7 @@ def of_gradient(
 
 
 def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
-    """How far the gradient of a layer's bias is from the derivatives k that it sums, relative to it; 0 where unseen."""
+    """Returns the relative distance of a layer's bias gradient from the sum of the derivatives k; 0 if unseen."""
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
     found = _in_bias(linear, slopes)
@@ -134,14 +134,14 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
 
 
 def _gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], LinearMap]:
-    """The map from a layer's input to the entries of its weight's gradient that are seen."""
+    """Returns the map from a layer's input to the seen entries of its weight's gradient."""
     if isinstance(linear, Convolved):
         return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
     return lambda seen: OuterProduct(slopes, linear.unknowns, seen)
 
 
 def _in_bias(linear: LinearMap, slopes: Tensor) -> Tensor:
-    """The gradient of a layer's bias."""
+    """Returns the gradient of a layer's bias."""
     return slopes.flatten(1).sum(dim=1) if isinstance(linear, Convolved) else slopes
 
 

@@ -1,8 +1,8 @@
-"""Least squares over equations that are given as linear maps: Cholesky of the normal matrix, or LSMR where it is large.
+"""Least squares over equations given as linear maps: Cholesky of the normal matrix, or LSMR for large ones.
 
-The normal matrix squares the condition number, and two steps of refinement on the residual itself win the digits back
-(measured on CNN6: 1e-10 without, 1e-20 with). Whether the equations determine the unknowns is decided by the spectrum,
-never by counting rows: equations of a convolution's gradient and of its output depend on each other.
+The normal matrix squares the condition number, and two steps of refinement on the residual itself recover the digits
+(measured on CNN6: 1e-10 without, 1e-20 with). The spectrum decides whether the equations determine the unknowns, never
+a count of rows: equations of a convolution's gradient and of its output depend on each other.
 """
 
 import math
@@ -23,7 +23,7 @@ LARGEST_GRAM = 6000
 """Unknowns up to which the normal matrix is formed: 288 MB."""
 
 RANK_TOLERANCE = 1e-10
-"""Of eigenvalues of the normal matrix, relative to the largest: 1e-5 of singular values."""
+"""Threshold of eigenvalues of the normal matrix, relative to the largest: 1e-5 of singular values."""
 
 BORDERLINE = 0.1
 """Pivots between this multiple of the tolerance and its inverse decide nothing."""
@@ -35,13 +35,13 @@ Source = Literal["gradient", "output", "prior", "branch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Equations:
-    """Some equations of one tensor: map(x) = target.
+    """Equations of one tensor: map(x) = target.
 
     Attributes:
-        map: of the unknown tensor.
+        map: map of the unknown tensor.
         target: in the map's `shape_out`.
-        weights: of single equations, as inverse variances; None for 1.
-        layer: whose they are, counted from 1 at the input.
+        weights: weights of single equations, as inverse variances; None for 1.
+        layer: their layer, counted from 1 at the input.
         source: `gradient` of the layer's weight, its `output`, a `prior`, the sum of a `branch`.
     """
 
@@ -52,26 +52,26 @@ class Equations:
     source: Source = "output"
 
     def misfit(self, x: Tensor) -> Tensor:
-        """Target - map(x)."""
+        """Returns target - map(x)."""
         return self.target - self.map.apply(x[None])[0]
 
     def weighted(self, values: Tensor) -> Tensor:
-        """The values times the weights."""
+        """Returns the values times the weights."""
         return values if self.weights is None else values * self.weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """A tensor that fits equations.
+    """Tensor that fits equations.
 
     Attributes:
         x: the tensor.
-        residual: weighted length of what is left of the targets, relative to them.
-        deficit: dimensions that the equations leave open; `x` is the shortest solution then. -1 where nobody looked,
+        residual: weighted length of the residual, relative to the targets.
+        deficit: dimensions that the equations leave open; `x` is the shortest solution then. -1 if not computed,
             because there are too many unknowns for a spectrum.
-        converged: False where an iteration gave up before.
+        converged: False if an iteration stopped early.
         variance: mean posterior variance of an entry; None unless the weights are inverse variances.
-        determined: bool, in the shape of `x`: entries that have no part in what is open; None for all.
+        determined: bool, in the shape of `x`: entries outside of the open dimensions; None for all.
     """
 
     x: Tensor
@@ -83,15 +83,15 @@ class Solution:
 
 
 def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> tuple[Tensor, list[float]]:
-    """The sum of the normal matrices, and the factor that each of them got.
+    """Returns the sum of the normal matrices, and the factor of each.
 
     Args:
-        equations: of one tensor.
+        equations: equations of one tensor.
         balanced: every set of equations gets the same mean square; else the factors are 1. A gradient is as small as
-            the loss's derivative, which says nothing about how good its equations are.
+            the loss's derivative, which does not reflect the quality of its equations.
     """
     total, factors = equations[0].map.like.new_zeros(()), [1.0] * len(equations)
-    # A gradient's last: its normal matrix is made in its own place, that of an output in twice the room.
+    # A gradient's last: its normal matrix is made in place, that of an output in twice the memory.
     for number in sorted(range(len(equations)), key=lambda i: isinstance(equations[i].map, WeightGradient)):
         one = equations[number]
         gram = one.map.gram(one.weights)
@@ -105,12 +105,12 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class Factored:
-    """A normal matrix and its Cholesky factor, where it has one.
+    """Normal matrix and its Cholesky factor, if it has one.
 
     Attributes:
-        factor: lower triangular; None where the matrix is singular to the working precision.
-        rank: of the equations.
-        size: unknowns.
+        factor: lower triangular; None if the matrix is singular to the working precision.
+        rank: rank of the equations.
+        size: number of unknowns.
     """
 
     factor: Tensor | None
@@ -130,9 +130,9 @@ def factored(gram: Tensor) -> Factored:
 
 
 def rank_of(gram: Tensor) -> int:
-    """Rank of equations by their normal matrix: pivots of a pivoted Cholesky factor, eigenvalues where one is close.
+    """Returns the rank by the pivots of a pivoted Cholesky factor, or by eigenvalues if a pivot is close.
 
-    Pivots take a tenth of the time of eigenvalues. Where all are well above or well below the tolerance, both agree.
+    Pivots take a tenth of the time of eigenvalues. If all are well above or well below the tolerance, both agree.
     """
     largest = float(gram.diagonal().max())
     if not largest > 0:
@@ -147,7 +147,7 @@ def rank_of(gram: Tensor) -> int:
 
 
 def condition(gram: Tensor, factor: Tensor) -> float:
-    """Condition number of the equations: square root of that of the normal matrix, by power iterations."""
+    """Returns the condition number of the equations: the root of the normal matrix's, by power iterations."""
     start = torch.linspace(1.0, 2.0, len(gram), dtype=gram.dtype, device=gram.device)
     largest, smallest = start / start.norm(), start / start.norm()
     top = bottom = 1.0
@@ -164,14 +164,13 @@ def condition(gram: Tensor, factor: Tensor) -> float:
 def solve(
     equations: Sequence[Equations], *, weighted: bool = False, shortest: bool = True, leading: int | None = None
 ) -> Solution:
-    """Weighted least squares.
+    """Solves weighted least squares.
 
     Args:
-        equations: of one tensor, at least one set.
+        equations: equations of one tensor, at least one set.
         weighted: the weights are inverse variances, whose scale means something; else sets are balanced.
-        shortest: whether the shortest solution is computed where there are many; else it is 0.
-        leading: number of unknowns, the first ones, that deficit and variance are about; None for all. The others may
-            stay open.
+        shortest: whether the shortest solution is computed if there are many; else it is 0.
+        leading: number of leading unknowns that deficit and variance are about; None for all. The others may stay open.
     """
     direct = None if weighted else _direct(equations)
     if direct is not None:
@@ -199,7 +198,7 @@ def solve(
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
-    del gram  # a solution with the factor takes a copy of that, and a third matrix would be the peak
+    del gram  # a solution with the factor copies gram, and a third matrix would be the peak
     for _ in range(1 + REFINEMENTS):
         pulls = [
             f * one.map.adjoint(one.weighted(one.misfit(x))[None])[0] for f, one in zip(factors, equations, strict=True)
@@ -218,7 +217,7 @@ def solve(
 
 
 def leading_rank(gram: Tensor, leading: int) -> int:
-    """How many dimensions of the first unknowns a normal matrix of more determines, whatever the others are."""
+    """Returns the number of dimensions of the first unknowns that a larger normal matrix determines, for any others."""
     if factored(gram).rank == len(gram):
         return leading
     values, vectors = torch.linalg.eigh(gram)
@@ -226,12 +225,12 @@ def leading_rank(gram: Tensor, leading: int) -> int:
 
 
 def _open(null: Tensor) -> int:
-    """Dimensions in which some unknowns are open, by their entries of an orthonormal basis of the null space."""
+    """Returns the dimensions in which some unknowns are open, by their entries of an orthonormal null-space basis."""
     return int((torch.linalg.svdvals(null) > math.sqrt(RANK_TOLERANCE)).sum()) if null.numel() else 0
 
 
 def _direct(equations: Sequence[Equations]) -> Solution | None:
-    """A linear layer's whole gradient is k x^T, and x = g^T k / |k|^2 needs nothing else."""
+    """Solves from a linear layer's whole gradient k x^T: x = g^T k / |k|^2 needs nothing else."""
     for one in equations:
         if isinstance(one.map, OuterProduct) and one.map.seen is None and float(one.map.slopes.norm()) > 0:
             x = one.map.adjoint(one.target[None])[0] / one.map.slopes.square().sum()
@@ -241,7 +240,7 @@ def _direct(equations: Sequence[Equations]) -> Solution | None:
 
 
 def residual(equations: Sequence[Equations], factors: Sequence[float], x: Tensor) -> float:
-    """Weighted length of what is left, relative to the targets."""
+    """Returns the weighted length of the residual, relative to the targets."""
     left = whole = 0.0
     for factor, one in zip(factors, equations, strict=True):
         left += factor * float((one.weighted(one.misfit(x)) * one.misfit(x)).sum())
@@ -250,14 +249,14 @@ def residual(equations: Sequence[Equations], factors: Sequence[float], x: Tensor
 
 
 def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float, *, iterations: int = 500) -> Tensor:
-    """Least squares inside a box, by accelerated projected gradient (FISTA); weights are inverse variances.
+    """Solves least squares in a box, by accelerated projected gradient (FISTA); weights are inverse variances.
 
     Args:
-        equations: of one tensor.
+        equations: equations of one tensor.
         start: the solution without the box.
         low: smallest value.
-        high: largest.
-        iterations: at most.
+        high: largest value.
+        iterations: largest number of iterations.
     """
     gram, _ = normal_matrix(equations, balanced=False)
     pull = torch.stack([one.map.adjoint(one.weighted(one.target)[None])[0] for one in equations]).sum(dim=0).flatten()
@@ -276,7 +275,7 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
 
 
 def _iterated(equations: Sequence[Equations]) -> Solution:
-    """LSMR on balanced equations, with the Cholesky factors of single channels as right preconditioner."""
+    """Runs LSMR on balanced equations, with the Cholesky factors of single channels as right preconditioner."""
     maps, shape, n = [one.map for one in equations], equations[0].map.shape_in, equations[0].map.unknowns
     like = maps[0].like
     roots = [None if one.weights is None else one.weights.sqrt() for one in equations]
@@ -320,7 +319,7 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 
 def _gain(one: Equations) -> float:
-    """Root mean square of the map's singular values, by one random vector: what balances sets of equations."""
+    """Estimates the root mean square of the map's singular values by one random vector, to balance equations."""
     coins = torch.Generator().manual_seed(0)
     probe = torch.randn(one.map.shape_in, generator=coins, dtype=torch.float64).to(one.map.like)
     seen = one.map.apply(probe[None])[0]
@@ -329,7 +328,7 @@ def _gain(one: Equations) -> float:
 
 
 def _preconditioner(equations: Sequence[Equations], scales: Sequence[float]) -> Tensor | None:
-    """Cholesky factors [channels, pixels, pixels] of the gradient's equations and a share of the others'."""
+    """Returns Cholesky factors [channels, pixels, pixels] of the gradient's equations and a share of the others'."""
     for one, scale in zip(equations, scales, strict=True):
         if isinstance(one.map, WeightGradient) and one.map.geometry.pixels <= LARGEST_GRAM:
             grams = scale**2 * one.map.channel_grams(one.weights)
@@ -341,10 +340,10 @@ def _preconditioner(equations: Sequence[Equations], scales: Sequence[float]) -> 
 
 
 def with_prior(equations: Sequence[Equations], centre: Tensor, spread: float) -> list[Equations]:
-    """The equations and a Gaussian prior on the tensor.
+    """Adds a Gaussian prior on the tensor to the equations.
 
     Args:
-        equations: of one tensor, or none; weights are inverse variances.
+        equations: equations of one tensor, or none; weights are inverse variances.
         centre: its mean, in the tensor's shape.
         spread: its standard deviation.
     """

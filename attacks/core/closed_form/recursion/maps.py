@@ -1,4 +1,4 @@
-"""Linear maps between tensors, with their normal matrices: what a layer does, and what its gradient says of its input.
+"""Linear maps between tensors, with their normal matrices: a layer's output and its weight gradient, by its input.
 
 Every map takes and gives batches, [b, *shape], and has an adjoint, so that least squares need no matrix. `gram` is the
 normal matrix M^T D M over the flat unknowns; subclasses build it from their structure, not from M.
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 24
-"""Numbers in one batch of unit vectors, where a normal matrix is built column by column: 128 MiB."""
+"""Numbers in one batch of unit vectors, if a normal matrix is built column by column: 128 MiB."""
 
 
 class LinearMap:
-    """A linear map from tensors of `shape_in` to tensors of `shape_out`, in float64.
+    """Linear map from tensors of `shape_in` to tensors of `shape_out`, in float64.
 
     Attributes:
         like: any tensor on its device; float64.
-        lossy: whether it is known to have fewer dimensions in its range than in its domain, as pooling.
+        lossy: whether it is known to have fewer dimensions in its range than in its domain, as pooling has.
     """
 
     lossy = False
@@ -32,15 +32,15 @@ class LinearMap:
         return math.prod(self.shape_in)
 
     def apply(self, x: Tensor) -> Tensor:
-        """[b, *shape_in] -> [b, *shape_out]."""
+        """Applies the map: [b, *shape_in] -> [b, *shape_out]."""
         raise NotImplementedError(f"{type(self).__name__} must say what it maps to")
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """[b, *shape_out] -> [b, *shape_in]."""
+        """Applies the adjoint: [b, *shape_out] -> [b, *shape_in]."""
         raise NotImplementedError(f"{type(self).__name__} must say what its adjoint is")
 
     def columns(self) -> Tensor:
-        """The matrix, [unknowns, rows]: images of the unit vectors, one a row."""
+        """Returns the matrix, [unknowns, rows]: images of the unit vectors, one a row."""
         n = self.unknowns
         step = max(1, CHUNK // max(n, math.prod(self.shape_out)))
         images = self.like.new_empty(n, math.prod(self.shape_out))
@@ -52,7 +52,7 @@ class LinearMap:
         return images
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """M^T D M, [unknowns, unknowns].
+        """Returns M^T D M, [unknowns, unknowns].
 
         Args:
             weights: the diagonal D, in `shape_out`; None for ones.
@@ -62,135 +62,135 @@ class LinearMap:
 
 
 class IdentityMap(LinearMap):
-    """The tensor itself."""
+    """Identity map."""
 
     def __init__(self, shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__(shape, shape, like)
 
     def apply(self, x: Tensor) -> Tensor:
-        """Nothing happens."""
+        """Returns the tensor itself."""
         return x
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Nothing happens."""
+        """Returns the tensor itself."""
         return y
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """The diagonal itself."""
+        """Returns the diagonal matrix of the weights."""
         return torch.diag(self.like.new_ones(self.unknowns) if weights is None else weights.flatten())
 
 
 class Factors(LinearMap):
-    """A factor for each channel, or each entry: what a batch norm of evaluation does."""
+    """Elementwise factors, by channel or entry, as of a batch norm of evaluation."""
 
     def __init__(self, factors: Tensor, shape: tuple[int, ...]) -> None:
         super().__init__(shape, shape, factors)
         self.factors = factors.expand(shape)
 
     def apply(self, x: Tensor) -> Tensor:
-        """Entry by entry."""
+        """Multiplies entry by entry."""
         return x * self.factors
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The same."""
+        """Multiplies entry by entry."""
         return y * self.factors
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """A diagonal."""
+        """Returns a diagonal matrix."""
         squares = self.factors.square()
         return torch.diag((squares if weights is None else squares * weights).flatten())
 
 
 class Reshaped(LinearMap):
-    """Another map, of a tensor in another shape: what a flattening does before a layer."""
+    """Another map of a tensor in another shape, as after a flattening."""
 
     def __init__(self, inner: LinearMap, shape_in: tuple[int, ...]) -> None:
         super().__init__(shape_in, inner.shape_out, inner.like)
         self.inner, self.lossy = inner, inner.lossy
 
     def apply(self, x: Tensor) -> Tensor:
-        """The inner map of the tensor in its shape."""
+        """Applies the inner map to the reshaped tensor."""
         return self.inner.apply(x.reshape(-1, *self.inner.shape_in))
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The inner adjoint in this shape."""
+        """Applies the inner adjoint, and restores this shape."""
         return self.inner.adjoint(y).reshape(-1, *self.shape_in)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """The inner one: the order of the unknowns is the same."""
+        """Returns the inner matrix: the order of the unknowns is the same."""
         return self.inner.gram(weights)
 
 
 class Then(LinearMap):
-    """One map after another."""
+    """Composition of two maps."""
 
     def __init__(self, first: LinearMap, second: LinearMap) -> None:
         super().__init__(first.shape_in, second.shape_out, first.like)
         self.first, self.second, self.lossy = first, second, first.lossy or second.lossy
 
     def apply(self, x: Tensor) -> Tensor:
-        """The second of the first."""
+        """Applies the first map, then the second."""
         return self.second.apply(self.first.apply(x))
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """In the other order."""
+        """Applies the adjoints in reverse order."""
         return self.first.adjoint(self.second.adjoint(y))
 
 
 class Dense(LinearMap):
-    """A matrix, on the flat tensor."""
+    """Matrix on the flat tensor."""
 
     def __init__(self, matrix: Tensor, shape_in: tuple[int, ...]) -> None:
         super().__init__(shape_in, (len(matrix),), matrix)
         self.matrix = matrix
 
     def apply(self, x: Tensor) -> Tensor:
-        """A product."""
+        """Multiplies by the matrix."""
         return x.flatten(1) @ self.matrix.T
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """A product with the transpose."""
+        """Multiplies by the transpose."""
         return (y @ self.matrix).view(-1, *self.shape_in)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """One product."""
+        """Returns the matrix product."""
         return self.matrix.T @ (self.matrix if weights is None else weights[:, None] * self.matrix)
 
 
 class OuterProduct(LinearMap):
-    """What the gradient of a linear layer's weight says of its input: k x^T, as far as it is seen.
+    """Gradient of a linear layer's weight as a map of its input: k x^T, at released entries.
 
     K^T K is diagonal: each entry of the input has equations of its own.
     """
 
     def __init__(self, slopes: Tensor, size: int, seen: Tensor | None) -> None:
-        """From the derivatives by the layer's output.
+        """Builds the map from the derivatives by the layer's output.
 
         Args:
             slopes: k, [outputs].
-            size: of the input.
+            size: size of the input.
             seen: bool [outputs, size]; None for all.
         """
         super().__init__((size,), (len(slopes), size), slopes)
         self.slopes, self.seen = slopes, seen
 
     def apply(self, x: Tensor) -> Tensor:
-        """K x^T."""
+        """Returns k x^T."""
         product = self.slopes[:, None] * x[:, None, :]
         return product if self.seen is None else product * self.seen
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """k^T y."""
+        """Returns k^T y."""
         return torch.einsum("f,bfn->bn", self.slopes, y if self.seen is None else y * self.seen)
 
     def squares(self, weights: Tensor | None = None) -> Tensor:
-        """The diagonal of K^T D K, [size]."""
+        """Returns the diagonal of K^T D K, [size]."""
         each = self.slopes.square()[:, None].expand(self.shape_out)
         each = each if self.seen is None else each * self.seen
         return (each if weights is None else each * weights).sum(dim=0)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """A diagonal."""
+        """Returns a diagonal matrix."""
         return torch.diag(self.squares(weights))
 
 
@@ -198,7 +198,7 @@ class Coefficients(LinearMap):
     """Inner products of another map's result with the columns of a basis."""
 
     def __init__(self, inner: LinearMap, basis: Tensor) -> None:
-        """From a basis of the flat range.
+        """Builds the map from a basis of the flat range.
 
         Args:
             inner: the map.
@@ -209,14 +209,14 @@ class Coefficients(LinearMap):
         self.lossy = inner.lossy
 
     def apply(self, x: Tensor) -> Tensor:
-        """V^T of the inner map."""
+        """Returns V^T of the inner map's result."""
         return self.inner.apply(x).flatten(1) @ self.basis
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The inner adjoint of V y."""
+        """Returns the inner adjoint of V y."""
         return self.inner.adjoint((y @ self.basis.T).view(-1, *self.inner.shape_out))
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """From the matrix of as many rows as the basis has columns."""
+        """Builds the matrix from as many rows as the basis has columns."""
         rows = self.inner.adjoint(self.basis.T.reshape(-1, *self.inner.shape_out)).flatten(1)
         return rows.T @ (rows if weights is None else weights[:, None] * rows)

@@ -1,4 +1,4 @@
-"""What an update shows of each layer's gradient: entries of it, or coefficients in bases of the layer's own.
+"""Observed part of each layer's gradient: entries of it, or coefficients in bases of the layer's own.
 
 Coefficients of a basis that spans several layers mix them, and a recursion from layer to layer cannot use them.
 """
@@ -19,10 +19,10 @@ class Direction:
     """Coefficients of one layer's gradient: values = of_weight^T dL/dW + of_bias^T dL/db.
 
     Attributes:
-        of_weight: [entries of the weight, k]; None where the basis is of the bias alone.
-        of_bias: [entries of the bias, k]; None where it is of the weight alone.
+        of_weight: [entries of the weight, k]; None if the basis is of the bias alone.
+        of_bias: [entries of the bias, k]; None if it is of the weight alone.
         values: [k].
-        std: of the noise, [k].
+        std: standard deviations of the noise, [k].
     """
 
     of_weight: Tensor | None
@@ -33,16 +33,16 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerGradient:
-    """What is shown of one layer.
+    """Observed gradient of one layer.
 
     Attributes:
-        weight: values in the weight's shape, 0 where unseen.
-        seen: bool in that shape; None for everywhere.
-        std: of the noise on `weight`.
-        bias: values, 0 where unseen; None where the layer has none, none is released, or they are bounded apart from
-            the weight.
-        bias_seen: bool; None for everywhere.
-        bias_std: of the noise on `bias`.
+        weight: values in the weight's shape, 0 if unseen.
+        seen: bool in that shape; None for all.
+        std: standard deviations of the noise on `weight`.
+        bias: values, 0 if unseen; None if the layer has none, none is released, or they are bounded apart from the
+            weight.
+        bias_seen: bool; None for all.
+        bias_std: standard deviations of the noise on `bias`.
         directions: coefficients.
         group: number of the part that its values come from; values of one part share a clip factor. -1 without values.
     """
@@ -57,7 +57,7 @@ class LayerGradient:
     group: int = -1
 
     def scaled(self, factor: float) -> "LayerGradient":
-        """Everything divided by a clip factor."""
+        """Divides everything by a clip factor."""
         return replace(
             self,
             weight=self.weight / factor,
@@ -71,10 +71,10 @@ class LayerGradient:
 def shown(
     structure: Structure, released: Tensor, noise_std: Tensor, layers: tuple[Operation, ...]
 ) -> dict[str, LayerGradient]:
-    """What an update shows, by name of the operation.
+    """Returns the observed gradient of each layer, by name of the operation.
 
     Args:
-        structure: of the update.
+        structure: structure of the update.
         released: [m], undivided sums, float64.
         noise_std: [m], on them.
         layers: operations with parameters.
@@ -84,11 +84,11 @@ def shown(
         InconsistentObservation: the update has another number of entries than its parts.
     """
     structure.check_length(released)
-    # Parts of other kinds stay where they are, and say nothing of entries.
+    # Parts of other kinds keep their place, and contain no entries.
     entries = tuple(replace(p, of_gradient=p.of_gradient and p.kind == "coordinates") for p in structure.parts)
     mixed = [part for part in structure.parts if part.of_gradient and part.kind == "other"]
     if mixed or not any(part.of_gradient for part in structure.parts):
-        # The structure's own sentence about what is released instead.
+        # Raises the structure's own sentence about the release.
         structure.gradients(released)
     empty = dict.fromkeys(structure.names)
     seen = replace(structure, parts=entries)
@@ -152,7 +152,7 @@ def _square(direction: Direction) -> bool:
 
 
 def _spans(structure: Structure) -> dict[str, tuple[int, int]]:
-    """Name -> its (first, behind the last) coordinate in the flat gradient."""
+    """Returns name -> its (first, index after the last) coordinate in the flat gradient."""
     start, spans = 0, {}
     for name, shape in zip(structure.names, structure.shapes, strict=True):
         spans[name] = (start, start + math.prod(shape))
@@ -161,7 +161,7 @@ def _spans(structure: Structure) -> dict[str, tuple[int, int]]:
 
 
 def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
-    """(first, behind the last, basis, where its coefficients begin in the update)."""
+    """Returns (first, index after the last, basis, start of its coefficients in the update)."""
     found, start = [], part.start
     for (first, last), basis in zip(part.spans, part.bases, strict=True):
         found.append((first, last, basis, start))
@@ -172,7 +172,7 @@ def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
 def _directions(
     structure: Structure, layer: Operation, spans: Mapping[str, tuple[int, int]], released: Tensor, noise_std: Tensor
 ) -> list[Direction]:
-    """Coefficients of bases that lie inside one layer."""
+    """Returns coefficients of bases that lie inside one layer."""
     found = []
     for part in structure.parts:
         if not (part.of_gradient and part.kind == "directions"):

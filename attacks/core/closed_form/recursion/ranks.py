@@ -1,14 +1,14 @@
-"""Rank analysis: whether a recursion from the gradient determines the input of every layer, before there are any data.
+"""Rank analysis: whether a recursion from the gradient determines the input of every layer, without any data.
 
 A layer's equations are those of its weight's gradient, K x = g, and of its output, W x = z - b. Counting them decides
-nothing, because they depend on each other: for every pair of filters one row too many, and more. So ranks are those of
-matrices, with K from a forward and backward pass on random inputs. Under a mask K loses the rows of what was dropped,
-while W stays: weights are public.
+nothing, because they depend on each other: for every pair of filters one row too many, and more. The ranks are
+therefore those of matrices, with K from a forward and backward pass on random inputs. Under a mask K loses the rows of
+the dropped entries, while W stays: weights are public.
 
-What lies behind a layer restricts its input further, where a layer has more outputs than its own input has dimensions:
-outputs lie in the range of W. The recursion does not use these virtual constraints, which are linear in the output and
-not in the input; a search for inputs does. R-GAP, section 4, calls deficits less virtual constraints RA-i.
-Caveat: no public code computes that index, and its sign and sums here are this project's.
+Later layers restrict a layer's input further, if the layer has more outputs than its own input has dimensions: outputs
+lie in the range of W. The recursion does not use these virtual constraints, which are linear in the output and not in
+the input; a search for inputs does. R-GAP, section 4, calls deficits less virtual constraints RA-i. Caveat: no public
+code computes that index, and its sign and sums here are this project's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,22 +33,22 @@ from .order import ACTIVATIONS, without_identities
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What the equations of one layer determine of its input.
+    """Rank of the equations of one layer's input.
 
     Attributes:
         layer: counted from 1 at the input.
-        words: what it is in the model's own words.
+        words: its description in the model's own words.
         unknowns: dimensions of its input.
-        outputs: equations of its output. Before a sum with another layer's: by how many dimensions these, and the
-            other's gradient, raise the rank, where the layer's own gradient is not enough.
+        outputs: equations of its output. Before a sum with another layer's: the number of dimensions by which these,
+            and the other's gradient, raise the rank, if the layer's own gradient is not enough.
         rank_outputs: their rank.
         gradients: equations of its weight's gradient that the release shows.
         rank_gradients: their rank.
-        rank: of both together.
-        condition: condition number of both, each scaled to a mean square of 1; None where the rank is not full.
+        rank: rank of both together.
+        condition: condition number of both, each scaled to a mean square of 1; None if the rank is not full.
         deficit: unknowns less rank.
         virtual: outputs beyond their rank: virtual constraints on inputs of later layers.
-        index: deficit less the virtual constraints of all layers before (RA-i): positive where no attack on these
+        index: deficit less the virtual constraints of all layers before (RA-i): if positive, no attack on these
             equations can succeed.
     """
 
@@ -66,17 +66,17 @@ class RankReport:
     index: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns a dictionary for JSON."""
         return asdict(self)
 
 
 def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, Tensor]:
-    """A uniformly random set of the layers' coordinates of a fixed size, by name of the parameter: True is released.
+    """Draws a uniformly random set of the layers' coordinates of a fixed size, by parameter: True is released.
 
     Args:
-        network: of which all layers are trained.
+        network: all of its layers are trained.
         sparsity: fraction dropped.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
@@ -96,16 +96,16 @@ def rank_analysis(
     seed: int = 0,
     like: Sequence[RankReport] = (),
 ) -> list[RankReport]:
-    """A report for every layer, from the input to the last one.
+    """Returns a report for every layer, from the input to the last.
 
     Args:
-        network: with at most one input.
-        seen: name of a parameter -> bool in its shape, what is released of its gradient; None: everything.
-        seed: of the random input behind K, a normal one.
+        network: a network with at most one input.
+        seen: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
+        seed: seed of the normal random input for K.
         like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
 
     Raises:
-        NotApplicable: an operation is of no kind that is known, or the last one is no linear layer.
+        NotApplicable: an operation is of unknown kind, or the last is no linear layer.
     """
     network = without_identities(network)
     layers = layers_of(network)
@@ -143,7 +143,7 @@ def rank_analysis(
 def _behind(
     network: Network, one: Operation, output: LinearMap, found: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
-    """What of a layer's output the recursion knows: the map to it, and which entries; None before a sum."""
+    """Returns the map to the known part of a layer's output, and the known entries; None before a sum."""
     while True:
         takers = [each for each in network.operations if one.name in each.inputs]
         if len(takers) != 1 or takers[0].kind == "add":
@@ -170,11 +170,11 @@ def _with_branch(
     values: Mapping[str, Tensor],
     found: Mapping[str, Tensor],
 ) -> list[Equations] | None:
-    """Equations of the inputs of both layers that are added, this one's first; None where only one is added."""
+    """Returns equations of the inputs of both layers that are added, this one's first; None if only one is added."""
     by_name = {each.name: each for each in network.operations}
 
     def added(name: str) -> tuple[Operation, LinearMap] | None:
-        """The layer that a summand comes from, and the map of the layer's input."""
+        """Returns the layer that a summand comes from, and the map of the layer's input."""
         last, norms = by_name[name], []
         while last.kind == "batch_norm":
             below = by_name[last.inputs[0]].shape
@@ -212,7 +212,7 @@ def _in_shape(inner: LinearMap, shape: tuple[int, ...]) -> LinearMap:
 
 
 def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
-    """The report of a layer that is solved for together with the one that it is added to."""
+    """Returns the report of a layer that is solved for together with the other layer of its sum."""
     gram, _ = normal_matrix(equations)
     rank = leading_rank(gram, alone.unknowns)
     gained, deficit = rank - alone.rank, alone.unknowns - rank
@@ -273,7 +273,7 @@ def _head(
     bias_seen: Tensor | None,
     virtual: int,
 ) -> RankReport:
-    """The last layer: k is unknown, and the input follows from the rank of one, and from the logits."""
+    """Reports the last layer: k is unknown, and the input follows from the rank of one, and from the logits."""
     weight = values[str(one.weight)]
     follows = weight.shape[1]
     if seen is not None:
@@ -308,7 +308,7 @@ def _rank_of_gradient(gradient: WeightGradient | OuterProduct) -> int:
 
 
 def _rank(output: LinearMap, weights: Tensor | None) -> int:
-    """Rank of a map, by the smaller of its two normal matrices."""
+    """Returns the rank of a map, by the smaller of its two normal matrices."""
     rows = torch.Size(output.shape_out).numel()
     if rows >= output.unknowns:
         return factored(output.gram(weights)).rank

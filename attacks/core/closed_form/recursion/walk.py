@@ -1,9 +1,9 @@
-"""The recursion: from the result of the last operation to the input, one operation after another, backwards.
+"""Recursion from the result of the last operation back to the input, one operation after another.
 
 For every tensor of the network the walk collects equations from the layers that take it: their output, once that is
-known, and the gradient of their weight, which needs only the derivatives k behind them. It solves them when all takers
-have been seen. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
-connections whose activation follows the sum); where that gradient leaves something open, both layers' equations are
+known, and the gradient of their weight, which needs only the derivatives k by their output. It solves them when all
+takers have been passed. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
+connections whose activation follows the sum); if that gradient leaves dimensions open, both layers' equations are
 solved together with the sum. R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion k <- (W^T k) * phi' are the
 paper's.
 """
@@ -32,7 +32,7 @@ Solver = Literal["ls", "gls", "map"]
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """A Gaussian prior on the entries of one tensor.
+    """Gaussian prior on the entries of one tensor.
 
     Attributes:
         centre: mean, in the tensor's shape.
@@ -45,22 +45,22 @@ class Belief:
 
 @dataclass(kw_only=True)
 class Walk:
-    """One walk from the head to the input, for one explanation of the head.
+    """Walk from the head to the input, for one explanation of the head.
 
     Attributes:
-        network: of which every operation has an inverse.
-        gradients: what is shown of each layer, in units of one example's gradient.
-        solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the layer behind; `map`: with a
-            Gaussian prior on every tensor, and a box around the input.
+        network: every operation of it has an inverse.
+        gradients: shown gradient of each layer, in units of one example's gradient.
+        solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the following layer; `map`: with
+            a Gaussian prior on every tensor, and a box around the input.
         allow_min_norm: whether undetermined tensors get the shortest solution instead of an error.
         priors: by name of the operation whose result they are about, for `map`.
         box: (low, high) of the input, for `map`.
         solutions: by layer, in the order in which they were found.
-        largest_residual: of them.
-        degraded: why the result is no exact one; empty if it is.
+        largest_residual: largest residual of the solutions.
+        degraded: reasons why the result is not exact; empty if it is.
         determined: bool, in the shape of the input: entries that are right all the same; None for all.
-        units: how many results of activations were inverted.
-        clamped: how many of them lay outside of the activation's range.
+        units: number of inverted results of activations.
+        clamped: number of those outside of the activation's range.
     """
 
     network: Network
@@ -89,7 +89,7 @@ class Walk:
         self.sums: dict[str, Known] = {}
 
     def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None, unknown: Tensor | None = None) -> None:
-        """Starts below the head: its input and the derivatives by it are known, but for entries that are 0 instead."""
+        """Starts below the head, from its input and the derivatives by it; unknown entries are 0."""
         (below,) = self.network.operations[-1].inputs
         shape = self.by_name[below].shape
         if unknown is not None and bool(unknown.any()):
@@ -102,7 +102,7 @@ class Walk:
         self.slopes[below] = slopes.view(shape)
 
     def steps(self) -> list[Operation]:
-        """The operations that are still to be passed, in order."""
+        """Returns the operations that are still to be passed, in order."""
         return backwards(self.network)
 
     def step(self, one: Operation) -> None:
@@ -110,7 +110,7 @@ class Walk:
 
         Raises:
             NotApplicable: it has no inverse.
-            RankDeficient: the tensor in front of it is not determined.
+            RankDeficient: its result is not determined.
         """
         if one.name not in self.slopes and one.name not in self.known:
             return  # the logits do not depend on it
@@ -126,13 +126,13 @@ class Walk:
             self._pass_linear(one)
 
     def input(self) -> Tensor:
-        """The network's input, when all operations are passed."""
+        """Returns the network's input, when all operations are passed."""
         (first,) = (one.name for one in self.network.operations if one.kind == "input")
         if first not in self.known:
             raise NotApplicable("the logits must depend on the input")
         return self.known[first].value
 
-    # --- what is known of a tensor
+    # --- known tensors
 
     def _find(self, one: Operation) -> None:
         """Solves for an operation's result, unless its equations are better passed on."""
@@ -148,7 +148,7 @@ class Walk:
         found = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
         if found.deficit > 0 or self.solver != "ls":
-            # Alone first: it is exact wherever it can be, of fewer unknowns.
+            # Alone first: it is exact wherever it can be, with fewer unknowns.
             together = self._with_branches(one)
             found = together if together is not None and together.deficit <= found.deficit else found
         if found.deficit > 0:
@@ -172,18 +172,18 @@ class Walk:
         return Known(value=x, variance=variance)
 
     def _restrict(self, one: Operation, determined: Tensor | None) -> None:
-        """Only these entries of a result are right: of the input just they, and behind any layer nothing."""
+        """Restricts the determined entries: in the input to the given ones, after any other layer to none."""
         (first,) = (each for each in self.network.operations if each.kind == "input")
         if one is not first or determined is None or self.determined is not None:
             determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
         self.determined = determined
 
     def _with_branches(self, one: Operation) -> Solution | None:
-        """A tensor from its own equations, those of what it is added to, and the sum."""
+        """Solves for a tensor by its own equations, those of the other summands, and the sum."""
         sums = []
         for name, whole in self.sums.items():
             inputs = self.by_name[name].inputs
-            # Of which one summand is known, it has given the other one already.
+            # A sum with a known summand has given the other already.
             if any(each in self.known for each in inputs):
                 continue
             (first, a, shift), (second, b, other) = map(self._argument, inputs)
@@ -199,7 +199,7 @@ class Walk:
         return replace(found, x=found.x[:size].view(one.shape), determined=determined)
 
     def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
-        """The tensor that a result is an affine function of, as far as it is passed: its name, the map, the shift."""
+        """Returns the tensor that a result is an affine function of, as far as it is passed: name, map and shift."""
         one = self.by_name[name]
         like = next(iter(self.slopes.values()))
         if name not in self.passed or one.kind not in (*LAYERS, "batch_norm"):
@@ -217,7 +217,7 @@ class Walk:
         return equations
 
     def _learn(self, name: str, known: Known) -> None:
-        """Takes down a result; operations that were passed without it have something to say now."""
+        """Records a result; operations that were passed without it are completed now."""
         self.known[name] = known
         if name in self.passed:
             one = self.by_name[name]
@@ -227,13 +227,13 @@ class Walk:
                 self._learn(one.inputs[0], self._before_norm(one, known))
             else:
                 raise NotApplicable(f"a summand must be a layer's output, and {one.words or name} is none")
-        # Whoever takes it and was passed with an unknown result has that now.
+        # Operations that were passed with an unknown argument have it now.
         for taker in self.network.operations:
             if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
                 self._forward(taker)
 
     def _forward(self, one: Operation) -> None:
-        """Computes the result of an operation that was passed before its input was known, up to the sum behind it."""
+        """Computes the result of an operation passed before its input was known, up to the next sum."""
         if one.kind not in (*LAYERS, "batch_norm"):
             return
         given = self.known[one.inputs[0]].value
@@ -241,7 +241,7 @@ class Walk:
         self._learn_summand(one.name, linear.apply(given[None])[0] + shift)
 
     def _learn_summand(self, name: str, value: Tensor) -> None:
-        # Not `_learn`: its own equations would say nothing that is not known.
+        # Not `_learn`: its own equations would add nothing.
         self.known[name] = Known(value=value)
         for taker in self.network.operations:
             if name not in taker.inputs or taker.name not in self.passed:
@@ -254,7 +254,7 @@ class Walk:
                 self._forward(taker)
 
     def _learn_rest(self, name: str, rest: Known) -> None:
-        """What is left of a sum is the other summand."""
+        """Records the remainder of a sum as the other summand."""
         if name in self.passed:
             self._learn(name, rest)
             return
@@ -313,7 +313,7 @@ class Walk:
             self._pose_output(one, known)
 
     def _pass_on(self, one: Operation, linear: LinearMap, equations: Equations) -> None:
-        """Equations of a linear operation's result are equations of its argument."""
+        """Turns equations of a linear operation's result into equations of its argument."""
         _, shift = self._linear(one)
         if one.kind == "flatten":
             own: LinearMap = Reshaped(equations.map, linear.shape_in)
@@ -323,7 +323,7 @@ class Walk:
         self.equations.setdefault(one.inputs[0], []).append(replace(equations, map=own, target=target))
 
     def _pose_output(self, one: Operation, known: Known) -> None:
-        """W x = z - b."""
+        """Adds W x = z - b."""
         linear, shift = self._linear(one)
         self._pose(one.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(one))
 
@@ -338,7 +338,7 @@ class Walk:
         return of_result(linear, known, source=source, layer=layer, weighted=self.solver != "ls")
 
     def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
-        """K x = g, and the bias's gradient as a check of k."""
+        """Adds K x = g, and uses the bias's gradient as a check of k."""
         own, weighted = self.gradients[one.name], self.solver != "ls"
         made = of_gradient(own, linear, slopes, layer=self._number(one), weighted=weighted)
         if made:
@@ -359,15 +359,15 @@ class Walk:
         self.slopes[name] = self.slopes[name] + slope if name in self.slopes else slope
 
     def _number(self, one: Operation) -> int:
-        """Number of a layer; of an operation between layers, that of the next one."""
+        """Returns the number of a layer; for an operation between layers, that of the next layer."""
         after = self.network.operations[[each.name for each in self.network.operations].index(one.name) :]
         return min((self.layer[each.name] for each in after if each.name in self.layer), default=0)
 
     def _below(self, name: str) -> int:
-        """Number of the first layer that takes a tensor."""
+        """Returns the number of the first layer that takes a tensor."""
         takers = (one.name for one in self.network.operations if name in one.inputs)
         return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
 
     def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
-        """The linear part of an operation, and what it adds."""
+        """Returns the linear part of an operation, and its shift."""
         return affine(one, self.by_name[one.inputs[0]].shape, self.values, next(iter(self.slopes.values())))
