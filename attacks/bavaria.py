@@ -1,7 +1,7 @@
 """BaVarIA: LiRA's test with each candidate's mean and variance shrunk towards a prior fitted to all candidates.
 
 Brännvall, "Exponential-Family Membership Inference: From LiRA and RMIA to BaVarIA", 2026 (arXiv:2603.11799). LiRA and
-RMIA (and BASE) are log ratios of one exponential family, and differ in the number of parameters that they estimate for
+RMIA (and BASE) are log ratios of an exponential family, and differ in the number of parameters that they estimate for
 each candidate: with few shadow models, LiRA lacks good variances per candidate. Under a normal-inverse-gamma prior,
 which all candidates share, the log odds of a candidate have a Student t distribution among models trained on it, and
 another among the others.
@@ -73,8 +73,7 @@ def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -
     """Returns a zero and a unit for log odds: their median, and the typical variation within a subject.
 
     The variation over all values would not do: subjects may differ a thousand times as much from one another as models
-    do on one subject, as with a pretrained model trained for a few steps. A single diverged model does not move
-    medians.
+    do on a subject, as with a pretrained model trained for a few steps. A single diverged model does not move medians.
     """
     middle = values.median()
     away = values - middle

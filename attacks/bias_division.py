@@ -3,10 +3,10 @@
 Phong, Aono, Hayashi, Wang & Moriai, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", IEEE TIFS
 2018, Section 3; for batches, Fowl, Geiping, Czaja, Goldblum & Goldstein, "Robbing the Fed", ICLR 2022, whose pure rows
 are found here in an unmodified network. For z = W x + b and one example, [dL/dW | dL/db] is the matrix k (x, 1)^T of
-rank one, in which clipping, learning rate and divisor change k alone.
+rank 1, in which clipping, learning rate and divisor change k alone.
 
 One example: least squares over the rows, and under noise of a known scale total least squares, because the bias's
-gradient is as noisy as the rest. A mask leaves out entries; rank-one completion finds the input as far as the rest
+gradient is as noisy as the rest. A mask leaves out entries; rank-1 completion finds the input as far as the rest
 determines it. A basis that the layer has for itself gives a bilinear problem in (k, x). In a batch whose layer is
 followed by a ReLU, rows that a single example activates show that example alone: they come several at a time, and their
 ratios are equal.
@@ -54,7 +54,7 @@ BY_CHANCE = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Released part of [dL/dW | dL/db] of one layer.
+    """Released part of [dL/dW | dL/db] of a layer.
 
     Attributes:
         values: [rows, inputs + 1].
@@ -71,7 +71,7 @@ class _Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class _SoleInput:
-    """Input of one example.
+    """Input of an example.
 
     Attributes:
         right: [inputs].
@@ -93,7 +93,7 @@ def bias_division(
     """Divides the gradient of the first linear layer by that of its bias.
 
     Args:
-        target: one shared update and the model it was taken at, whose first layer is linear on the flattened input.
+        target: a shared update and the model it was taken at, whose first layer is linear on the flattened input.
         coins: generator of the random starts in a basis.
         estimator: `least_squares`; `total_least_squares`, for noise of a known scale; `auto`: the latter if there is
             noise. In a basis both are the same.
@@ -202,7 +202,7 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
 
 
 def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
-    """Returns the input of one example from entries of its layer."""
+    """Returns the input of an example from entries of its layer."""
     right, known = completed(layer.values, layer.seen)
     noisy = bool((layer.std[layer.seen] > 0).any())
     if not noisy:
@@ -221,12 +221,12 @@ def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInp
 
 
 def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Raises the noise to at least rounding; entries without noise next to noisy ones get a millionth of it."""
+    """Raises the noise to at least rounding; entries without noise next to noisy entries get a millionth of it."""
     return std.clamp(min=max(1e-6 * float(std.max()), 16 * torch.finfo(dtype).eps * float(values.abs().max())))
 
 
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:
-    """Refuses an update whose rows are no multiples of one input."""
+    """Refuses an update whose rows are no multiples of an input."""
     entries = (layer.seen & known).to(right)
     left = (layer.values * entries) @ right / (entries @ right.square()).clamp(min=torch.finfo(right.dtype).tiny)
     missing = (layer.values - torch.outer(left, right)) * entries
@@ -241,7 +241,7 @@ def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch
 def _from_basis(
     target: Observation, structure: Structure, names: tuple[str, str], coins: torch.Generator, restarts: int
 ) -> _SoleInput:
-    """Returns the input of one example from the coefficients of a basis that the layer has for itself."""
+    """Returns the input of an example from the coefficients of a basis that the layer has for itself."""
     own = layer_basis(structure, names, target.released.double())
     coefficients, weight_basis = own.coefficients, own.of_weight
     rows, columns, _ = weight_basis.shape
@@ -271,7 +271,7 @@ def _from_basis(
 
 
 def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Reconstruction:
-    """Returns the result of a batch of one."""
+    """Returns the result of a batch of size 1."""
     inputs = _inputs(target, found.right[None], found.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
     labels, unexplained = labelled(target, inputs, everything)
@@ -337,12 +337,12 @@ def _batch(
 
 
 def _best_first(known: Tensor, about: OwnPlaces) -> Tensor:
-    """Orders guesses: partly determined inputs are explained only in part, and come after fully determined ones."""
+    """Orders guesses: partly determined inputs are explained only in part, and come after fully determined inputs."""
     return torch.where(known.all(dim=1), about.unexplained, 2 + about.unexplained).argsort(stable=True)
 
 
 def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns groups of rows with one ratio: inputs [n, inputs], their known entries, places [n, m], and errors."""
+    """Returns groups of rows with equal ratios: inputs [n, inputs], their known entries, places [n, m], and errors."""
     bias = layer.values[:, -1]
     variance = layer.std[:, -1].square()
     width = target.input_high - target.input_low

@@ -2,12 +2,12 @@
 
 Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023 (canaries in gradient
 space, inner products with releases); Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning",
-ICLR 2024 (many of them in one run). If participation is known, the sums of inner products are made independent of the
+ICLR 2024 (many of them in a run). If participation is known, the sums of inner products are made independent of the
 other canaries by the linear estimate of all inclusions x at once, from r = sum x_i v_i + noise with x of mean 1/2 and
 variance 1/4: x = 1/2 + (G + 4)^-1 (V r - G / 2), with V the whitened contributions and G = V V' over all steps (own
 derivation). Otherwise a canary's score is the sum of its steps' log likelihood ratios, as if no other canary took part.
-The sum of the private examples is approximated by the expected batch of average public ones. The score is
-computed without the coins, so a bound proved from the coins holds for any score; other records only weaken the score.
+The sum of the private examples is approximated by the expected batch of average public examples. The score is computed
+without the coins, so a bound proved from the coins holds for any score; other records only weaken the score.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_si
 
     Raises:
         ValueError: a setting out of range.
-        NotApplicable: no canary contributes anything in any step, as with a method whose query is another one.
+        NotApplicable: no canary contributes anything in any step, as with a method with another query.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")

@@ -1,4 +1,4 @@
-"""Cocktail Party Attack: the inputs of a batch as the independent components of one linear layer's gradient.
+"""Cocktail Party Attack: the inputs of a batch as the independent components of a linear layer's gradient.
 
 Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in Federated Learning using Independent
 Component Analysis", ICML 2023 (arXiv:2209.05578), Section 4. The gradient of the first linear layer is G = D X^T, one
@@ -8,7 +8,7 @@ directions of the row space (FastICA: Hyvärinen & Oja 2000, contrast log cosh).
 
 Deviation: independence is required of differences of neighbouring pixels. Brightness of two photos is alike at many
 pixels by chance, edges are at few; and the difference of a mixture is the mixture of differences. log cosh of
-differences is, for all but small ones, their total variation, which the paper has as a term of its own.
+differences is, except for small values, their total variation, which the paper has as a term of its own.
 
 Deviation: sign and scale, which independence leaves open, are decided by the bias gradient h = D 1. [G | h] is D [X |
 1]^T, so each direction found is scaled to the multiple of an input whose last entry is 1. The factors by which a
@@ -73,11 +73,11 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
     """Separates the inputs of a batch, mixed in the gradient of the first linear layer, by independence.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the first directions, and of the entries that a completion is tested on.
         iterations: largest number of iterations of the search for independent directions.
         steps: largest number of steps of the fixed-point iteration that follows; 0 for independence alone. Each takes
-            the contributions of one batch, and three of them those under every label.
+            the contributions of a batch, and three of them those under every label.
 
     Returns:
         As many inputs as the batch has, the labels that explain their columns of D best, and as the objective the mean
@@ -255,7 +255,7 @@ def _columns(
 
     def of_weight(inputs: Tensor, labels: Tensor) -> Tensor:
         gradients = layer.shown(target.contributions(inputs, labels))[0][:, mixture.in_rows]
-        # Each is one column times one row, of which only the direction is needed.
+        # Each is a column times a row, of which only the direction is needed.
         strongest = torch.linalg.svd(gradients, full_matrices=False)
         return (strongest.U[..., 0] * torch.sign(strongest.Vh[:, 0].sum(dim=1, keepdim=True))).T
 

@@ -24,7 +24,7 @@ def dlg(
     """Matches the shared update in squared distance, over inputs and soft labels jointly.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the random starts.
         iterations: L-BFGS steps; the authors' code takes 300 times 20. The search ends earlier if no step decreases the
             distance.

@@ -31,7 +31,7 @@ UNIFORMS = 2**24
 """Number of values of a uniform number in single precision."""
 
 WINDOW = 64
-"""Blocks that share one alignment: each tensor that noise was drawn for begins a block of its own."""
+"""Blocks that share an alignment: each tensor that noise was drawn for begins a block of its own."""
 
 CHANCE = 5.0
 """Standard deviations that are no evidence: all candidates share a step's noise, and its chance fit to a grid."""
@@ -48,7 +48,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     """Compares the fit of the noise to a float grid with and without a candidate's contribution subtracted.
 
     Args:
-        target: one update with its candidates; the remainder without everybody else must be in float64.
+        target: an update with its candidates; the remainder without everybody else must be in float64.
         coins: not used.
 
     Returns:
@@ -80,7 +80,7 @@ def evidence(
     """Returns the fit of supposed noise to each of four grids: float32, two of scaled float32, Box-Muller pairs.
 
     Args:
-        noise: supposed noise on the undivided sums, one hypothesis a row; float64.
+        noise: supposed noise on the undivided sums, a hypothesis per row; float64.
         sums: the undivided release, of each hypothesis or of all; its own rounding blurs the grid.
         std: standard deviation of the noise.
 
@@ -93,7 +93,7 @@ def evidence(
     blur = _spacing(sums) / 2 + 2 * _spacing(sums - noise)
     scaled = std * _spacing(noise / std)
     rounded = blur + _spacing(noise) / 2
-    # Noise that is a float32 number; std times one; the same rounded to float32; pairs drawn by PyTorch.
+    # Noise that is a float32 number; std times such a number; the same rounded to float32; pairs drawn by PyTorch.
     fits = (
         _multiples(noise, _spacing(noise), blur),
         _multiples(noise, scaled, blur),
@@ -146,7 +146,7 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     spread = torch.maximum(blur[:, :-half], blur[:, half:]) / torch.hypot(first, second).clamp(min=1e-30)
     fading = torch.sinc(UNIFORMS / math.pi * _spacing(angle) / 2) * torch.sinc(UNIFORMS / math.pi * spread)
     agreement = fading * torch.cos(angle * UNIFORMS)
-    # In a block the first eight positions begin a pair and the last eight end one. Of 16 alignments the right one
+    # In a block the first eight positions begin a pair and the last eight end it. Of 16 alignments the right alignment
     # therefore sums over eight consecutive positions (cyclic) that all agree.
     by_position = (_by_position(x) for x in (agreement, fading.square()))
     found = _standard(

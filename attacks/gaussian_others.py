@@ -21,7 +21,7 @@ def gaussian_others(
     """Scores each candidate by the ratio of two normal densities of the update, with and without its contribution.
 
     Args:
-        target: one update, with public examples and the scale of its noise.
+        target: an update, with public examples and the scale of its noise.
         coins: generator of the choice among public examples.
         examples: largest number of public examples whose contributions model those of the others; as many vectors of
             the size of the release are kept.

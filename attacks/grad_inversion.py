@@ -47,7 +47,7 @@ def grad_inversion(
     """Matches the shared update and the statistics of batch norms, from several starts with a common consensus.
 
     Args:
-        target: one shared update and the model it was taken at, which has batch norms.
+        target: a shared update and the model it was taken at, which has batch norms.
         coins: generator of the random starts, and of the noise between steps.
         iterations: Adam steps of all starts side by side; the paper takes 20,000.
         restarts: number of starts; the result has the smallest objective.
@@ -55,7 +55,8 @@ def grad_inversion(
         statistics_weight: weight of the mismatch of batch norm statistics, in units of activations.
         tv_weight: weight of the total variation, per box unit; no effect on inputs that are not images.
         l2_weight: weight of the mean square, in box units.
-        group_weight: weight of the root mean square distance from the consensus, in box units; no effect on one start.
+        group_weight: weight of the root mean square distance from the consensus, in box units; no effect on a single
+            start.
         largest_shift: largest shift of an image in registration, in pixels along an axis.
         register_every: steps between two registrations.
         jitter: standard deviation of the noise between steps, in step lengths.
@@ -98,7 +99,7 @@ def grad_inversion(
         calls += 1
         return value, mismatch
 
-    # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
+    # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
     shape = (restarts, batch_size, *target.input_shape)
     starts = torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
     descents = jittered_adams(

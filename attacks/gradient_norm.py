@@ -2,7 +2,7 @@
 
 Nasr, Shokri & Houmansadr, "Comprehensive Privacy Analysis of Deep Learning", S&P 2019 (arXiv:1812.00910), who find the
 gradient's norm to separate members from others in a white box; here alone, without the network that they train on it.
-If the mean gradient over members is 0, each of theirs is small if the model fits them one by one.
+If the mean gradient over members is 0, each of theirs is small if the model fits them individually.
 """
 
 import torch

@@ -19,7 +19,7 @@ def gradient_similarity(
     """Scores each candidate by the alignment of its contribution with the update.
 
     Args:
-        target: one update.
+        target: an update.
         coins: not used; the attack is deterministic.
         measure: "cosine", or "inner" for the inner product with the undivided update.
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.

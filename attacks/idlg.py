@@ -20,10 +20,10 @@ from .core.search.fitted_update import check_search, fitted_update
 def idlg(
     target: Observation, coins: torch.Generator, *, iterations: int = 6000, restarts: int = 1, lr: float = 1.0
 ) -> Reconstruction:
-    """Reads the label of a batch of one off the last layer, and matches the shared update over the input.
+    """Reads the label of a batch of size 1 off the last layer, and matches the shared update over the input.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the random starts.
         iterations: largest number of L-BFGS steps; the search ends earlier if no step decreases the distance.
         restarts: independent starts; the result has the smallest distance. A start that diverges is drawn again, ten

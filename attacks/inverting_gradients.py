@@ -47,7 +47,7 @@ def inverting_gradients(
     """Matches the direction of the shared update under a total variation prior, for known labels.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the random starts.
         iterations: signed Adam steps of each start; the paper's long runs take 24,000.
         restarts: independent starts; the result has the smallest objective.
@@ -85,13 +85,13 @@ def inverting_gradients(
         return (values if prior is None else values + tv_weight * prior(points)), distances
 
     def start() -> Tensor:
-        # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
+        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
         return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
 
     descents = []
     for first in range(0, restarts, at_once):
-        # In turn from one generator, so that more restarts repeat the first ones.
+        # In turn from a generator, so that more restarts repeat the first.
         starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
         descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
     found = best(descents, hopeless=HOPELESS)

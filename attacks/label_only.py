@@ -51,7 +51,7 @@ def label_only(
         The share of views, or the L2 distance in model-input units; float64.
 
     Raises:
-        NotApplicable: views of inputs that are no images, or a model with one label for all candidates.
+        NotApplicable: views of inputs that are no images, or a model with the same label for all candidates.
         ValueError: a setting out of range.
     """
     if by not in ("views", "boundary"):

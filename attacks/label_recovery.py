@@ -74,7 +74,7 @@ def label_recovery(
     """Counts the classes of a batch by the gradient of the last layer.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: not used.
         level: probability that noise names a class that is not there, over all classes.
         public: largest number of public examples that are used.
@@ -110,7 +110,7 @@ def label_recovery(
 
 
 def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
-    """Returns the label of a batch of one, or its possible labels."""
+    """Returns the label of a batch of size 1, or its possible labels."""
     if bool(possible.all()):
         raise NotApplicable(
             f"what was released of the last layer must leave fewer than all {len(possible)} labels, and it leaves all"
@@ -251,7 +251,7 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
     if len(inputs) == 0:
         raise NotApplicable("the population must have an example to make prototypes of, got none")
     noisy = bool(std.any())
-    # In units of the noise; entries without noise next to noisy ones count as having a thousandth of it.
+    # In units of the noise; entries without noise next to noisy entries count as having a thousandth of it.
     weight = 1 / std.clamp(min=1e-3 * float(std.max())) if noisy else torch.ones_like(std)
     prototypes = []
     for label in range(classes):
@@ -271,7 +271,7 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
             f"{rank} dimensions that do",
             deficit=classes - rank,
         )
-    # R of a QR decomposition: one row more than classes, at any length of the release.
+    # R of a QR decomposition: a row more than classes, at any length of the release.
     reduced = torch.linalg.qr(torch.cat([table, shown[:, None]], dim=1), mode="r")[1].cpu()
     found, residual = nnls(np.asarray(reduced[:, :-1]), np.asarray(reduced[:, -1]))
     expected = torch.as_tensor(found).to(sums)

@@ -2,7 +2,7 @@
 
 Song & Mittal, "Systematic Evaluation of Privacy Risks of Machine Learning Models", USENIX Security 2021
 (arXiv:2003.10595), Section 3.2: -(1 - p_y) log p_y - sum over the other classes of p_c log(1 - p_c), which is 0 for a
-confident correct prediction and grows without bound for a confident wrong one, while entropy is small for both.
+confident correct prediction and grows without bound for a confident wrong prediction, while entropy is small for both.
 
 Deviation: instead of a threshold per class, learned from shadow models, minus the score's logarithm is centred by
 public examples of the class; without `calibrated`, minus the score as it is. The scorer sets the threshold over all: it

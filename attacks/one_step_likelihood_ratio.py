@@ -1,4 +1,4 @@
-"""Exact likelihood-ratio membership test on one shared update.
+"""Exact likelihood-ratio membership test on a shared update.
 
 Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
 Security 2023 (arXiv:2302.07956) for the adversary, which here sees a single step.
@@ -14,7 +14,7 @@ def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> Me
     """Returns the log likelihood ratio of "took part" against "did not", from one update.
 
     Args:
-        target: one update with its candidates.
+        target: an update with its candidates.
         coins: not used.
 
     Returns:

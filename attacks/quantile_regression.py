@@ -1,7 +1,7 @@
 """Quantile regression: a candidate is a member if the model is more confident on it than on similar non-members.
 
 Bertran, Tang, Kearns, Morgenstern, Roth & Wu, "Scalable Membership Inference Attacks via Quantile Regression", NeurIPS
-2023 (arXiv:2307.03694): one regression of the score on the example, over non-members, in the place of shadow models. In
+2023 (arXiv:2307.03694): a regression of the score on the example, over non-members, in the place of shadow models. In
 its Gaussian form it predicts mean and standard deviation, whose quantiles give a test at every false positive rate.
 
 Deviation: gradient boosting (scikit-learn) on inputs and label, while the paper trains a network; the deviation is

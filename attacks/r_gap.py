@@ -1,16 +1,16 @@
-"""R-GAP: the input of a network from one example's gradient, by linear equations from the last layer to the first.
+"""R-GAP: the input of a network from a single example's gradient, by linear equations from the last layer to the first.
 
 Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1. From the last layer on, the
 derivatives k by a layer's output are known, so that the gradient of its weight is linear in its input, and so is its
 output. Both together determine the input if their rank is full, without a search.
 
 Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum (with the branches
-solved together if one alone stays open), average pooling and batch norms of evaluation; masks and bases of single
+solved together if either alone stays open), average pooling and batch norms of evaluation; masks and bases of single
 layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
 classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
 convolutions, in float64, while the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
-filled by its rank of one, by the logits, and by the layer below. A clip factor that the logit equation leaves open is
-the factor for which the other layers agree. The result is released again, under the given defense, before it is `ok`.
+filled by its rank of 1, by the logits, and by the layer below. A clip factor that the logit equation leaves open is the
+factor for which the other layers agree. The result is released again, under the given defense, before it is `ok`.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ Mode = Literal["single", "combination"]
 ClipFactor = Literal["auto", "one", "unknown"]
 
 EXACT = 1e-4
-"""Residual of all layers below which a factor of one is accepted; float32 stays below."""
+"""Residual of all layers below which a factor of 1 is accepted; float32 stays below."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
@@ -57,15 +57,15 @@ def r_gap(
     """Solves for the input, layer by layer from the logits, in closed form.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: not used: nothing is drawn.
         solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the following layer; `map`:
             with a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
             all are `ls`.
-        mode: `single`: a batch of one example; `combination`: one input for the whole batch, which mixes them.
+        mode: `single`: a batch of one example; `combination`: a single input for the whole batch, which mixes them.
         clip_factor: `one`: the gradient was not shortened; `unknown`: it may have been, by a factor that is solved for,
-            refused if it cannot be; `auto`: solved for if it can be, else taken for one, and the result is `degraded`
-            if an input of another scale would have been clipped to the same update.
+            refused if it cannot be; `auto`: solved for if it can be, else taken for 1, and the result is `degraded` if
+            an input of another scale would have been clipped to the same update.
         allow_min_norm: whether a layer whose input is not determined gets the shortest input, and the result is
             `degraded`, instead of an error; `determined` marks the entries of the input that are right all the same:
             none if another layer comes before it.

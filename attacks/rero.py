@@ -1,4 +1,4 @@
-"""Prior-aware reconstruction: the most likely of some candidates for the one unknown record of an update.
+"""Prior-aware reconstruction: the most likely of some candidates for the unknown record of an update.
 
 Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023 (arXiv:2302.07225), the
 attack of Section 4. The adversary knows everybody else of the batch and a uniform prior over n candidates z_1 .. z_n.
@@ -30,13 +30,13 @@ def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
     """Picks the most likely candidate of the prior.
 
     Args:
-        target: one shared update, with candidates for one record of it and the remainder without everybody else.
+        target: a shared update, with candidates for a record of it and the remainder without everybody else.
         coins: not used.
 
     Returns:
-        The candidate as the one input, with its label; if several would contribute the same, as in a saturated network,
-        the first in the prior's order, which is random. The objective is half the squared distance of its contribution
-        to the remainder, in units of the noise if there is noise.
+        The candidate as the input, with its label; if several would contribute the same, as in a saturated network, the
+        first in the prior's order, which is random. The objective is half the squared distance of its contribution to
+        the remainder, in units of the noise if there is noise.
 
     Raises:
         NotApplicable: the record takes part in the step by chance, which is another likelihood.

@@ -4,8 +4,8 @@ Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", IC
 and Algorithm 1. R(x) is the probability of the label under the target over its mean under reference models; the score
 is the share of public examples z with R(x) >= gamma R(z). BASE (Lassila et al. 2025) is the same test.
 
-On one target the score is an increasing function of R(x), for any public examples and gamma: they make scores of
-different targets comparable, and an AUC on one target is that of R(x). n public examples give scores of n + 1 steps, so
+On a single target the score is an increasing function of R(x), for any public examples and gamma: they make scores of
+different targets comparable, and an AUC on a target is that of R(x). n public examples give scores of n + 1 steps, so
 that they do not resolve false positive rates below 1 / n; ten of them for each false positive, at a rate of 1 %, are a
 thousand. Within a step R(x) itself decides.
 
@@ -157,7 +157,7 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     if models < 4 or not torch.equal(trained_on[::2], ~trained_on[1::2]):
         raise NotApplicable(f"a can be tuned on at least 4 shadow models in pairs of complements, got {models}")
     outside = log_p.masked_fill(~(~trained_on)[..., None], -torch.inf)
-    # One model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
+    # A model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
     of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
     rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
     scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])

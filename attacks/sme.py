@@ -1,4 +1,4 @@
-"""SME: inverts the sum of several local steps by one gradient, at a point between the weights before and after.
+"""SME: inverts the sum of several local steps by a single gradient, at a point between the weights before and after.
 
 Zhu, Yao & Blaschko, "Surrogate model extension (SME): A fast and accurate weight update attack on federated learning",
 ICML 2023 (arXiv:2306.00127). A client that takes many steps shares theta_0 - theta_E, which is no gradient at theta_0.
@@ -9,8 +9,8 @@ share. The cost does not grow with the local steps, as that of unrolling them do
 Deviation: steps go by the sign of the gradient, in box units, as those of `inverting_gradients`, with its step length;
 the authors' code takes steps of 1. Directions are compared in the released space, whitened by the (approximate) noise;
 each example's gradient at the surrogate is masked, projected and bounded as the client's defense does. Each start keeps
-its iterate with the smallest objective. On an update of a single step the two weights are those of one gradient, the
-share is irrelevant, and the attack is `inverting_gradients`.
+its iterate with the smallest objective. On an update of a single step the two weights are those of a single gradient,
+the share is irrelevant, and the attack is `inverting_gradients`.
 """
 
 import math
@@ -77,7 +77,7 @@ def sme(
             way.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
 
     def start() -> Tensor:
-        # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
+        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
         return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
 

@@ -1,4 +1,4 @@
-"""SPEAR: exact inputs of a whole batch, from the gradient of one linear layer followed by a ReLU.
+"""SPEAR: exact inputs of a whole batch, from the gradient of a linear layer followed by a ReLU.
 
 Dimitrov, Baader, Müller & Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", NeurIPS 2024
 (arXiv:2403.03945), Algorithm 1. The gradient is D X^T, of rank b; D is zero wherever a neuron is off, so its columns
@@ -24,7 +24,7 @@ def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) ->
     """Recovers every input of a batch from a layer with ReLU, and certifies those that it proves right.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the drawn rows, and of the entries that a completion is tested on.
         draws: largest number of sets of rows; a batch of b needs about 2^(b - 1) times the harmonic number of b.
 

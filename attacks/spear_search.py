@@ -23,7 +23,7 @@ def spear_search(
     """Recovers every input of a batch too large for drawing rows, and certifies those that it proves right.
 
     Args:
-        target: one shared update and the model it was taken at.
+        target: a shared update and the model it was taken at.
         coins: generator of the starts, and of the entries that a completion is tested on.
         starts: largest number of descents.
         iterations: subgradient steps of each.

@@ -5,7 +5,7 @@ between. Its gradient at a few points on the line from theta_0 to theta_E is com
 Blaschko (SME, ICML 2023, arXiv:2306.00127) compare images', and the largest cosine counts. The largest of five is
 larger by chance as well, so it is compared with the largest of as many for public examples, which took no part.
 
-Deviation: five points, while SME finds the best point by descent. A single shared step has one point and one cosine.
+Deviation: five points, while SME finds the best point by descent. A single shared step has a single point and cosine.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: i
     """Scores each candidate by the largest of five cosines with the update, against those of public examples.
 
     Args:
-        target: one update, of one step or the sum of several, with public examples.
+        target: an update, of a step or the sum of several, with public examples.
         coins: not used; the attack is deterministic.
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 

@@ -34,7 +34,7 @@ DIGITS = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseMatch:
-    """Match of guessed inputs with one update, by their residual.
+    """Match of guessed inputs with an update, by their residual.
 
     Attributes:
         target: the update.

@@ -1,4 +1,4 @@
-"""Exact recovery of a whole batch from the gradient of one linear layer with a ReLU, and its certificate.
+"""Exact recovery of a whole batch from the gradient of a linear layer with a ReLU, and its certificate.
 
 From candidates for the columns of D (`sparse_columns`) to inputs: the bias gradient is the sum of the columns, which
 gives their lengths, and then the gradient D X^T gives X. Dimitrov et al., "SPEAR", NeurIPS 2024, whose score lambda is
@@ -6,11 +6,11 @@ the share of (neuron, example) pairs in which a neuron is on exactly if its grad
 
 An input is certified only if all of these hold, none of which the attacker needs the batch for: the gradient less its
 directions is rounding; the input lies in the box of valid inputs; and the contribution that the defense would have made
-of this input, under one label, clip factor included, is the contribution that was taken out of the sum, up to rounding.
-The last compares hundreds of numbers with none left to choose, and holds or fails for each input separately: another
-direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1 is: no other batch
-was seen to give these numbers, which does not cover all possible batches. An input whose contribution fits several
-times over is returned as often and never certified: its neighbours may have the same sum.
+of this input, under a single label, clip factor included, is the contribution that was taken out of the sum, up to
+rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input separately:
+another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1 is: no other
+batch was seen to give these numbers, which does not cover all possible batches. An input whose contribution fits
+several times over is returned as often and never certified: its neighbours may have the same sum.
 """
 
 import math
@@ -40,7 +40,7 @@ magnified by its inverse. Entries that a ReLU has off are known, and carry no in
 STRICT = 2048
 """Number of draws after which candidates of few zeros are considered, too."""
 
-_AT_ONCE = 2**22  # numbers of one block of candidates and of one block of swaps, 32 MiB each
+_AT_ONCE = 2**22  # numbers of a block of candidates and of a block of swaps, 32 MiB each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def recovered_batch(
     """Factorises the gradient of a target's ReLU layer into columns of D and inputs.
 
     Args:
-        target: one shared update; `structure`, `released`, `contributions` and the box are read.
+        target: a shared update; `structure`, `released`, `contributions` and the box are read.
         coins: generator of the held-out entries of a completion.
         source: rows of `left` that are not zero [m, b], and these neurons' outputs for an average input [m] ->
             candidates for columns.
@@ -178,7 +178,7 @@ def _searched(
     if rank == 1:
         return unmixed(known, left.new_ones(1, 1))
     draw = source(left, _of_average(known)[known.active])
-    # About as many as hold one column, so that small batches stop soon; more as the search goes on.
+    # About as many as hold a column, so that small batches stop soon; more as the search goes on.
     fits = _AT_ONCE // (len(left) + rank * rank)
     first = max(64, min(2 ** min(rank, 40), fits))
     least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
@@ -225,7 +225,7 @@ def _of_average(known: _KnownPart) -> Tensor:
 
 
 def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
-    """Returns lengths, inputs and score of one basis."""
+    """Returns lengths, inputs and score of a basis."""
     columns, rows, agreement = _solved(known, basis[None])
     return Unmixed(basis=basis, columns=columns[0], rows=rows[0], agreement=agreement[0])
 
@@ -285,7 +285,7 @@ def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) ->
     if layer.positions == 1:
         full, columns = full[:, None], columns[:, None]
     else:
-        # Pixels of one image agree as well as the equations were solved.
+        # Pixels of an image agree as well as the equations were solved.
         error = known.found.error * math.sqrt(len(known.found.left))
         tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
         images = assembled(layer, full, tolerance)

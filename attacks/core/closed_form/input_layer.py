@@ -2,7 +2,7 @@
 
 The layer's inputs must determine the network's inputs: it is the first layer, or every operation before it can be
 undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A convolution is
-a linear layer on patches: one row of its inputs for each position of each example.
+a linear layer on patches: a row of its inputs for each position of each example.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class InputLayer:
         bias_seen: bool [m]; False without a bias.
         before: operations whose results lead to the layer, from the input on.
         parameters: parameters of the network.
-        shape: shape of the layer's input for one example.
+        shape: shape of the layer's input for an example.
         settings: settings of a convolution; empty for a linear layer.
         structure: reads contributions as the gradient was read.
     """

@@ -1,8 +1,8 @@
 """Limit of exact batch recovery: share of random updates recovered, by keep rate and batch, without any data.
 
 Sparsification that keeps a random part of the coordinates withholds numbers. But a gradient of rank b is b (m + n - b)
-numbers in all, so up to some limit all dropped entries follow from the kept ones. The limit is measured: random inputs,
-a random network of one hidden layer, a mask that the server knows, no noise.
+numbers in all, so up to some limit all dropped entries follow from the kept entries. The limit is measured: random
+inputs, a random network of a hidden layer, a mask that the server knows, no noise.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def recovered_share(
         keeps: fractions of the coordinates that are released, in (0, 1].
         batches: examples in an update.
         width: neurons of the hidden layer.
-        inputs: numbers of one input.
+        inputs: numbers of an input.
         trials: updates for each pair of keep rate and batch.
         draws: candidates for each; too few make the limit look lower.
         seed: seed of networks, inputs, masks and draws; trials differ in all of these.
@@ -80,12 +80,12 @@ def random_update(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Observation, Examples]:
-    """Returns an update of a random network with one hidden layer, in closed form, and the normal inputs behind it.
+    """Returns an update of a random network with a hidden layer, in closed form, and the normal inputs behind it.
 
     Args:
         batch: number of examples.
         width: neurons of the hidden layer.
-        inputs: numbers of one input.
+        inputs: numbers of an input.
         classes: number of classes of the output.
         keep: probability of each coordinate to be released.
         clip_norm: L2 bound of each example's release; None for none.

@@ -3,8 +3,8 @@
 For a linear last layer under cross-entropy the gradient of the bias of class c is u_c = sum_i f_i (p_ic - 1[y_i = c]),
 with p_ic the model's probability and f_i the factor by which the defense shortened example i. Zhao, Mopuri & Bilen,
 "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of
-its label is negative. For batches sum_i p_ic is estimated: n_c = B pbar_c - u_c. A logistic loss of one logit z is that
-of the two logits 0 and z.
+its label is negative. For batches sum_i p_ic is estimated: n_c = B pbar_c - u_c. A logistic loss of a single logit z is
+that of the two logits 0 and z.
 
 Rows of the weight's gradient contain the same in units of the features: (p_c - 1[c = y]) x for one example. Under a
 mask they determine the possible labels.
@@ -84,7 +84,7 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
 
 
 def one_label(layer: LastLayer) -> int:
-    """Returns the label of a batch of one, without noise: exact, for any features and any clipping.
+    """Returns the label of a batch of size 1, without noise: exact, for any features and any clipping.
 
     Raises:
         NotApplicable: the release leaves several labels, or the gradient is 0.
@@ -100,12 +100,12 @@ def one_label(layer: LastLayer) -> int:
 
 
 def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
-    """Returns the possible labels of a batch of one, without noise, for any features and any clipping.
+    """Returns the possible labels of a batch of size 1, without noise, for any features and any clipping.
 
-    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank one, and p - e_y is negative at the label alone. Signs of rows of
+    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank 1, and p - e_y is negative at the label alone. Signs of rows of
     the bias's gradient are known. If it was not released, the ratios of rows are known, as far as entries connect them:
     a row that is opposed to others is the label's, and it is the longest, since 1 - p_y is the sum of the others'
-    probabilities; rows of one sign are not, unless it is a single row. The usual argmin of the rows' sums needs
+    probabilities; rows of equal sign are not, unless it is a single row. The usual argmin of the rows' sums needs
     features that are not negative.
 
     Raises:
@@ -122,7 +122,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
     possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
     for one in components(shown, seen):
         negative, positive = one.rows & (one.left < 0), one.rows & (one.left > 0)
-        # A zero row next to nonzero ones is not the label's.
+        # A zero row next to nonzero rows is not the label's.
         possible &= ~one.rows | negative | positive
         if bool(one.columns[-1] & (one.right[-1] != 0)):
             negative, positive = (negative, positive) if float(one.right[-1]) > 0 else (positive, negative)
@@ -134,7 +134,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
                     f"{int(label.sum())}: is the batch larger, or is there noise?"
                 )
         elif bool(negative.any() and positive.any()):
-            # Rows of one length leave the label open: those of two classes, or if others have none.
+            # Rows of equal length leave the label open: those of two classes, or if others have none.
             label = one.left.abs() > (1 - 1e-6) * one.left.abs().max()
             same = negative if bool(negative[int(one.left.abs().argmax())]) else positive
             if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
@@ -157,7 +157,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
 
 
 def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Tensor, " m"], level: float) -> int:
-    """Returns the label of a batch of one; under noise the one class whose entry is negative beyond the noise.
+    """Returns the label of a batch of size 1; under noise the class whose entry is negative beyond the noise.
 
     Args:
         structure: structure of the update.
@@ -185,7 +185,7 @@ def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Ten
 def fixed_label(
     structure: Structure, sums: Float[Tensor, " m"], noise_std: Float[Tensor, " m"], *, level: float = 0.05
 ) -> int:
-    """Returns the label of a batch of one, as `one_label`; under noise only if its sign shows above that.
+    """Returns the label of a batch of size 1, as `one_label`; under noise only if its sign shows above that.
 
     Args:
         structure: structure of the update. Coefficients in a square basis are as good as coordinates.
@@ -283,13 +283,13 @@ def largest_remainder(expected: Float[Tensor, " classes"], total: int) -> Int[Te
     """Rounds expected counts to whole numbers that add up to `total`: the largest remainders are rounded up.
 
     Args:
-        expected: any finite numbers; negative ones count as 0, and the rest is scaled to add up to `total`.
+        expected: any finite numbers; negative numbers count as 0, and the rest is scaled to add up to `total`.
         total: at least 0.
     """
     positive = expected.double().clamp(min=0)
     size = positive.sum()
     shares = positive * (total / size) if size > 0 else torch.full_like(positive, total / len(positive))
-    # A share of 2.9999999 is one of 3.
+    # A share of 2.9999999 counts as 3.
     floors = (shares + 1e-9).floor()
     missing = total - int(floors.sum())
     order = (shares - floors).argsort(descending=True, stable=True)

@@ -28,7 +28,7 @@ class LayerBasis:
 
 
 def layer_basis(structure: Structure, names: tuple[str, str], released: Float[Tensor, " m"]) -> LayerBasis:
-    """Returns the released coefficients of one linear layer, and their bases.
+    """Returns the released coefficients of a linear layer, and their bases.
 
     Args:
         structure: structure of the update.

@@ -20,7 +20,7 @@ def least_squares(matrix: Tensor, values: Tensor) -> Tensor:
         values: [..., rows, columns].
 
     Returns:
-        One column of unknowns for each of values, [..., unknowns, columns].
+        A column of unknowns for each of values, [..., unknowns, columns].
     """
     driver = None if matrix.is_cuda or _PIVOTS_ARE_SET else "gelsd"
     return torch.linalg.lstsq(matrix, values, driver=driver).solution

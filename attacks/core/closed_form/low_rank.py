@@ -1,6 +1,6 @@
 """Matrices of low rank: the number of directions of a gradient, and completion from some of its entries.
 
-The gradient of a linear layer's weights is a sum of one outer product an example, so its rank is at most the size of
+The gradient of a linear layer's weights is a sum of an outer product per example, so its rank is at most the size of
 the batch. Without noise everything else is rounding. Noise fills all directions alike, and its largest singular value
 is known (Marchenko & Pastur 1967): directions above it are signal (Gavish & Donoho, "The optimal hard threshold for
 singular values is 4/sqrt(3)", IEEE Trans. Inf. Theory 2014, whose rule for unknown noise is used). A matrix of low rank
@@ -139,7 +139,7 @@ def completed(
     """Completes a matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
     Ranks are tried from 1 upwards. The first that predicts held-out entries is taken, and fitted again to all. Under
-    noise no rank predicts to the last digit, and the best one is taken.
+    noise no rank predicts to the last digit, and the best is taken.
 
     Args:
         matrix: [m, n]; entries that are not known are not read.
@@ -208,7 +208,7 @@ def _fit(
             ahead = right  # stepped too far: once from the last good point
             continue
         slow = before - residual < 1e-6 * residual
-        # The next step starts beyond this one: plain alternation is slow in narrow valleys.
+        # The next step starts beyond this step: plain alternation is slow in narrow valleys.
         ahead = fresh + min(0.9, number / (number + 3)) * (fresh - right)
         left, right, before = tried, fresh, residual
         if residual <= enough or (slow and number > SETTLED):

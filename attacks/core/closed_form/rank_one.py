@@ -1,4 +1,4 @@
-"""Rank-one matrices from partial observations: rows of a linear layer's gradient are multiples of one input.
+"""Rank-1 matrices from partial observations: rows of a linear layer's gradient are multiples of an input.
 
 For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here find (x,
 1) from all of that matrix, from some of its entries, under noise, and from inner products with known directions.
@@ -14,7 +14,7 @@ from ..threat_model.attack_errors import RankDeficient
 def completed(
     values: Float[Tensor, "rows columns"], seen: Bool[Tensor, "rows columns"]
 ) -> tuple[Float[Tensor, " columns"], Bool[Tensor, " columns"]]:
-    """Returns the right factor of a rank-one matrix whose last column has the factor 1, by least squares over rows.
+    """Returns the right factor of a rank-1 matrix whose last column has the factor 1, by least squares over rows.
 
     The first step uses rows whose entry in the last column is seen: x_i = sum_j k_j G_ji / sum_j k_j^2. Ratios G_ji /
     k_j are not averaged, because the smallest k_j would decide. Then a row without that entry gets its k_j from known
@@ -22,7 +22,7 @@ def completed(
     entries that are seen and not 0.
 
     Args:
-        values: entries of the matrix; unseen ones are not read.
+        values: entries of the matrix; unseen entries are not read.
         seen: observed entries.
 
     Returns:
@@ -53,22 +53,22 @@ def total_least_squares(
     start: Float[Tensor, " columns"],
     iterations: int = 300,
 ) -> tuple[Float[Tensor, " columns"], float]:
-    """Returns the maximum likelihood right factor of a rank-one matrix, under Gaussian noise on every entry.
+    """Returns the maximum likelihood right factor of a rank-1 matrix, under Gaussian noise on every entry.
 
     Errors are in all columns, in the last as well: least squares over rows, which takes the last for exact, shrinks the
-    others towards 0. If all entries are seen and each column has one standard deviation, it is the top right singular
-    vector of the whitened matrix; otherwise it is found by alternating between the factors.
+    others towards 0. If all entries are seen and each column has a single standard deviation, it is the top right
+    singular vector of the whitened matrix; otherwise it is found by alternating between the factors.
 
     Args:
-        values: entries of the matrix; unseen ones are not read.
+        values: entries of the matrix; unseen entries are not read.
         seen: observed entries.
         std: standard deviation of the noise of each entry, positive for seen entries.
         start: start of the right factor; columns that nothing determines keep it.
         iterations: largest number of alternations.
 
     Returns:
-        The right factor, of any scale, and the norm of the whitened rank-one matrix over the largest singular value
-        that noise alone has, but once in a thousand times: at most 1 if nothing shows.
+        The right factor, of any scale, and the norm of the whitened rank-1 matrix over the largest singular value that
+        noise alone has, but once in a thousand times: at most 1 if nothing shows.
     """
     rows, columns = values.shape
     # Johnstone, Annals of Statistics 2001: the largest eigenvalue of noise, up to the 99.9% point of Tracy-Widom's law.
@@ -104,14 +104,14 @@ def standard_errors(
     exact. If few entries of a row are seen, its k_j has an error that this leaves out.
 
     Args:
-        values: entries of the matrix; unseen ones are not read.
+        values: entries of the matrix; unseen entries are not read.
         seen: observed entries.
         std: standard deviation of the noise of each entry, positive for seen entries.
         right: the maximum likelihood right factor.
 
     Returns:
-        The standard deviations, infinite if nothing shows, and the excess of the sum of squared residuals of the
-        rank-one matrix over its mean, in its own standard deviations.
+        The standard deviations, infinite if nothing shows, and the excess of the sum of squared residuals of the rank-1
+        matrix over its mean, in its own standard deviations.
     """
     weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
     shown, energy = torch.where(seen, values, 0.0), weights @ right.square()
@@ -225,7 +225,7 @@ def repeated(
         tolerance: relative, for rounding.
 
     Returns:
-        The number of each row's group, which is that of one of its rows; -1 if no other row equals it.
+        The number of each row's group, which is that of a row in it; -1 if no other row equals it.
     """
     shown, entries = torch.where(seen, ratios, 0.0), seen.to(ratios)
     noise = torch.where(seen, variance, 0.0)

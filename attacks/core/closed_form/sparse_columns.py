@@ -3,7 +3,7 @@
 The gradient of a linear layer is D X^T, and ReLU makes D zero wherever a neuron is off for an example. Singular vectors
 give D up to an invertible matrix, D = left @ Q, and Q is identified by its sparse columns: a combination of several
 columns is zero only in rows in which all of them are, or happen to cancel. The directions that most rows hold at zero
-are therefore the columns, and greedy choice of independent ones finds them once all are among the candidates.
+are therefore the columns, and greedy choice of independent columns finds them once all are among the candidates.
 
 Candidates come from two sources: kernels of b - 1 random rows (Dimitrov et al., "SPEAR", NeurIPS 2024), or a search for
 directions of small L1 norm on the sphere, as in dictionary learning.
@@ -31,10 +31,10 @@ SAME = 1e-6
 """Candidates whose cosine is within this of 1 are the same, without noise."""
 
 POOL = 4
-"""Candidates kept for each column; stronger ones replace weaker ones."""
+"""Candidates kept for each column; stronger candidates replace weaker."""
 
 FITTED = 512
-"""Candidates of one block that are fitted."""
+"""Candidates of a block that are fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Scales:
     Attributes:
         rough: threshold for left @ q if q solves few equations and carries their error, magnified.
         fine: threshold for left @ q if q was fitted to all rows that it makes zero.
-        same: one less the cosine of two candidates that are the same.
+        same: 1 less the cosine of two candidates that are the same.
         apart: distance from the span of others of a candidate that adds a direction.
     """
 
@@ -94,7 +94,8 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
         chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
         closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
         systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
-        # A last row at random is 1 on the kernel, so one solve finds it; its pivots show whether the rows are enough.
+        # A last row at random is 1 on the kernel, so a single solve finds it; its pivots show whether the rows are
+        # enough.
         factors, pivots, _ = torch.linalg.lu_factor_ex(systems)
         ends = factors.diagonal(dim1=1, dim2=2).abs()
         enough = ends.amin(dim=1) > 1e-10 * ends.amax(dim=1)
@@ -163,7 +164,7 @@ def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple
         Directions [k', b] and strengths [k'] in [0, 1], the strongest first, each once.
     """
     zero = (directions @ left.T).abs() <= sizes.rough
-    # The first of them, not the sparsest, which may all be one column.
+    # The first of them, not the sparsest, which may all be the same column.
     keep = (zero.sum(dim=1) >= least).nonzero()[:FITTED, 0]
     directions, zero = directions[keep], zero[keep]
     strengths = left.new_zeros(len(directions))

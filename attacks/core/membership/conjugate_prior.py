@@ -91,7 +91,7 @@ class StudentT:
     freedom: Float[Tensor, " n"]
 
     def log_density(self, values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Returns the log density of one value per subject."""
+        """Returns the log density of a value per subject."""
         half = self.freedom / 2
         constant = torch.lgamma(half + 0.5) - torch.lgamma(half) - (math.pi * self.freedom).log() / 2
         away = (values - self.location) / self.scale
@@ -152,7 +152,7 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
 
     Args:
         seen: summaries, with at least two values for some subjects.
-        features: their best linear combination is the location of each subject's mean; a column of ones for one
+        features: their best linear combination is the location of each subject's mean; a constant column for one
             location of all.
 
     Raises:

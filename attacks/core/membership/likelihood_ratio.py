@@ -12,7 +12,7 @@ Neyman and Pearson no test is more powerful. Dense, masked, projected and two-pa
 Over steps the ratios multiply, although v_t depends on earlier releases, because the noise of a step is fresh given the
 past. Under Poisson sampling with known rate q the ratio of a step is 1 - q + q exp(Lambda). The product is the ratio of
 the whole run under Poisson sampling and if participation is known, and in no other case: with batches of a fixed size,
-the others in the batch reveal whether there is room for one more record, and a record that is used once an epoch cannot
+the others in the batch reveal whether there is room for another record, and a record that is used once an epoch cannot
 join two of its steps. The product is then a strong test, but not the most powerful test.
 
 A coordinate that carries signal and no noise has no ratio. It decides: r equals v there, or it does not.
@@ -83,7 +83,7 @@ def subsampled(log_ratio: Float[Tensor, " n"], sample_rate: float) -> Float[Tens
 
 
 class Evidence:
-    """Evidence for the membership of candidates, accumulated over the steps of one run.
+    """Evidence for the membership of candidates, accumulated over the steps of a run.
 
     Args:
         candidates: number of candidates.
@@ -113,7 +113,7 @@ class Evidence:
         sample_rate: float = 1.0,
         part: slice = slice(None),
     ) -> None:
-        """Adds the evidence of one step.
+        """Adds the evidence of a step.
 
         Args:
             remainder: r, as for `log_likelihood_ratio`.
@@ -146,7 +146,7 @@ class Evidence:
         self._log_ratio = log_ratio
 
     def add_filtered(self, found: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
-        """Adds the evidence of one step from its matched filter.
+        """Adds the evidence of a step from its matched filter.
 
         Args:
             found: matched filter of the candidates.
@@ -165,7 +165,7 @@ class Evidence:
             self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
 
     def add_step(self, step: Observation, candidates: Examples) -> None:
-        """Adds the evidence of one observed step.
+        """Adds the evidence of an observed step.
 
         Args:
             step: grants OTHERS and DEFENSE.
@@ -192,7 +192,7 @@ class Evidence:
             candidate; -1: none does), and for a candidate that no step could decide so minus its posterior probability
             of being a non-member at even odds (-1/2: no evidence).
         """
-        # Candidates are compared with one another, so undecided candidates are brought to the scale of decisions.
+        # Candidates are compared with each other, so undecided candidates are brought to the scale of decisions.
         decided = self._closest.isfinite()
         if not decided.any():
             return self._log_ratio, False

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from ..threat_model.attack_errors import NotApplicable
 
-# The image, its mirror image, then both moved by one pixel each way: the usual augmentations of CNNs (Carlini et al.,
+# The image, its mirror image, then both moved by a pixel each way: the usual augmentations of CNNs (Carlini et al.,
 # 5.B).
 _MOVES = [(0, 0), *((dy, dx) for dy, dx in product((-1, 0, 1), repeat=2) if (dy, dx) != (0, 0))]
 
@@ -75,8 +75,8 @@ def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Ten
     """Assigns candidates to the training of each shadow model: each to exactly half of an even number of models.
 
     Models come in pairs: a random half, and the other half. With an odd number of candidates the first of a pair gets
-    the smaller half in every second pair, so that sizes differ by one at most and even out. A pair depends only on
-    those before it: the first pairs of many are those of few.
+    the smaller half in every second pair, so that sizes differ by 1 at most and even out. A pair depends only on those
+    before it: the first pairs of many are those of few.
 
     Args:
         count: number of candidates.
@@ -104,7 +104,7 @@ def viewed(inputs: Float[Tensor, "n ..."], views: int) -> Float[Tensor, "n views
         views: number of views; a moved image repeats its edge pixels.
 
     Raises:
-        ValueError: fewer than one, or more than there are.
+        ValueError: fewer than 1, or more than there are.
         NotApplicable: more than one view of inputs that are no images.
     """
     if not 1 <= views <= MOST_VIEWS:

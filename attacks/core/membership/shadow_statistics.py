@@ -21,7 +21,7 @@ ENOUGH = 64
 """Number of shadow models from which on each candidate has a variance of its own (half of them in, half out)."""
 
 LEAST_DEVIATION = 1e-6
-"""Smallest deviation of log odds: a smaller one is rounding, and would turn a score above the mean by rounding into a
+"""Smallest deviation of log odds: a smaller value is rounding, and would turn a score above the mean by rounding into a
 certain member.
 """
 
@@ -67,7 +67,7 @@ def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[
     """Returns log odds of the label under each view, `logit_gap`, in float64.
 
     Args:
-        logits: outputs of one model or of several.
+        logits: outputs of a model or of several.
         labels: labels of the candidates [n].
     """
     own = labels[:, None].expand(logits.shape[:-1])
@@ -79,7 +79,7 @@ def label_log_probability(logits: Float[Tensor, "*some n views k"], labels: Tens
     """Returns the log probability of the label under each view, minus its loss, in float64.
 
     Args:
-        logits: outputs of one model or of several.
+        logits: outputs of a model or of several.
         labels: labels of the candidates [n].
     """
     own = labels[:, None].expand(logits.shape[:-1])

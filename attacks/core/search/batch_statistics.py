@@ -21,14 +21,14 @@ def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], 
     """Returns a function of inputs [r, b, *input_shape] -> mismatch of each batch's activations with the statistics.
 
     The mismatch is the sum over batch norms of |mean - running mean| + |variance - running variance|, norms over
-    channels, with mean and variance, without correction, over the examples and pixels of one batch.
+    channels, with mean and variance, without correction, over the examples and pixels of a batch.
 
     Args:
         network: the network at the attacked step.
         like: a tensor of the dtype and on the device of the inputs.
 
     Raises:
-        NotApplicable: there is no batch norm, or an operation of unknown kind before one.
+        NotApplicable: there is no batch norm, or an operation of unknown kind before it.
     """
     norms = [one for one in network.operations if one.kind == "batch_norm"]
     if not norms:

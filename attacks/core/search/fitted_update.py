@@ -49,7 +49,7 @@ def fitted_update(
     """Minimises the squared distance from the released update by L-BFGS.
 
     Args:
-        target: one shared update; its batch size and noise are read.
+        target: a shared update; its batch size and noise are read.
         coins: generator of the starts.
         labels: labels of the batch, int64 [b], kept fixed; None to search for class probabilities, too.
         iterations: L-BFGS steps of each start.
@@ -76,7 +76,7 @@ def fitted_update(
         return value, value
 
     def start() -> list[Tensor]:
-        # Drawn on the CPU in float64: one seed gives one start on every device and in every dtype.
+        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         def drawn(*shape: int) -> Tensor:
             return torch.randn(batch_size, *shape, generator=coins, dtype=torch.float64).to(target.released)
 

@@ -2,8 +2,8 @@
 
 An attack minimises a function of guessed inputs and labels. Both objectives here compare in the released space,
 whitened by the noise, so the same lines serve dense, masked, projected and two-part updates; and each simulated example
-is bounded by the defense separately, as each real one was. `squared_distance` is that of Zhu, Liu & Han, "Deep Leakage
-from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
+is bounded by the defense separately, as each real example was. `squared_distance` is that of Zhu, Liu & Han, "Deep
+Leakage from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def squared_distance(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function (inputs, labels) -> |simulated - released|^2, whitened; differentiable in both.
 
     Args:
-        target: one shared update; `residual` and `simulate` are read.
+        target: a shared update; `residual` and `simulate` are read.
 
     Returns:
         A function of inputs [b, *input_shape] and labels, int64 [b] or class probabilities [b, classes]. Its value is
@@ -38,7 +38,7 @@ def expected_distance(target: Observation, noise_std: Float[Tensor, " m"]) -> fl
     """Returns the mean of `squared_distance` at the private data: 1 for each noisy number that rows can reach.
 
     Args:
-        target: one shared update; `residual` is read.
+        target: a shared update; `residual` is read.
         noise_std: standard deviation of the noise on its undivided sums.
 
     Returns:
@@ -55,7 +55,7 @@ def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor
     """Returns a function (inputs, labels) -> 1 - cos(simulated, released), both whitened; differentiable in both.
 
     Args:
-        target: one shared update; `residual`, `released` and `simulate` are read.
+        target: a shared update; `residual`, `released` and `simulate` are read.
 
     Returns:
         A function of inputs and labels as `squared_distance` returns, with values in [0, 2]; the size of the update,
@@ -69,7 +69,7 @@ def relative_distances(target: Observation) -> Callable[[Tensor, Tensor], Float[
     """Returns a function (inputs [r, b, ...], labels) -> |simulated - released| / |released| [r], whitened.
 
     Args:
-        target: one shared update; `residual` and `simulate_many` are read, or `simulate`.
+        target: a shared update; `residual` and `simulate_many` are read, or `simulate`.
     """
     length = _norm(target.residual(torch.zeros_like(target.released)))
     return lambda inputs, labels: (_norm(target.residual(simulated_many(target, inputs, labels))) / length)[:, 0]
@@ -81,8 +81,8 @@ def direction_mismatches(
     """Returns `direction_mismatch` for several guesses at once: (inputs [r, b, *input_shape], labels) -> [r].
 
     Args:
-        target: one shared update; its functions for several guesses are used if present.
-        weights: [m], weights of squares and products of released numbers; None for equal ones.
+        target: a shared update; its functions for several guesses are used if present.
+        weights: [m], weights of squares and products of released numbers; None for equal weights.
     """
     compare, between = target.compare_many, _directions(target, weights)
     if compare is None or weights is not None:
@@ -104,7 +104,7 @@ def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[T
     a constant. Close to a match it is the second, which the size of the simulated update does not change.
 
     Args:
-        target: one shared update; its functions for several guesses are used if present.
+        target: a shared update; its functions for several guesses are used if present.
 
     Returns:
         A function of inputs [r, b, *input_shape] and labels. Distances are float64: under much noise the data change
@@ -127,10 +127,10 @@ def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[T
 
 
 def surrogate_mismatches(target: Observation) -> Callable[..., Float[Tensor, " r"]]:
-    """Returns `direction_mismatches` for an update of several local steps, all taken at one point of the way.
+    """Returns `direction_mismatches` for an update of several local steps, all taken at a point of the way.
 
     Args:
-        target: one shared update with a `surrogate`.
+        target: a shared update with a `surrogate`.
 
     Returns:
         Function (inputs [r, b, *input_shape], labels of all, shares [r] of the way) -> [r]; differentiable in inputs
@@ -155,7 +155,7 @@ def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"
         kind: weight of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
 
     Raises:
-        NotApplicable: the release is not coordinates of one gradient.
+        NotApplicable: the release is not coordinates of a gradient.
     """
     if kind == "equal":
         return None
@@ -178,7 +178,7 @@ def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"
 
 
 def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float[Tensor, "r m"]:
-    """Returns the releases that several guesses would give, in one pass if the target offers that."""
+    """Returns the releases that several guesses would give, in a single pass if the target offers that."""
     if target.simulate_many is not None:
         return target.simulate_many(inputs, labels)
     own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)

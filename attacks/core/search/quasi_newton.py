@@ -1,4 +1,4 @@
-"""Descent by L-BFGS from one start: few, accurate steps on a smooth objective, and no step length to tune.
+"""Descent by L-BFGS from a start: few, accurate steps on a smooth objective, and no step length to tune.
 
 A search along each direction by the strong Wolfe conditions never goes up, so the last iterate is the best. It fails on
 an objective without finite values: then there is another start.
@@ -43,9 +43,9 @@ def quasi_newton(
     Args:
         objective: function of as many unknowns as `start` returns.
         start: draws the first iterate.
-        iterations: steps, at least 1, each along one direction.
+        iterations: steps, at least 1, each along a direction.
         lr: length of a first step along a direction, in steps of Newton's method.
-        enough: value at which the descent ends, after one step at least.
+        enough: value at which the descent ends, after a step at least.
 
     Returns:
         The last iterate, with an infinite objective if it is still the start, which must not pass for a result. The

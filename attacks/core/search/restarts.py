@@ -1,4 +1,4 @@
-"""Search for unknowns that minimise an objective: descent from one start, and the best of several starts.
+"""Search for unknowns that minimise an objective: descent from a start, and the best of several starts.
 
 The unknowns of an attack are tensors: inputs, and labels if they are not known. An objective maps them to the minimised
 value, priors included, and the mismatch alone, which shows whether the release was explained. Only the attacker's own
@@ -26,7 +26,7 @@ WARM_UP = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Result of the descent from one start.
+    """Result of the descent from a start.
 
     Attributes:
         unknowns: the iterate with the smallest objective.
@@ -64,7 +64,7 @@ def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = 
         descend: draws a start and descends from it; all descents take as many iterations.
         hopeless: as of `best`.
     """
-    # In turn from one generator, so that more restarts repeat the first ones.
+    # In turn from a generator, so that more restarts repeat the first.
     return best([descend() for _ in range(restarts)], hopeless=hopeless)
 
 
@@ -72,7 +72,7 @@ def best(descents: Sequence[Descent], *, hopeless: float = math.inf) -> Search:
     """Returns the descent with the smallest objective.
 
     Args:
-        descents: descents of as many iterations each; at least one.
+        descents: descents of as many iterations each; at least 1.
         hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
             status is `degraded`.
 
@@ -103,7 +103,7 @@ def signed_adam(
     lr: float,
     project_: Callable[..., object] | None = None,
 ) -> Descent:
-    """Runs `signed_adams` from one start, by an objective of one start."""
+    """Runs `signed_adams` from a single start, by an objective of that start."""
 
     def of_one(*unknowns: Tensor) -> tuple[Tensor, Tensor]:
         value, mismatch = objective(*(unknown[0] for unknown in unknowns))
@@ -124,18 +124,18 @@ def signed_adams(
     """Runs Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
 
     The sign removes the size of the gradient, which is tiny wherever the simulated update is large. Starts descend side
-    by side, one pass for all in each iteration, and are independent: all operations are elementwise.
+    by side, in a single pass for all in each iteration, and are independent: all operations are elementwise.
 
     Args:
         objectives: function of as many unknowns as `starts` has -> values and mismatches, both [r].
         starts: the first iterates [r, ...] of each unknown; written into.
         iterations: steps, at least 1.
         lr: first step length, in units of the unknowns.
-        project_: moves (*unknowns) to the nearest valid ones, in place; without it all are valid.
+        project_: moves (*unknowns) to the nearest valid values, in place; without it all are valid.
 
     Returns:
-        The best iterate from each start. Without one gradient that is finite and not zero that would be the random
-        start, which must not pass for a reconstruction, so its objective is infinite then.
+        The best iterate from each start. Without a gradient that is finite and not zero that would be the random start,
+        which must not pass for a reconstruction, so its objective is infinite then.
     """
     cuts = [iterations * part // 8 for part in (3, 5, 7)]
     return _adams(
@@ -181,7 +181,7 @@ def jittered_adams(
         return (1 + math.cos(math.pi * (step - warm) / (iterations - warm))) / 2
 
     def disturb_(unknown: Tensor, step_length: float) -> None:
-        # Drawn on the CPU in float64: one seed gives one search on every device and in every dtype.
+        # Drawn on the CPU in float64: a seed gives the same search on every device and in every dtype.
         drawn = torch.randn(unknown.shape, generator=coins, dtype=torch.float64)
         unknown.add_(drawn.to(unknown), alpha=jitter * step_length)
 

@@ -1,7 +1,7 @@
 """Checks of guessed single examples against the coordinates of a release that each example alone determines.
 
 Rows of a first layer that a single example activates show that example. Rows of several examples can look the same: if
-all upstream gradients are multiples of one vector (one logit, two classes), or if noise hides their differences. The
+all upstream gradients are multiples of a vector (one logit, two classes), or if noise hides their differences. The
 release that an input would have caused separates the two cases, as far as noise and gaps of the input allow.
 """
 
@@ -69,7 +69,7 @@ def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> t
     """Returns the class by which each input explains its own coordinates best, and the residual.
 
     Args:
-        target: its contributions are bounded as the real ones were, so that a clip factor does not matter.
+        target: its contributions are bounded as the real examples were, so that a clip factor does not matter.
         inputs: [n, *shape].
         own: coordinates of the release that are of this input alone.
     """
@@ -91,7 +91,7 @@ def explained(
     """Computes the residuals of inputs on their places, and those that their errors and the noise would leave.
 
     Args:
-        target: one shared update.
+        target: a shared update.
         inputs: [n, *shape].
         errors: in their shape, standard deviations; infinite for unknown entries.
         own: bool [n, m], coordinates of the release that are of this input alone.
@@ -114,7 +114,7 @@ def explained(
         moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
         off += ((moved - given) * entries).square().sum(dim=1) / DRAWN
     noise = (noise_std.to(entries).square() * entries).sum(dim=1)
-    # [places of one, contributions of another]
+    # [places of a guess, contributions of another]
     between = (entries @ given.square().T).sqrt() / size[:, None]
     return OwnPlaces(
         labels=labels,

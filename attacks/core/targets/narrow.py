@@ -126,7 +126,7 @@ def _owns_its_memory(tensor: Tensor) -> bool:
 
 
 def _kinds(values: Iterable[Any]) -> set[type]:
-    """Returns the classes of the tensors of a target: the plain ones, and that of a device with a class of its own."""
+    """Returns the classes of a target's tensors: the plain classes, and that of a device with its own class."""
     kinds: set[type] = {Tensor, nn.Parameter}
     for value in values:
         kinds |= {type(part) for part in (value, getattr(value, "inputs", None)) if isinstance(part, Tensor)}
@@ -156,7 +156,7 @@ def _plain_function(function: Callable[..., Any], kinds: set[type], known: Seque
 
 def watching() -> list[object]:
     """Lists all that PyTorch now shows operands to: modes, hooks of all modules, and hooks of saved tensors."""
-    # Private names: PyTorch has no public ones for the active modes and hooks.
+    # Private names: PyTorch has no public names for the active modes and hooks.
     modes = [*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack()]
     hooks = [hook for hooks in _hooks_of_modules() for hook in hooks.values()]
     # `torch.device` as a context is a mode as well, but it sees no operand: it only adds a device to factories.
@@ -178,7 +178,7 @@ def end_others(known: Sequence[object]) -> str:
         (_python_dispatch._get_current_dispatch_mode_stack, _python_dispatch._pop_mode),
         (_hooks_of_saved, cast(Any, torch._C)._autograd._pop_saved_tensors_default_hooks),
     ):
-        # Stacks are popped from the top; known entries below a new one go with it.
+        # Stacks are popped from the top; known entries below a new entry go with it.
         while any(_is_new(one, known) and type(one) is not DeviceContext for one in stack()):
             pop()
     for hooks in _hooks_of_modules():

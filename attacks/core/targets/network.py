@@ -30,7 +30,7 @@ class Operation:
         kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (of evaluation: an affine map by channel),
             `flatten`; one of `SLOPED`; `add` (of its inputs); `other` for everything else.
         inputs: names of the operations whose results it takes.
-        shape: shape of its result for one example.
+        shape: shape of its result for an example.
         weight: name of its weight among the parameters; None without a weight.
         bias: name of its bias.
         settings: plain numbers: `stride`, `padding`, `dilation`, `kernel_size` (pairs) and `groups` of a convolution or
@@ -78,7 +78,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedPart:
-    """Released values of one block of a step.
+    """Released values of a block of a step.
 
     Attributes:
         start: first of its values in `released`.
@@ -106,12 +106,12 @@ class ReleasedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedGradient:
-    """Gradient of one parameter, as far as an update shows it.
+    """Gradient of a parameter, as far as an update shows it.
 
     Attributes:
         values: in the parameter's shape; 0 if not released.
-        group: int64, in the same shape: coordinates of one number were bounded together, so that they share one factor
-            by which the defense shortened an example; -1 if not released.
+        group: int64, in the same shape: coordinates of one number were bounded together, so that they share a factor by
+            which the defense shortened an example; -1 if not released.
     """
 
     values: Tensor
@@ -137,7 +137,7 @@ class Structure:
         names: names of the trained parameters, in the order of the flat gradient.
         shapes: their shapes.
         parts: parts of the released vector, in its order.
-        why_no_network: one sentence of reason if there is no network.
+        why_no_network: a sentence of reason if there is no network.
     """
 
     network: Network | None

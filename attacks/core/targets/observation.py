@@ -1,4 +1,4 @@
-"""Targets, all that an attack sees: one shared update, the transcript of a run, or a model to query.
+"""Targets, all that an attack sees: a shared update, the transcript of a run, or a model to query.
 
 No target holds the secret itself, private inputs or membership. A field that needs more than the access, such as the
 labels, carries its need in its metadata, and `narrow` withholds it from attacks that did not declare the need. A
@@ -80,7 +80,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(Target):
-    """`Access.UPDATE`: one shared update and the public model at which it was taken.
+    """`Access.UPDATE`: a shared update and the public model at which it was taken.
 
     Attributes:
         released: [m], the noisy sums of all blocks, concatenated, divided by `expected_batch`.
@@ -90,7 +90,7 @@ class Observation(Target):
         residual: (predicted [..., m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
             difference.
         logits: inputs -> [n, classes], the model at this step; differentiable in inputs.
-        input_shape: shape of one example.
+        input_shape: shape of an example.
         input_low: smallest valid input, in model-input units.
         input_high: largest valid input.
         classes: number of classes.
@@ -113,18 +113,18 @@ class Observation(Target):
         matched_filter: () -> the statistics of each candidate's `others_removed` and contribution that its likelihood
             ratio needs, computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's
             numbers alone.
-        prior: candidates for one record of the batch, the sought record among them, equally likely before the release
-            and in an order that carries no information (`Knows.PRIOR`).
+        prior: candidates for a record of the batch, the sought record among them, equally likely before the release and
+            in an order that carries no information (`Knows.PRIOR`).
         remainder: [m], the undivided noisy sums less the contributions of all but the sought record (`Knows.OTHERS`).
         simulate_many: (inputs [r, b, *input_shape], labels of all, or [r, b] or [r, b, classes] of each) -> [r, m]:
-            `simulate` of each of r batches, in one pass over all; None if not offered.
+            `simulate` of each of r batches, in a single pass over all; None if not offered.
         compare_many: (inputs, labels) as of `simulate_many` -> ([r], [r]), the inner products of the whitened simulated
             with the whitened released update, and squared norms of the former, without the updates themselves; None if
             the release is not dense.
         surrogate: (inputs, labels, share) -> [m], for an update that is the sum of several local steps: the update
             without noise if all steps were taken at the point (1 - share) theta_0 + share theta_E, between the weights
             before and after, with `share` a scalar in [0, 1]; differentiable in all three. `simulate` takes the steps
-            one after another. None if the update is a single step.
+            in turn. None if the update is a single step.
         contributions_between: (inputs, labels, share) -> [n, m], for such a sum: the addition of each example to the
             undivided sum in one step, taken at that point. None if the update is a single step.
         structure: () -> the network's operations and parameters, and the meaning of each released number; None if the
@@ -234,7 +234,7 @@ class ModelAccess(Target):
 
     Attributes:
         logits: inputs [n, *input_shape] -> [n, classes].
-        input_shape: shape of one example.
+        input_shape: shape of an example.
         classes: number of classes.
         candidates: candidates of a membership test.
         population: public examples (`Knows.POPULATION`).
@@ -281,7 +281,7 @@ class ModelAccess(Target):
 
     def offered(self) -> Requirements:
         """Returns white-box access if the parameters are filled, black-box access otherwise."""
-        # White-box includes black-box (`Access.includes`), so one target serves both.
+        # White-box includes black-box (`Access.includes`), so the same target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=_known(self), controls=self.controls)
 
@@ -292,7 +292,7 @@ class LabelAccess(Target):
 
     Attributes:
         labels_of: inputs [n, *input_shape] -> int64 [n], -1 if the model has no answer.
-        input_shape: shape of one example.
+        input_shape: shape of an example.
         input_low: smallest valid input, in model-input units.
         input_high: largest valid input.
         classes: number of classes.

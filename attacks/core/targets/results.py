@@ -336,7 +336,7 @@ def _expected_labels(target: Target) -> Callable[[object], LabelEstimate]:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultType:
-    """Description of one type of result.
+    """Description of a type of result.
 
     Attributes:
         kind: its name in records.

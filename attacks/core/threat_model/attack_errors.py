@@ -9,7 +9,7 @@ class RankDeficient(NotApplicable):
     """The equations do not determine the unknowns.
 
     Attributes:
-        layer: the layer, counted from 1 at the input; 0 if there is one layer only.
+        layer: the layer, counted from 1 at the input; 0 if there is only a single layer.
         deficit: number of dimensions of its input that they leave open.
     """
 

@@ -88,7 +88,7 @@ class Attack(Generic[R]):
         return {**self.defaults, **given}
 
     def check(self, target: Target | Requirements) -> str | None:
-        """Returns one sentence of reason if this attack does not apply, or None if it does; runs nothing.
+        """Returns a sentence of reason if this attack does not apply, or None if it does; runs nothing.
 
         Args:
             target: the target of the attack, or, before it exists, the threat model that it will offer.

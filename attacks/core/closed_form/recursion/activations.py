@@ -1,6 +1,6 @@
 """Elementwise activations: inverses and derivatives, from their results alone.
 
-A leaky ReLU, tanh and sigmoid are one to one. A ReLU is invertible at positive results; elsewhere only its derivative,
+A leaky ReLU, tanh and sigmoid are injective. A ReLU is invertible at positive results; elsewhere only its derivative,
 0, is known. Rounding may push a result out of the open range of tanh or sigmoid: it is clamped, and counted.
 """
 
@@ -50,7 +50,7 @@ def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inver
         error: relative error of the result; for a ReLU, entries that are not well above it are taken for 0.
 
     Raises:
-        NotApplicable: it is not one to one.
+        NotApplicable: it is not injective.
     """
     match operation.kind:
         case "leaky_relu" if (a := float(operation.settings["slope"])) > 0:

@@ -1,6 +1,6 @@
-"""Clip factor of one example's gradient if the last layer leaves it open: with one or two logits and no bias gradient.
+"""Clip factor of an example's gradient if the last layer leaves it open: with 1 or 2 logits and no bias gradient.
 
-The factor c is then one unknown more in h = c <W, k x^T>. If every operation before the logit is homogeneous, no
+The factor c is then a further unknown in h = c <W, k x^T>. If every operation before the logit is homogeneous, no
 equation decides it: s x gives c k(f) s / k(s f) of the gradient of x at every layer, so that all inputs s x of a longer
 gradient are clipped to the same update. Biases, tanh and sigmoid fix the scale of every result, and only the true
 factor makes a layer's two sets of equations agree. It is the factor with the smallest residual.
@@ -21,7 +21,7 @@ TRIED = 48
 """Number of factors of the first round, equally far apart in logarithms."""
 
 SHARPENED = 60
-"""Steps of golden sections around one of them."""
+"""Steps of golden sections around each of them."""
 
 DIPS = 6
 """Number of factors to search around, the best first: activations near their ends make the minimum narrow."""
@@ -44,7 +44,7 @@ def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
 
 
 def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
-    """Returns whether the layers before the last can determine a factor that it leaves open, one for all of them."""
+    """Returns whether the layers before the last can determine a factor that it leaves open, the same for all."""
     *body, _ = without_identities(network).operations
     fixed = any(one.kind not in HOMOGENEOUS or one.bias is not None for one in body)
     groups = {own.group for own in gradients.values() if own.group >= 0}
@@ -77,7 +77,7 @@ def sharpest(residual: Callable[[float], float]) -> float:
 
 
 def _by_golden_sections(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Returns the minimum of a function with one dip between two ends, and its value there."""
+    """Returns the minimum of a function with a single dip between two ends, and its value there."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = value(a), value(b)
     for _ in range(SHARPENED):

@@ -1,4 +1,4 @@
-"""Completion of a rank-one matrix from some of its entries: the gradient of a last layer under a mask."""
+"""Completion of a rank-1 matrix from some of its entries: the gradient of a last layer under a mask."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class RankOne:
-    """Matrix u v^T as far as it follows from one row: the component of entries that are connected to that.
+    """Matrix u v^T as far as it follows from a row: the component of entries that are connected to that.
 
     Attributes:
         left: u, [rows], 0 for open rows; 1 at the starting row.
@@ -24,7 +24,7 @@ class RankOne:
 
 
 def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
-    """Returns factors of a rank-one matrix, spread from one row over nonzero entries that connect to it.
+    """Returns factors of a rank-1 matrix, spread from a row over nonzero entries that connect to it.
 
     Args:
         matrix: [rows, columns].
@@ -37,7 +37,7 @@ def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
     u[row], has_row[row] = 1.0, True
     v, has_column = torch.zeros_like(values[0]), torch.zeros_like(seen[0])
     tiny = torch.finfo(u.dtype).tiny
-    # Each round reaches entries one step further away: at most as many rounds as rows.
+    # Each round reaches entries a step further away: at most as many rounds as rows.
     for _ in range(len(matrix) + 1):
         before = int(has_row.sum() + has_column.sum())
         weights = shown.T @ (u.square() * has_row)
@@ -50,7 +50,7 @@ def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
 
 
 def components(matrix: Tensor, seen: Tensor) -> list[RankOne]:
-    """Returns all components of a rank-one matrix that have an entry away from 0, at most one for each row.
+    """Returns all components of a rank-1 matrix that have an entry away from 0, at most as many as rows.
 
     Args:
         matrix: [rows, columns].

@@ -1,11 +1,11 @@
 """Convolution as equations of its input: its output, and the gradient of its weight, both linear in it.
 
 (dL/dW)[f, c, a] = sum over positions o of k[f, o] x[c, p(a, o)], with k the derivatives by the output and p(a, o) the
-pixel under offset a of the kernel at position o (R-GAP, section 3.3). The gradient's equations are therefore one small
+pixel under offset a of the kernel at position o (R-GAP, section 3.3). The gradient's equations are therefore a small
 matrix K0 for every input channel: K = I (x) K0. Padded pixels are no unknowns: their columns are deleted.
 
-Both normal matrices come from one map of indices p, without a matrix of equations. That of the output, sum over o of
-W[., a]^T W[., b] at (p(a, o), p(b, o)), takes one product of channels by channels for each pair of offsets.
+Both normal matrices come from a map of indices p, without a matrix of equations. That of the output, sum over o of W[.,
+a]^T W[., b] at (p(a, o), p(b, o)), takes a product of channels by channels for each pair of offsets.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from .maps import Dense, LinearMap, OuterProduct
 
 
 class KernelGeometry:
-    """Stride, padding, dilation and groups of a convolution on inputs of one shape, and its map of indices.
+    """Stride, padding, dilation and groups of a convolution on inputs of a fixed shape, and its map of indices.
 
     Attributes:
         kernel: (height, width).
@@ -44,12 +44,12 @@ class KernelGeometry:
 
     @property
     def pixels(self) -> int:
-        """Pixels of one channel of the input."""
+        """Pixels of a channel of the input."""
         return self.shape_in[1] * self.shape_in[2]
 
     @property
     def positions(self) -> int:
-        """Pixels of one channel of the output."""
+        """Pixels of a channel of the output."""
         return self.shape_out[1] * self.shape_out[2]
 
     def unfold(self, x: Tensor) -> Tensor:
@@ -151,13 +151,12 @@ class WeightGradient(LinearMap):
         g = self.geometry
         matrix = self.like.new_zeros(g.groups, self.slopes.shape[1], len(g.pixel), g.pixels)
         offset, position = (g.pixel >= 0).nonzero(as_tuple=True)
-        # At one offset every position has a pixel of its own, so nothing is overwritten.
+        # At an offset every position has a pixel of its own, so nothing is overwritten.
         matrix[:, :, offset, g.pixel[offset, position]] = self.slopes[:, :, position]
         return matrix
 
     def channel_grams(self, weights: Tensor | None = None) -> Tensor:
-        """Returns K0^T D K0 of each input channel, [channels or groups, pixels, pixels]: of a group if all are alike.
-        """
+        """Returns K0^T D K0 of each input channel, or of each group if its channels are alike, [.., pixels, pixels]."""
         g, matrix = self.geometry, self.channel_matrix()
         if self.seen is None and weights is None:
             rows = matrix.flatten(1, 2)
@@ -171,7 +170,7 @@ class WeightGradient(LinearMap):
         for c in range(by_channel.shape[2]):
             rows = (matrix * by_channel[:, :, c, :, None]).flatten(1, 2)
             grams.append(rows.mT @ matrix.flatten(1, 2))
-        # One group's channels lie together.
+        # A group's channels lie together.
         return torch.stack(grams, dim=1).flatten(0, 1)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:

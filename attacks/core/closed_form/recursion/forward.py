@@ -35,7 +35,7 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
 
 
 def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
-    """Returns the result of one operation, [b, *its shape].
+    """Returns the result of an operation, [b, *its shape].
 
     Args:
         one: no input.
@@ -110,7 +110,7 @@ def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tenso
 
 
 def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:
-    """Draws smooth random inputs in [low, high], [count, *shape], in place of public ones."""
+    """Draws smooth random inputs in [low, high], [count, *shape], in place of public inputs."""
     coins = torch.Generator().manual_seed(0)
     if len(shape) == 3 and min(shape[1:]) >= 4:
         coarse = (shape[0], math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))

@@ -1,6 +1,6 @@
 """Completion of the last layer's masked gradient, from its rank, its logits, and the layer below.
 
-One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank one, so that an entry follows if it
+One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank 1, so that an entry follows if it
 is connected to others. A class's row without an entry in connected columns, or a feature that no class shows, does not
 follow. Two more sources are left. The logarithms of k's entries but the label's are affine in the logits, so that C
 classes are C - 1 equations of the features that are missing, of a constant, and of the scale of x if no bias shows it.
@@ -169,7 +169,7 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
     else:
         unknowns.append(known[:, None])
     system = torch.cat(unknowns, dim=1)[others]
-    # An entry's own rounding error is relative to it, and small ones have been through more operations.
+    # An entry's own rounding error is relative to it, and small entries have been through more operations.
     weights = left[others].abs() / left[others].abs().max()
     system, logs = system * weights[:, None], logs * weights
     sizes = system.norm(dim=0).clamp(min=torch.finfo(system.dtype).tiny)
@@ -202,7 +202,7 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
 
 
 def _label_among(found: RankOne) -> int | None:
-    """Returns the row of the one negative derivative, if it is among those that follow."""
+    """Returns the row of the negative derivative, if it is among those that follow."""
     negative, positive = (found.left < 0) & found.rows, (found.left > 0) & found.rows
     if bool(found.columns[-1]):
         # The bias's column has the factor 1 and gives the sign.

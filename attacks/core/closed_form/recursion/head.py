@@ -1,9 +1,9 @@
 """Last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
 
-One example's gradient of the last weight is c k x^T, of rank one, with k = dL/dlogits and c the factor by which a
-defense shortened it. With one logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two
-roots if it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but
-the label's are affine in the logits, so that one regression gives the scale of x for any c; then c follows.
+One example's gradient of the last weight is c k x^T, of rank 1, with k = dL/dlogits and c the factor by which a defense
+shortened it. With a single logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two roots
+if it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but the
+label's are affine in the logits, so that a regression gives the scale of x for any c; then c follows.
 
 Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
 """
@@ -71,7 +71,7 @@ def margins(h: float, offset: float = 0.0) -> list[float]:
     """Returns roots mu of -mu / (1 + e^(mu + offset)) = h, the root of smallest absolute value first.
 
     Args:
-        h: <W, dL/dW> of one example.
+        h: <W, dL/dW> of an example.
         offset: y b, of a layer with a bias b; mu is the margin less that.
 
     Raises:
@@ -116,7 +116,7 @@ def _scalar(mu: float, offset: float = 0.0) -> float:
 
 
 def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bool = True) -> list[HeadCandidate]:
-    """Returns explanations of the last layer's gradient by one example.
+    """Returns explanations of the last layer's gradient by a single example.
 
     Args:
         head: the layer.
@@ -168,7 +168,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
 
 
 def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
-    """Explains one logit: by the bias's gradient; without it there are two signs, and up to two roots of each."""
+    """Explains a single logit: by the bias's gradient; without it there are two signs, and up to two roots of each."""
     gradient = head.gradient[0]
     if head.bias_gradient is not None and float(head.bias_gradient[0]) != 0:
         shared = float(head.bias_gradient[0])
@@ -248,7 +248,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
         t = length
     factor = length / (t * float(_slopes(slope * t + head.bias, label).norm()))
     if abs(factor - 1) < POLISHED:
-        # The gradient's deviation from rank one and from a sum of 0 measures the accuracy of its numbers.
+        # The gradient's deviation from rank 1 and from a sum of 0 measures the accuracy of its numbers.
         rounding = 1e-12 + 100 * max(rank_one, abs(float(u.sum())))
         exact = _polished(t, slope, head.bias, label, u * length, rounding)
         if exact is not None:

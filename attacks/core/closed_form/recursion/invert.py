@@ -83,8 +83,8 @@ def inverted(
         gradients: observed gradient of each layer, by name of the operation; sums over the batch.
         solver: see `Walk`.
         clipped: whether the gradient was shortened by an unknown factor; None: not known.
-        combination: whether it is of several examples, which get one input between them: nothing is refused as
-            inconsistent then.
+        combination: whether it is of several examples, which get a common input: nothing is refused as inconsistent
+            then.
         allow_min_norm: see `Walk`.
         box: (low, high) of inputs, by which twins are ordered.
         tolerance: relative residual of a layer above which no example explains a noise-free update.
@@ -111,7 +111,7 @@ def inverted(
     )
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)
-    # Twins of a homogeneous network are multiples of one another: one walk does for both.
+    # Twins of a homogeneous network are multiples of each other: a single walk does for both.
     first = [one for one in explained if one.root == 0 or not homogeneous]
     if bool(uncertain.any()) and shown.bias_gradient is None:
         uncertain = torch.ones_like(uncertain)  # without the bias's gradient the scale takes all features
@@ -165,7 +165,7 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
     """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
 
     Args:
-        walks: walks of one network, each begun.
+        walks: walks of a network, each begun.
         tolerance: relative residual above which an explanation is dropped, if another fits a hundred times as well; if
             none is below it, the update is of no example.
 
@@ -173,7 +173,7 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
         The remaining walks, best first.
 
     Raises:
-        InconsistentObservation: all contradict one layer.
+        InconsistentObservation: all contradict a layer.
         RankDeficient: a layer's input is not determined.
     """
     for one in walks[0].steps():
@@ -269,8 +269,7 @@ def _complaints(walk: Walk, combination: bool) -> list[str]:
 
 
 def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:
-    """Returns the sort key of twins: share of entries outside of the range, then distance of the largest from its end.
-    """
+    """Returns the sort key of twins: share of entries out of range, then distance of the largest from its end."""
     low, high = box
     slack = 1e-6 * (high - low)
     outside = float(((x < low - slack) | (x > high + slack)).double().mean())

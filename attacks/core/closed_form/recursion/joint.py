@@ -19,10 +19,10 @@ class SumOf(LinearMap):
     """Sum of maps of tensors that are concatenated in the unknowns."""
 
     def __init__(self, pieces: Sequence[tuple[int, LinearMap]], total: int) -> None:
-        """Builds the sum of maps to one shape.
+        """Builds the sum of maps to a common shape.
 
         Args:
-            pieces: start of a map's tensor in the unknowns, and the map; several may be of one tensor.
+            pieces: start of a map's tensor in the unknowns, and the map; several may be of the same tensor.
             total: number of the unknowns, those of tensors without a map too.
         """
         super().__init__((total,), pieces[0][1].shape_out, pieces[0][1].like)

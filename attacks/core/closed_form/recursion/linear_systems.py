@@ -1,4 +1,4 @@
-"""Least squares over equations given as linear maps: Cholesky of the normal matrix, or LSMR for large ones.
+"""Least squares over equations given as linear maps: Cholesky of the normal matrix, or LSMR for large systems.
 
 The normal matrix squares the condition number, and two steps of refinement on the residual itself recover the digits
 (measured on CNN6: 1e-10 without, 1e-20 with). The spectrum decides whether the equations determine the unknowns, never
@@ -35,7 +35,7 @@ Source = Literal["gradient", "output", "prior", "branch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Equations:
-    """Equations of one tensor: map(x) = target.
+    """Equations of a tensor: map(x) = target.
 
     Attributes:
         map: map of the unknown tensor.
@@ -86,7 +86,7 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
     """Returns the sum of the normal matrices, and the factor of each.
 
     Args:
-        equations: equations of one tensor.
+        equations: equations of a tensor.
         balanced: every set of equations gets the same mean square; else the factors are 1. A gradient is as small as
             the loss's derivative, which does not reflect the quality of its equations.
     """
@@ -105,7 +105,7 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class Factored:
-    """Normal matrix and its Cholesky factor, if it has one.
+    """Normal matrix and its Cholesky factor, if it exists.
 
     Attributes:
         factor: lower triangular; None if the matrix is singular to the working precision.
@@ -122,7 +122,8 @@ def factored(gram: Tensor) -> Factored:
     """Decides the rank of equations by their normal matrix."""
     size, largest = len(gram), float(gram.diagonal().max())
     factor, failed = torch.linalg.cholesky_ex(gram)
-    # The smallest pivot bounds the smallest eigenvalue from above; a singular matrix has one of the size of rounding.
+    # The smallest pivot bounds the smallest eigenvalue from above; a singular matrix has a pivot of the size of
+    # rounding.
     if not int(failed) and float(factor.diagonal().min()) ** 2 > RANK_TOLERANCE * largest:
         return Factored(factor=factor, rank=size, size=size)
     rank = rank_of(gram)
@@ -167,7 +168,7 @@ def solve(
     """Solves weighted least squares.
 
     Args:
-        equations: equations of one tensor, at least one set.
+        equations: equations of a tensor, at least a set.
         weighted: the weights are inverse variances, whose scale means something; else sets are balanced.
         shortest: whether the shortest solution is computed if there are many; else it is 0.
         leading: number of leading unknowns that deficit and variance are about; None for all. The others may stay open.
@@ -252,7 +253,7 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
     """Solves least squares in a box, by accelerated projected gradient (FISTA); weights are inverse variances.
 
     Args:
-        equations: equations of one tensor.
+        equations: equations of a tensor.
         start: the solution without the box.
         low: smallest value.
         high: largest value.
@@ -319,7 +320,7 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 
 def _gain(one: Equations) -> float:
-    """Estimates the root mean square of the map's singular values by one random vector, to balance equations."""
+    """Estimates the root mean square of the map's singular values by a random vector, to balance equations."""
     coins = torch.Generator().manual_seed(0)
     probe = torch.randn(one.map.shape_in, generator=coins, dtype=torch.float64).to(one.map.like)
     seen = one.map.apply(probe[None])[0]
@@ -343,7 +344,7 @@ def with_prior(equations: Sequence[Equations], centre: Tensor, spread: float) ->
     """Adds a Gaussian prior on the tensor to the equations.
 
     Args:
-        equations: equations of one tensor, or none; weights are inverse variances.
+        equations: equations of a tensor, or none; weights are inverse variances.
         centre: its mean, in the tensor's shape.
         spread: its standard deviation.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 24
-"""Numbers in one batch of unit vectors, if a normal matrix is built column by column: 128 MiB."""
+"""Numbers in a batch of unit vectors, if a normal matrix is built column by column: 128 MiB."""
 
 
 class LinearMap:
@@ -40,7 +40,7 @@ class LinearMap:
         raise NotImplementedError(f"{type(self).__name__} must say what its adjoint is")
 
     def columns(self) -> Tensor:
-        """Returns the matrix, [unknowns, rows]: images of the unit vectors, one a row."""
+        """Returns the matrix, [unknowns, rows]: images of the unit vectors, as rows."""
         n = self.unknowns
         step = max(1, CHUNK // max(n, math.prod(self.shape_out)))
         images = self.like.new_empty(n, math.prod(self.shape_out))
@@ -55,7 +55,7 @@ class LinearMap:
         """Returns M^T D M, [unknowns, unknowns].
 
         Args:
-            weights: the diagonal D, in `shape_out`; None for ones.
+            weights: the diagonal D, in `shape_out`; None for 1.
         """
         columns = self.columns()
         return (columns if weights is None else columns * weights.flatten()) @ columns.T

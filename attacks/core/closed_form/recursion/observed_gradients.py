@@ -16,7 +16,7 @@ from ...threat_model.attack_errors import NotApplicable
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """Coefficients of one layer's gradient: values = of_weight^T dL/dW + of_bias^T dL/db.
+    """Coefficients of a layer's gradient: values = of_weight^T dL/dW + of_bias^T dL/db.
 
     Attributes:
         of_weight: [entries of the weight, k]; None if the basis is of the bias alone.
@@ -33,7 +33,7 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerGradient:
-    """Observed gradient of one layer.
+    """Observed gradient of a layer.
 
     Attributes:
         weight: values in the weight's shape, 0 if unseen.
@@ -172,7 +172,7 @@ def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
 def _directions(
     structure: Structure, layer: Operation, spans: Mapping[str, tuple[int, int]], released: Tensor, noise_std: Tensor
 ) -> list[Direction]:
-    """Returns coefficients of bases that lie inside one layer."""
+    """Returns coefficients of bases that lie inside a layer."""
     found = []
     for part in structure.parts:
         if not (part.of_gradient and part.kind == "directions"):

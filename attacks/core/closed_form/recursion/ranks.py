@@ -273,7 +273,7 @@ def _head(
     bias_seen: Tensor | None,
     virtual: int,
 ) -> RankReport:
-    """Reports the last layer: k is unknown, and the input follows from the rank of one, and from the logits."""
+    """Reports the last layer: k is unknown, and the input follows from the rank of 1, and from the logits."""
     weight = values[str(one.weight)]
     follows = weight.shape[1]
     if seen is not None:

@@ -32,7 +32,7 @@ Solver = Literal["ls", "gls", "map"]
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """Gaussian prior on the entries of one tensor.
+    """Gaussian prior on the entries of a tensor.
 
     Attributes:
         centre: mean, in the tensor's shape.
@@ -45,11 +45,11 @@ class Belief:
 
 @dataclass(kw_only=True)
 class Walk:
-    """Walk from the head to the input, for one explanation of the head.
+    """Walk from the head to the input, for an explanation of the head.
 
     Attributes:
         network: every operation of it has an inverse.
-        gradients: shown gradient of each layer, in units of one example's gradient.
+        gradients: shown gradient of each layer, in units of an example's gradient.
         solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the following layer; `map`: with
             a Gaussian prior on every tensor, and a box around the input.
         allow_min_norm: whether undetermined tensors get the shortest solution instead of an error.
@@ -106,7 +106,7 @@ class Walk:
         return backwards(self.network)
 
     def step(self, one: Operation) -> None:
-        """Passes one operation.
+        """Passes an operation.
 
         Raises:
             NotApplicable: it has no inverse.
@@ -172,7 +172,7 @@ class Walk:
         return Known(value=x, variance=variance)
 
     def _restrict(self, one: Operation, determined: Tensor | None) -> None:
-        """Restricts the determined entries: in the input to the given ones, after any other layer to none."""
+        """Restricts the determined entries: in the input to the given entries, after any other layer to none."""
         (first,) = (each for each in self.network.operations if each.kind == "input")
         if one is not first or determined is None or self.determined is not None:
             determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
