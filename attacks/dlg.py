@@ -4,11 +4,11 @@ Zhu, Liu & Han, "Deep Leakage from Gradients", NeurIPS 2019, Algorithm 1: L-BFGS
 over inputs and soft labels jointly.
 
 Deviation: gradients are compared in the released space, whitened by the noise, so that the attack also runs on masked,
-projected and noisy updates, for which the squared distance is the likelihood; the search ends at the distance that the
-noise leaves on average. Steps follow the strong Wolfe conditions instead of having length 1, and starts are normal
-around the middle of valid inputs with standard deviation 0.1, in units in which these are [-2, 2], instead of standard
-normal: components of a start that the update hardly determines stay in the result. (On the paper's LeNet a normal start
-in pixels stopped at an MSE of 0.1.) The result is clamped to valid inputs.
+projected and noisy updates, for which minimising the squared distance is maximum likelihood; the search ends at the
+distance that the noise leaves on average. Steps follow the strong Wolfe conditions instead of having length 1, and
+starts are normal around the middle of valid inputs with standard deviation 0.1, in units in which these are [-2, 2],
+instead of standard normal: components of a start that the update hardly determines stay in the result. (On the paper's
+LeNet a normal start in pixels stopped at an MSE of 0.1.) The result is clamped to valid inputs.
 """
 
 import torch

@@ -104,7 +104,7 @@ def evidence(
 
 
 def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
-    """Returns contributions of a few candidates from a batch of fixed size, so that position does not change digits."""
+    """Returns contributions of a few candidates in batches of fixed size: last digits do not depend on the index."""
     # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
     indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
     some = contributions(candidates.inputs[indices], candidates.labels[indices])

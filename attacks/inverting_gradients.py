@@ -91,7 +91,7 @@ def inverting_gradients(
 
     descents = []
     for first in range(0, restarts, at_once):
-        # In turn from a generator, so that more restarts repeat the first.
+        # In turn from the same generator, so that more restarts repeat the first.
         starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
         descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
     found = best(descents, hopeless=HOPELESS)

@@ -157,7 +157,7 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     if models < 4 or not torch.equal(trained_on[::2], ~trained_on[1::2]):
         raise NotApplicable(f"a can be tuned on at least 4 shadow models in pairs of complements, got {models}")
     outside = log_p.masked_fill(~(~trained_on)[..., None], -torch.inf)
-    # A model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
+    # One model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
     of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
     rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
     scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])

@@ -52,7 +52,7 @@ class LowRank:
 
 def rounding_floor(shape: torch.Size, eps: float) -> float:
     """Returns the largest singular value of rounding, as a fraction of the largest of all."""
-    # Rounded entries are off by eps at random, so like noise they add up to sqrt(m) + sqrt(n); 8: earlier sums.
+    # Rounded entries are off by eps at random, so like noise they add up to sqrt(m) + sqrt(n); 8: for the sums before.
     return 8 * eps * math.sqrt(max(shape))
 
 

@@ -100,7 +100,7 @@ def standard_errors(
     """Returns standard deviations of a right factor whose last entry is 1, under noise, and the matrix's misfit.
 
     To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 if all entries are seen under noise s: the error of the
-    last column is that of the scale. The noise's own part is subtracted from k, which would otherwise let noise look
+    last column is that of the scale. The noise's own part is subtracted from k^2, which would otherwise let noise look
     exact. If few entries of a row are seen, its k_j has an error that this leaves out.
 
     Args:

@@ -98,7 +98,7 @@ def direction_mismatches(
 
 
 def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Returns |simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened, for several guesses at once.
+    """Returns a function of several guesses -> |simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened.
 
     The first is the negative logarithm of the likelihood of the guess under Gaussian noise, over |released|^2 and up to
     a constant. Close to a match it is the second, which the size of the simulated update does not change.

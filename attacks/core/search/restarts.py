@@ -64,7 +64,7 @@ def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = 
         descend: draws a start and descends from it; all descents take as many iterations.
         hopeless: as of `best`.
     """
-    # In turn from a generator, so that more restarts repeat the first.
+    # In turn from the same generator, so that more restarts repeat the first.
     return best([descend() for _ in range(restarts)], hopeless=hopeless)
 
 

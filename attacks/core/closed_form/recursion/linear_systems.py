@@ -199,7 +199,7 @@ def solve(
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
-    del gram  # a solution with the factor copies gram, and a third matrix would be the peak
+    del gram  # a solution copies the factor, and a third matrix would be the peak
     for _ in range(1 + REFINEMENTS):
         pulls = [
             f * one.map.adjoint(one.weighted(one.misfit(x))[None])[0] for f, one in zip(factors, equations, strict=True)
