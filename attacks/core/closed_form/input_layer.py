@@ -37,7 +37,10 @@ class InputLayer:
         parameters: parameters of the network.
         shape: shape of the layer's input for an example.
         settings: settings of a convolution; empty for a linear layer.
-        structure: reads contributions as the gradient was read.
+        weight_at: int64 [m, n], index of each entry in the release.
+        bias_at: int64 [m], the same.
+        weight_scale: float64 [m, n], factor from the released number to the entry; 0 if not released.
+        bias_scale: float64 [m], the same.
     """
 
     name: str
