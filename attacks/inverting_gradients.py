@@ -116,5 +116,5 @@ def _check(iterations: int, restarts: int, tv_weight: float, lr: float, at_once:
     ):
         if not (value >= rule and math.isfinite(value)):
             raise ValueError(f"{name} must be at least {rule}, got {value}")
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
+    if not (lr > 0 and math.isfinite(lr)):
+        raise ValueError(f"lr must be positive and finite, got {lr}")

@@ -104,7 +104,6 @@ def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
             bias=weight.new_zeros(1),
             gradient=gradients[head.name],
             bias_gradient=None,
-            has_bias=False,
         ),
         loss="logistic",
         clipped=None,

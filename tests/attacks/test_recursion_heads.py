@@ -51,7 +51,7 @@ def head_case(
     k[label] -= 1
     gradient = factor * k[:, None] * x
     shared = factor * k if bias and shown else None
-    return HeadGradient(weight=weight, bias=shift, gradient=gradient, bias_gradient=shared, has_bias=bias), x, label
+    return HeadGradient(weight=weight, bias=shift, gradient=gradient, bias_gradient=shared), x, label
 
 
 @pytest.mark.parametrize("classes", [3, 10])
@@ -91,14 +91,10 @@ def test_a_factor_above_one_is_of_no_clipping():
 
 def test_a_gradient_of_two_examples_is_no_head_of_one():
     (one, _, _), (other, _, _) = (head_case(5, bias=False, factor=1.0, seed=seed) for seed in (1, 2))
-    both = HeadGradient(
-        weight=one.weight, bias=one.bias, gradient=one.gradient + other.gradient, bias_gradient=None, has_bias=False
-    )
+    both = HeadGradient(weight=one.weight, bias=one.bias, gradient=one.gradient + other.gradient, bias_gradient=None)
     with pytest.raises(InconsistentObservation, match="must be that of one example"):
         candidates(both, loss="cross_entropy", clipped=None)
-    nothing = HeadGradient(
-        weight=one.weight, bias=one.bias, gradient=0 * one.gradient, bias_gradient=None, has_bias=False
-    )
+    nothing = HeadGradient(weight=one.weight, bias=one.bias, gradient=0 * one.gradient, bias_gradient=None)
     with pytest.raises(InconsistentObservation, match="must not vanish"):
         candidates(nothing, loss="cross_entropy", clipped=None)
 

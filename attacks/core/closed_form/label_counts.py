@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.special import ndtri
 from torch import Tensor
 
 from ..targets.network import Network, Operation, Structure
@@ -154,32 +153,6 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
             "batch larger, or is there noise?"
         )
     return possible
-
-
-def label_of_one(structure: Structure, sums: Float[Tensor, " m"], std: Float[Tensor, " m"], level: float) -> int:
-    """Returns the label of a batch of size 1; under noise the class whose entry is negative beyond the noise.
-
-    Args:
-        structure: structure of the update.
-        sums: numbers in the order of the released vector, undivided; float64 is kept.
-        std: standard deviation of the noise on them.
-        level: probability that noise alone names a class.
-
-    Raises:
-        NotApplicable: the last layer's gradient was not released, or noise hides the label.
-        InconsistentObservation: without noise, no single example gives this gradient.
-    """
-    layer = last_layer(structure, sums)
-    if not bool(std.any()):
-        return one_label(layer)
-    noise = last_layer(structure, std).bias.abs()
-    if not bool(layer.bias_seen.all()):
-        raise NotApplicable("under noise the last bias's gradient must be released for the label to show in it")
-    quantile = float(ndtri(1 - level / len(noise)))
-    named = (layer.bias < -quantile * noise).nonzero()[:, 0]
-    if len(named) != 1:
-        raise NotApplicable(f"one label must stand out of the noise, and {len(named) or 'none'} do")
-    return int(named[0])
 
 
 def fixed_label(

@@ -228,6 +228,8 @@ def factored(
     try:
         found = GuessGradients(model, loss, layout, parameters)
         return found if _agrees(found, model, loss, layout, parameters, input_shape) else None
+    except torch.OutOfMemoryError:  # a RuntimeError too; the reference takes more memory still
+        raise
     except (RuntimeError, ValueError):
         # A layer that is called twice, or on other shapes: the caller falls back to the reference.
         return None

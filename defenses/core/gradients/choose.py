@@ -317,7 +317,8 @@ class _Trial:
         examples = self._made_up(_EXAMPLES)
         error = _distance(self._sum(kind, examples), self._sum(OneByOne, examples))
         if not error <= agrees:  # True for NaN as well
-            raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in float64")
+            precision = str(self._dtype).removeprefix("torch.")
+            raise Unsupported(f"differs from the reference by {error:.1e} of the largest entry in {precision}")
         if kind is TorchFunc:  # vmap calls the model with a single example, so no other can affect its gradient
             return
         if self._own != self._dtype:

@@ -83,7 +83,8 @@ def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterato
         if isinstance(start, int):
             torch.default_generator.manual_seed(start)
             if on_gpu:
-                torch.cuda.manual_seed(start)
+                with torch.cuda.device(device):  # `manual_seed` seeds the current GPU
+                    torch.cuda.manual_seed(start)
         else:
             torch.set_rng_state(start[0])
             if on_gpu:

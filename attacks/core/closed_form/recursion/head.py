@@ -57,14 +57,12 @@ class HeadGradient:
         bias: [logits], 0 without a bias.
         gradient: gradient of the weight, [logits, n], complete.
         bias_gradient: [logits]; None if there is none, or it was not released.
-        has_bias: whether the layer adds a bias.
     """
 
     weight: Tensor
     bias: Tensor
     gradient: Tensor
     bias_gradient: Tensor | None
-    has_bias: bool
 
 
 def margins(h: float, offset: float = 0.0) -> list[float]:
@@ -141,7 +139,6 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
             bias=difference @ head.bias,
             gradient=head.gradient[1:],
             bias_gradient=None if head.bias_gradient is None else head.bias_gradient[1:],
-            has_bias=head.has_bias,
         )
         if check and _misfit(head.gradient.sum(dim=0), head.gradient) > RANK_ONE:
             raise _several("the gradients of the two classes do not cancel")

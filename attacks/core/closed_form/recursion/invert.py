@@ -226,9 +226,7 @@ def _head_gradient(
     values = doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    made = HeadGradient(
-        weight=weight, bias=bias, gradient=found.gradient, bias_gradient=found.bias, has_bias=head.bias is not None
-    )
+    made = HeadGradient(weight=weight, bias=bias, gradient=found.gradient, bias_gradient=found.bias)
     return made, found.open
 
 
