@@ -1,1 +1,1 @@
-"""Targets: from a step that was executed to what an attacker is given of it."""
+"""Targets: the view of an executed training step that an attacker is given."""

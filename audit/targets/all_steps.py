@@ -1,7 +1,7 @@
-"""All steps of a run, for attacks that read every one: those that were kept, or taken once more.
+"""All steps of a run, for attacks that read every step: kept in the transcript, or recomputed.
 
-What steps show may outgrow the memory for it, as a basis in each does. They are then taken once more from the run's
-seeds, one at a time, whenever somebody reads them.
+The observations of all steps may exceed the transcript's memory limit, for example with a basis in each step. The steps
+are then recomputed from the run's seeds at each read, one at a time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class AllSteps:
 
     Attributes:
         run: trained with observer="updates".
-        again: takes the steps once more; None where nobody can.
+        again: recomputes the steps; None if impossible.
     """
 
     run: Run
     again: Callable[[], Iterator[Step]] | None = None
 
     def __len__(self) -> int:
-        """How many there are, kept or not."""
+        """Returns the number of steps, kept or not."""
         if not self.run.transcript.truncated:
             return len(self.run.transcript.steps)
         return self.run.ledger.steps
 
     def __iter__(self) -> Iterator[Step]:
-        """From the first one on.
+        """Iterates from the first step on.
 
         Raises:
-            ValueError: some are missing, and nobody can take them again.
+            ValueError: steps are missing and cannot be recomputed.
         """
         if not self.run.transcript.truncated:
             return iter(self.run.transcript.steps)
@@ -48,10 +48,10 @@ class AllSteps:
         return self.again()
 
     def read_by(self, readers: Sequence[Callable[[Iterable[Step]], Any]]) -> list[Any]:
-        """What several readers return: one after another, or after one pass for all where a pass is a training.
+        """Returns the readers' results; if steps must be recomputed, all readers share a single pass.
 
         Args:
-            readers: plain functions that loop over what they are given.
+            readers: plain functions that loop over the steps.
         """
         if not self.run.transcript.truncated:
             return [reader(self) for reader in readers]
@@ -59,15 +59,15 @@ class AllSteps:
 
 
 def in_lockstep(steps: Iterable[Step], readers: Sequence[Callable[[Iterable[Step]], Any]]) -> list[Any]:
-    """What several readers of the same steps return, after one pass over them for all.
+    """Returns the results of several readers after a single shared pass over the steps.
 
     Args:
-        steps: from the first one on at every `iter`, which may cost much.
-        readers: plain functions that loop over what they are given. Each gets a thread of its own; one runs at a time,
-            until it asks for its next step, which is fetched once all have asked.
+        steps: starts at the first step at every `iter`, which may be expensive.
+        readers: plain functions that loop over the steps. Each runs in its own thread, only one at a time, until it
+            requests its next step, which is fetched once all have requested it.
 
     Raises:
-        ValueError: readers do not read alike.
+        ValueError: readers differ in the order of their reads.
     """
     pace = _Lockstep(steps, len(readers))
     threads = [Thread(target=pace.run, args=(number, reader), daemon=True) for number, reader in enumerate(readers)]
@@ -78,18 +78,18 @@ def in_lockstep(steps: Iterable[Step], readers: Sequence[Callable[[Iterable[Step
     if pace.failed:
         first, *others = pace.failed.values()
         for error in others:
-            if error is not first:  # where the steps themselves fail, all readers get the one error
+            if error is not first:  # an error of the steps themselves reaches all readers as the same object
                 first.add_note(f"another reader failed, too: {type(error).__name__}: {error}")
         raise first
     return [pace.found[number] for number in range(len(readers))]
 
 
 class _Lockstep:
-    """Steps that readers in threads go through together.
+    """Steps that readers in several threads consume together.
 
     Attributes:
-        found: what readers returned, by number.
-        failed: what they raised, by number.
+        found: results of readers, by number.
+        failed: exceptions of readers, by number.
     """
 
     def __init__(self, steps: Iterable[Step], readers: int) -> None:
@@ -104,12 +104,12 @@ class _Lockstep:
         self.failed: dict[int, BaseException] = {}
 
     def run(self, number: int, reader: Callable[[Iterable[Step]], Any]) -> None:
-        """One reader, in its thread."""
-        # Whoever runs holds this, and lets go of it in `_next` alone.
+        """Runs a reader in its thread."""
+        # The running reader holds this lock and releases it only in `_next`.
         with self._turns:
             try:
                 self.found[number] = reader(self)
-            except BaseException as error:  # raised again by `in_lockstep`, in the thread of whoever asked
+            except BaseException as error:  # raised again by `in_lockstep`, in the caller's thread
                 self.failed[number] = error
             finally:
                 self._readers -= 1
@@ -132,7 +132,7 @@ class _Lockstep:
         return self._step
 
     def _go_on(self) -> None:
-        """Fetches the next step once all who still read have asked."""
+        """Fetches the next step once all remaining readers have requested it."""
         if not self._asking or self._asking < self._readers:
             return
         try:
@@ -145,7 +145,7 @@ class _Lockstep:
             if number == 0:
                 self._pass, self._place = iter(self._all), 0
             if number != self._place:
-                # Else it would be handed a step of the pass that was begun last, under the number of another.
+                # Otherwise it would get a step of the latest pass under the number of another pass.
                 raise ValueError(
                     f"an attack must read the steps one after another, got one that asks for step {number} of a pass "
                     f"while another pass is at step {self._place}"

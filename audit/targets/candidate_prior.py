@@ -1,8 +1,8 @@
-"""A prior for prior-aware reconstruction: candidates for one record, in an order that tells nothing.
+"""A prior for prior-aware reconstruction: candidates for one record, in an uninformative order.
 
-Whoever picks among n candidates has a chance of 1/n before the release only where nothing else tells the truth from the
-others. So they come from the same distribution, are all different, are none of those whom the attacker knows otherwise,
-and the truth stands at a place that is drawn, under ids that are numbers of places.
+An attacker who picks among n candidates succeeds with probability 1/n before the release only if nothing else
+distinguishes the truth. The candidates therefore come from the same distribution, are all different, include no record
+that the attacker knows otherwise, and hold the truth at a random position; their ids are positions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from leakbench.defenses.core import keyed
 
 @dataclass(frozen=True)
 class Prior:
-    """The candidates of a choice, and which of them is right.
+    """The candidates of a choice, and the position of the right one.
 
     Attributes:
-        given: what an attack gets a copy of.
-        place: of the truth; the auditor's.
+        given: the candidates; an attack gets a copy.
+        place: position of the truth; auditor only.
     """
 
     given: Examples
@@ -39,28 +39,28 @@ class Prior:
         *,
         allowed: Int[Tensor, " a"] | None = None,
     ) -> Prior:
-        """The first example of a batch among `count - 1` others.
+        """Draws a prior: the first example of a batch among `count - 1` others.
 
         Args:
-            batch: inputs and labels; whoever is in it is known to the attacker, but for the first.
-            pool: inputs and labels of others, of the same distribution as the batch.
-            count: of candidates, at least 2.
-            key: decides the others and the order, and nothing else follows from it.
-            allowed: positions in the pool of those who took part in nothing that the attacker sees; all where None.
+            batch: inputs and labels; the attacker knows all of them except the first.
+            pool: inputs and labels of others, from the same distribution as the batch.
+            count: number of candidates, at least 2.
+            key: seeds the choice of the others and the order, and nothing else.
+            allowed: positions in the pool of examples that took part in nothing visible to the attacker; None for all.
 
         Raises:
-            ValueError: the pool has too few different examples that are none of the batch.
+            ValueError: the pool has too few distinct examples outside the batch.
         """
         if count < 2:
             raise ValueError(f"a prior must have at least 2 candidates, got {count}")
         (inputs, labels), (others, classes) = batch, pool
         coins, size = keyed(key), len(inputs)
-        # Drawn on the CPU whatever the device, whose own generator would give another order.
+        # Drawn on the CPU for every device, because a device's own generator would give another order.
         positions = torch.arange(len(others)) if allowed is None else allowed.cpu()
         order = positions[torch.randperm(len(positions), generator=coins)].to(others.device)
         place = int(torch.randint(count, (), generator=coins))
         looked_at, fresh = 2 * count, order[:0]
-        # Copies are rare, so a part of the pool is enough; more of it where they are not.
+        # Copies are rare, so a part of the pool usually suffices; otherwise more of it is read.
         while len(fresh) < count - 1 and looked_at < 2 * (len(order) + count):
             part = order[:looked_at]
             fresh = part[_first_of_its_kind(torch.cat([inputs, others[part].to(inputs)]))[size:]]
@@ -81,7 +81,7 @@ class Prior:
 
 
 def _first_of_its_kind(inputs: Tensor) -> Tensor:
-    """Which examples equal none before them; bool [n]."""
+    """Returns which examples equal none before them; bool [n]."""
     _, kinds = torch.unique(inputs.flatten(1), dim=0, return_inverse=True)
     numbers = torch.arange(len(inputs), device=inputs.device)
     first = numbers.new_full((int(kinds.max()) + 1,), len(inputs)).scatter_reduce(0, kinds, numbers, "amin")

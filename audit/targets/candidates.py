@@ -1,9 +1,9 @@
-"""Candidates of a membership test: as the auditor knows them, and as an attack gets them.
+"""Candidates of a membership test: the auditor's view, and the attack's view.
 
-An attack gets copies, in an order and under ids (aliases) that are drawn for the cell. A data set's own ids would give
-members away where pools are dealt by position (a test set that stands in for non-members has the highest), and with
-them the half of the candidates on which thresholds are chosen. Scores are put under the data set's ids again, by which
-records, halves and comparisons across cells go.
+An attack gets copies, in an order and under ids (aliases) drawn for the cell. A data set's own ids would reveal members
+if pools are dealt by position (a test set that serves as non-members has the highest ids), and would also reveal the
+half of the candidates on which thresholds are chosen. Scores are mapped back to the data set's ids, which identify
+records, halves and comparisons across cells.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from leakbench.attacks.core import Examples, InclusionScores, MembershipScores, 
 from leakbench.defenses.core import keyed
 
 TURNED = 0.01
-"""Fraction of the others whom rounding may move from one side of a score to the other."""
+"""Fraction of the other candidates that rounding may move across a candidate's score."""
 
 _SUREST = 10
-"""One in so many members, and non-members, is among those that an attack is surest of."""
+"""Inverse fraction of members, and of non-members, that counts as an attack's most confident candidates."""
 
-_MOST = 2**63 - 1  # the largest int64, exclusive: the end of the range that ids are drawn from
+_MOST = 2**63 - 1  # the largest int64, exclusive upper end of the range of ids
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Candidates:
     """The candidates of a membership test, under the data set's ids and under aliases.
 
     Attributes:
-        ids: in the data set, in the order in which an attack gets the candidates; the auditor's.
-        aliases: the ids that an attack gets in their place, in the same order; the auditor's, too.
-        given: what an attack gets, and may write into: nobody else reads it.
+        ids: ids in the data set, in the attack's order of candidates; auditor only.
+        aliases: the ids that an attack gets in their place, in the same order; auditor only.
+        given: the attack's own copy, which it may write into: nothing else reads it.
     """
 
     ids: Int[Tensor, " n"]
@@ -44,20 +44,20 @@ class Candidates:
 
     @classmethod
     def draw(cls, examples: Examples, key: int) -> Candidates:
-        """Candidates in a random order, under random ids of 63 bits, in the order of those.
+        """Draws a random order and random ids of 63 bits, in which the candidates are sorted.
 
-        Whoever knows the key, which follows from a request and so from a record, knows the order before: that of
-        content, which an attack is given anyway.
+        The key follows from a request, and thus from a record. Its owner learns only the order before the shuffle: the
+        order by content, which an attack is given anyway.
 
         Args:
             examples: with the ids of the data set.
-            key: of the cell: nothing but the order and the aliases follows from it.
+            key: key of the cell, used for the order and the aliases only.
         """
         coins, count, device = keyed(key), len(examples), examples.ids.device
-        # Drawn on the CPU whatever the device, whose own generator would give another order.
+        # Drawn on the CPU for every device, because a device's own generator would give another order.
         order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
         aliases = _distinct(count, coins).to(device)
-        # A clone of the aliases: answers are held against those that no attack can write into.
+        # A clone of the aliases: answers are checked against a copy that no attack can write into.
         given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
         return cls(examples.ids[order], aliases, given)
 
@@ -65,11 +65,11 @@ class Candidates:
         return len(self.ids)
 
     def answers(self, result: object) -> MembershipScores:
-        """What an attack returned, under the ids of the data set and in the order of those.
+        """Returns an attack's scores under the ids of the data set, sorted by id.
 
         Raises:
-            TypeError: it is something else than scores.
-            ValueError: it has a score for somebody else, or none for a candidate.
+            TypeError: the result is not of a score type.
+            ValueError: a score for a non-candidate, or a candidate without a score.
         """
         kind = InclusionScores if type(result) is InclusionScores else MembershipScores
         scores = checked_scores(result, self.aliases, kind)
@@ -78,10 +78,10 @@ class Candidates:
 
 
 def content_order(examples: Examples) -> Int[Tensor, " n"]:
-    """Positions of examples in an order that tells nothing of where they are from: by a hash of input and label.
+    """Returns positions of examples in an order that is independent of their origin: by a hash of input and label.
 
-    Their own order does, because pools are joined members first, and so do their ids where a test set stands in for
-    non-members: it has the highest. Copies of one example come in the order of a hash of their ids, not of these.
+    Their own order reveals the origin, because pools are joined members first; so do their ids if a test set serves as
+    non-members, with the highest ids. Copies of an example are ordered by a hash of their ids instead.
     """
     inputs, labels, ids = (one.detach().cpu().numpy() for one in (examples.inputs, examples.labels, examples.ids))
     marks = []
@@ -93,7 +93,7 @@ def content_order(examples: Examples) -> Int[Tensor, " n"]:
 
 
 def copied(examples: Examples) -> Examples:
-    """Public examples for an attack: copies, numbered from 0 instead of by their place in the data set."""
+    """Returns public examples for an attack: copies, numbered from 0 instead of by position in the data set."""
     numbers = torch.arange(len(examples), device=examples.ids.device)
     return Examples(ids=numbers, inputs=examples.inputs.clone(), labels=examples.labels.clone())
 
@@ -101,15 +101,15 @@ def copied(examples: Examples) -> Examples:
 def asked_alone(
     scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], coins: torch.Generator
 ) -> Int[Tensor, " drawn"]:
-    """Whom an informed attack has to score again as the only candidate: two members and two non-members, by position.
+    """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.
 
-    One of each is drawn from all, and one from the tenth that an attack is surest of: whoever compares candidates for a
-    few alone does it where a true positive rate at few false alarms is decided.
+    Of each kind, one is drawn from all and one from the attack's most confident tenth: an attack that compares
+    candidates only for a few would do so where a true positive rate at few false alarms is decided.
 
     Args:
-        scores: of all candidates.
-        members: who is one.
-        coins: that no attack is told, so that none behaves for these candidates only.
+        scores: scores of all candidates.
+        members: true for members.
+        coins: generator hidden from attacks, so that none can treat these candidates specially.
     """
     found = []
     for inside in (True, False):
@@ -125,14 +125,14 @@ def asked_alone(
 def refuse_comparison(name: str, together: MembershipScores, alone: MembershipScores) -> None:
     """Refuses an informed attack that scores a candidate by the remainders of other candidates.
 
-    Each candidate stands for an adversary of its own, who knows everybody else. The remainder of one who took no part
-    is the noise of the step itself: by comparing remainders, noise of any scale cancels, which no adversary that
-    differential privacy is about can do.
+    Each candidate stands for a separate adversary who knows all other records. The remainder of a non-participant is
+    the noise of the step itself: comparing remainders cancels noise of any scale, which no adversary in the definition
+    of differential privacy can do.
 
     Args:
-        name: of the attack.
+        name: name of the attack.
         together: its scores of all candidates.
-        alone: its score of one of them, when it was asked about nobody else.
+        alone: its score of a single candidate, computed without the others.
 
     Raises:
         ValueError: the two differ by more than rounding.
@@ -140,7 +140,7 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
     asked = together.ids == alone.ids
     (among,), others = together.scores[asked], together.scores[~asked]
     (by_itself,) = alone.scores
-    # By order, and not by size: an offset, or one large score, would make any difference look like rounding.
+    # By rank, not by value: an offset, or one large score, would make any difference look like rounding.
     turned = (others - among).sign() != (others - by_itself).sign()
     if int(turned.sum()) > TURNED * len(others):
         raise ValueError(
@@ -150,7 +150,7 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
 
 
 def _distinct(count: int, coins: torch.Generator) -> Int[Tensor, " count"]:
-    """Random numbers, each once, in rising order."""
+    """Returns distinct random numbers in increasing order."""
     while True:
         drawn = torch.randint(_MOST, (count,), generator=coins).sort().values
         if count < 2 or bool((drawn.diff() > 0).all()):

@@ -1,14 +1,14 @@
-"""From checkpoints of a training to the updates between them, for whoever has models and no transcript.
+"""Updates between checkpoints of a training, for auditors who have models but no transcript.
 
 SGD moves parameters by theta_t - theta_{t+1} = lr w_t, with the velocity w_t = momentum w_{t-1} + u_t + weight_decay
-theta_t in PyTorch's form; u_t is the update that was released, and all else is known. Adam divides by moments that
-follow from the updates themselves, so its updates cannot be read off two checkpoints.
+theta_t in PyTorch's form; u_t is the released update, and all other terms are known. Adam divides by moments of the
+updates themselves, so its updates cannot be recovered from two checkpoints.
 
-What is said of a training may be wrong, and only what is redundant shows that. Coordinates outside of a mask have no
-update: what is left of them after the subtraction is a wrong momentum, velocity, weight decay or mask, or, where
-velocity or weight decay moved them, a wrong learning rate. And no mean of clipped gradients is longer than the clip
-norm: a learning rate that is too small makes it so. Nothing shows a wrong learning rate by itself: it makes another
-update, longer or shorter, as good as any. Nor does anything show a mask that keeps more than was kept.
+Stated training settings may be wrong, and only redundancy can reveal it. Coordinates outside a mask have no update: a
+nonzero remainder there means a wrong momentum, velocity, weight decay or mask, or, if velocity or weight decay moved
+these coordinates, a wrong learning rate. A mean of clipped gradients is no longer than the clip norm; a learning rate
+that is too small violates this. A wrong learning rate by itself is undetectable: it only rescales the update. A mask
+that keeps too many coordinates is undetectable, too.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from leakbench.attacks.core import AccessError, InconsistentObservation
 from leakbench.defenses.core import Context, Coordinates, Defense, Layout
 
 TOLERANCE = 1e-5
-"""What may be left where nothing is released, as a share of the largest entry of the update."""
+"""Largest remainder accepted outside the mask, as a fraction of the largest entry of the update."""
 
 Parameters = nn.Module | Mapping[str, Tensor]
-"""A model, or trained parameters by name; not a whole state, whose statistics of batch norms are not trained."""
+"""A model, or trainable parameters by name; not a full state dict, which also holds batch-norm statistics."""
 
 
 @dataclass(frozen=True)
 class UpdateBetween:
-    """What was released between two checkpoints.
+    """The update released between two checkpoints.
 
     Attributes:
-        update: [dim], in units of a gradient, divided as the trainer divided it; 0 outside of the mask.
-        velocity: [dim], of the optimizer after the step, for the next one.
+        update: [dim], in gradient units, divided as the trainer divided it; 0 outside the mask.
+        velocity: [dim], the optimizer's velocity after the step, for the next step.
         layout: names and shapes behind both.
     """
 
@@ -57,24 +57,24 @@ def update_between(
     mask: Bool[Tensor, " dim"] | None = None,
     clip_norm: float | None = None,
 ) -> UpdateBetween:
-    """The update of the step from one checkpoint to the next, in float64.
+    """Returns the update of the step from one checkpoint to the next, in float64.
 
     Args:
         before: the model at the step.
         after: the model after it.
         lr: learning rate of the step.
-        momentum: of SGD, without dampening and not Nesterov's.
-        velocity: that of the optimizer before the step, for momentum; zeros before the first step.
+        momentum: momentum of SGD, without dampening or Nesterov.
+        velocity: the optimizer's velocity before the step, for momentum; zeros before the first step.
         weight_decay: coefficient of the squared norm, as PyTorch adds it to the gradient.
-        optimizer: "sgd"; no other can be taken back.
-        mask: true where the update may be other than 0; None for everywhere.
-        clip_norm: of each example, where the update is their mean without noise; None for not checked.
+        optimizer: "sgd"; no other optimizer can be inverted.
+        mask: true where the update may be nonzero; None for everywhere.
+        clip_norm: per-example clip norm, if the update is a mean without noise; None skips the check.
 
     Raises:
         ValueError: a setting out of range.
-        AccessError: another optimizer than SGD, or momentum without its velocity.
-        InconsistentObservation: checkpoints of different models, NaN in one, a vector of another length, or an update
-            that the mask or the clip norm excludes.
+        AccessError: an optimizer other than SGD, or momentum without its velocity.
+        InconsistentObservation: checkpoints of different models, NaN in a checkpoint, a vector of the wrong length, or
+            an update that the mask or the clip norm excludes.
     """
     _check(lr, momentum, weight_decay, clip_norm)
     if optimizer != "sgd":
@@ -103,7 +103,7 @@ def update_between(
     rest = start.values.new_zeros(layout.dim) if velocity is None else velocity.to(start.values) * momentum
     now = (start.values - end.values) / lr
     update = now - rest - weight_decay * start.values
-    # The digits that the checkpoints have: what they round, a small learning rate makes large.
+    # Rounding error of the stored checkpoints, amplified by a small learning rate.
     lost = (start.digits * start.values.abs() + end.digits * end.values.abs()) / lr
     lost = lost + start.digits * (rest.abs() + weight_decay * start.values.abs())
     if mask is not None:
@@ -128,23 +128,24 @@ def refuse_other_mask(
     steps_per_epoch: int = 1,
     seed: int = 0,
 ) -> None:
-    """Refuses a mask that came with an update and is not the one that its defense makes.
+    """Refuses a mask that was shipped with an update but differs from the mask its defense makes.
 
-    Masks follow from the parameters before the step (magnitudes) or from public coins, so that everybody can make them.
+    Masks follow from the parameters before the step (magnitudes) or from public randomness, so anybody can recompute
+    them.
 
     Args:
-        mask: as it was shipped, true where the update may be other than 0.
-        defense: that the update is said to be made under.
-        model: before the step.
-        step: its number.
-        steps: planned length; up to this step where None.
+        mask: as shipped, true where the update may be nonzero.
+        defense: the defense that the update is said to be made under.
+        model: the model before the step.
+        step: number of the step.
+        steps: planned length; None for a run that ends at this step.
         steps_per_epoch: steps in which every example is expected once.
         seed: key of the public randomness.
 
     Raises:
         ValueError: the defense has no mask.
-        AccessError: its mask is private, or follows from releases before this step.
-        InconsistentObservation: another mask, or one of another length.
+        AccessError: its mask is private, or depends on releases before this step.
+        InconsistentObservation: a different mask, or a mask of the wrong length.
     """
     layout, flat = _flat(model, "model")
     if mask.shape != (layout.dim,):
@@ -183,7 +184,7 @@ def refuse_other_mask(
 
 @dataclass(frozen=True)
 class _Flat:
-    """Parameters in float64, and how finely they were written."""
+    """Parameters in float64, and the precision they were stored in."""
 
     values: Tensor
     dtype: torch.dtype
@@ -213,7 +214,7 @@ def _shape(layout: Layout, name: str) -> tuple[int, ...] | None:
 
 
 def _refuse_moved(update: Tensor, mask: Tensor, lost: Tensor, layout: Layout) -> None:
-    """Refuses an update outside of its mask, beyond a share of the largest entry inside and what rounding leaves."""
+    """Refuses a nonzero update outside its mask, beyond rounding and `TOLERANCE` of the largest entry inside."""
     largest = float(torch.where(mask, update, 0.0).abs().max())
     excess = torch.where(mask, 0.0, update.abs() - lost)
     if float(excess.max()) > TOLERANCE * largest:

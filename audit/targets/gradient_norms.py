@@ -9,28 +9,28 @@ from torch import Tensor, nn
 
 from leakbench.defenses.core import Domain, Domains, Engine, Loss
 
-_NUMBERS = 2**25  # of gradients at a time, 256 MiB in float64
+_NUMBERS = 2**25  # gradient entries at a time, 256 MiB in float64
 
 
 class GradientNorms:
-    """Gradients of one model's loss, in float64: where a model is sure, those in float32 are a few steps above 0."""
+    """Per-example gradient norms in float64: on confident predictions, float32 gradients are a few ulps above 0."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
-        """Keeps a copy, in evaluation mode, of which nothing is computed before it is asked.
+        """Stores the model; a copy in evaluation mode is made at the first query.
 
         Args:
             model: not changed.
-            loss: per-example.
+            loss: per-example loss.
         """
         self._model, self._loss = model, loss
         self._engine: Engine | None = None
 
     def of(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Squared norms by trained parameter [n], float64.
+        """Returns squared norms per trained parameter [n], float64.
 
         Args:
             inputs: the examples.
-            labels: of the examples.
+            labels: their labels.
         """
         engine = self._engine
         if engine is None:
@@ -45,7 +45,7 @@ class GradientNorms:
             batch = engine.batch(some, own)
             for name, span in spans.items():
                 factors = batch.outer(*span)
-                # Of s xᵀ the squared norm is that of s times that of x, and no row is formed.
+                # |s xᵀ|² = |s|² |x|², so no row is formed.
                 found[name].append(
                     batch.columns(*span).square().sum(1)
                     if factors is None
@@ -55,7 +55,7 @@ class GradientNorms:
 
 
 def _range_of(inputs: Tensor) -> Domain | None:
-    """What inputs are, by the inputs: who computes this has them, and nothing is claimed of it."""
+    """Returns the inputs' range, computed from the inputs themselves: no guarantee rests on it."""
     if not len(inputs):
         return None
     rows = inputs.detach().double().cpu()

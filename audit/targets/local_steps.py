@@ -1,13 +1,13 @@
-"""Several local steps of a client that shares their sum alone, as functions of data.
+"""Several local steps of a client that shares only their sum, as functions of data.
 
 Zhu, Yao & Blaschko, ICML 2023, and Geiping et al., NeurIPS 2020, Section 5.3: a client takes epochs of plain SGD and
-shares theta_0 - theta_E. What is released here is that difference over the learning rate, computed as the sum of the
-updates, which does not round it to the digits of the weights; of one step it is the update itself. Batches are cut from
-the client's examples in their order, the same in every epoch, and the server knows the order, as it knows the labels.
+shares theta_0 - theta_E. The release here is that difference over the learning rate, computed as the sum of the
+updates, which avoids rounding to the precision of the weights; for one step it is the update itself. Batches are cut
+from the client's examples in their order, the same in every epoch; the server knows the order and the labels.
 
-The server can simulate that where it knows every local step's plan without having seen what the steps before released.
-`unknown_to_server` finds out before any local step is taken, by asking the method for its plans with a context in which
-whatever follows from earlier local steps cannot be read.
+The server can simulate that sum if it knows every local step's plan without the releases of earlier local steps.
+`unknown_to_server` decides this before any local step is taken: it requests the plans with a context that hides every
+quantity that depends on earlier local steps.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from leakbench.defenses.core import (
 )
 
 MAX_UNROLL = 64
-"""Local steps that are differentiated through at most, unless a client says otherwise: each keeps its gradients."""
+"""Default limit on the local steps that are differentiated through: each keeps its gradients in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """What a client does before it shares.
+    """Local training of a client before it shares its update.
 
     Attributes:
         epochs: passes over its examples.
-        batch: examples a step; divides their number.
-        max_unroll: most local steps that `Observation.simulate` takes one after another; memory grows with them.
+        batch: examples per step; must divide their number.
+        max_unroll: largest number of local steps that `Observation.simulate` unrolls; memory grows with it.
     """
 
     epochs: int = 1
@@ -70,7 +70,7 @@ class LocalTraining:
                 raise ValueError(f"{name} of local steps must be at least 1, got {getattr(self, name)}")
 
     def steps_per_epoch(self, examples: int) -> int:
-        """Local steps of one pass.
+        """Returns the local steps per epoch.
 
         Raises:
             ValueError: the batch does not divide the examples.
@@ -80,12 +80,12 @@ class LocalTraining:
         return examples // self.batch
 
     def steps(self, examples: int) -> int:
-        """Local steps in all."""
+        """Returns the total number of local steps."""
         return self.epochs * self.steps_per_epoch(examples)
 
 
 def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
-    """Whose turn a step is: in the order of the examples, and from the first again after the last."""
+    """Returns the positions of one step's examples: consecutive, starting over after the last example."""
     return torch.arange(step * batch, (step + 1) * batch) % examples
 
 
@@ -93,11 +93,11 @@ _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4,
 
 
 class _Asked(Exception):
-    """A method asked for what a server that sees only the sum of local steps does not have."""
+    """Raised when a method reads a value that a server with only the sum of local steps lacks."""
 
 
 class _NoRows:
-    """Public examples of known number, whose gradients at local parameters nobody but the client can compute."""
+    """Public examples of known number, whose gradients at local parameters only the client can compute."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -118,7 +118,7 @@ _BETWEEN = {
 
 
 class _Blind(Context):
-    """A context of a later local step, without what follows from the steps before it."""
+    """A context of a later local step, without quantities that depend on the steps before it."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _BETWEEN:
@@ -127,7 +127,7 @@ class _Blind(Context):
 
 
 def _blind(context: Context) -> Context:
-    # Neither the constructor nor `replace`, which read every field.
+    # Neither the constructor nor `replace`, because both read every field.
     seen = object.__new__(_Blind)
     vars(seen).update(vars(context))
     if context.public is not None:
@@ -136,18 +136,18 @@ def _blind(context: Context) -> Context:
 
 
 def unknown_to_server(defense: Defense, state: State, context: Context, steps: int) -> str:
-    """Why a server that sees only the sum of local steps cannot know their plans; empty where it can.
+    """Returns the reason why a server with only the sum of local steps cannot know their plans; empty if it can.
 
     Args:
         defense: with its noise multiplier set.
-        state: before the first of them.
-        context: of the first of them, with the parameters that the server sent.
-        steps: how many.
+        state: state before the first local step.
+        context: context of the first local step, with the server's parameters.
+        steps: number of local steps.
     """
     first = context.step
     why = f"'{defense.name}' cannot be shared as the sum of {steps} local steps, because a later one"
     out = "; share single steps, without `local`"
-    # A copy: a state that is planned with here must not be changed for the run.
+    # A copy: planning here must not change the state of the run.
     state, plan = defense.plan(copy.deepcopy(state), context)
     for step in range(first, first + steps):
         if plan.trial is not None or plan.correlated is not None:
@@ -169,13 +169,13 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
 
 
 def why_not_summed(defense: Defense, local: LocalTraining, examples: int, *, step: int = 0) -> str:
-    """`unknown_to_server` before there are a model and data: asked of a toy that has neither.
+    """Returns `unknown_to_server` before model and data exist, evaluated on a toy layout.
 
     Args:
         defense: at any noise multiplier.
         local: the local steps.
-        examples: of the client.
-        step: of the first local step; those before are taken on nothing.
+        examples: number of the client's examples.
+        step: number of the first local step; the steps before it are taken on constant releases.
     """
     steps, dim = local.steps(examples), _TOY.dim
     if steps == 1:
@@ -199,27 +199,27 @@ def why_not_summed(defense: Defense, local: LocalTraining, examples: int, *, ste
 
 
 class LocalUpdate:
-    """The sum of several executed local steps as functions of data: what data would have given.
+    """The sum of several executed local steps as functions of data: the sum that given data would produce.
 
     Attributes:
-        released: [m], that sum at the coordinates that can move.
+        released: [m], the sum at the coordinates that can move.
         kept: [m], these coordinates.
-        noise_std: [m], standard deviation of the noise on `released` times the batch of a local step: approximately,
-            for noise of one step moves the parameters at which the next gradients are taken.
+        noise_std: [m], standard deviation of the noise on `released` times the batch size of a local step; approximate,
+            because the noise of each step moves the parameters at which the next gradients are taken.
     """
 
     def __init__(
         self, steps: Sequence[Step], model: nn.Module, layout: Layout, loss: Loss, *, lr: float, max_unroll: int
     ) -> None:
-        """Adds up the steps, and keeps what the server knows of them: plans, and the parameters before the first.
+        """Adds up the steps and keeps the server's knowledge of them: plans, and the parameters before the first.
 
         Args:
             steps: with plans and noisy blocks, in order.
-            model: whose trained parameters are not read.
+            model: the architecture; its trained parameters are not read.
             layout: order of the flat vectors.
             loss: per-example loss.
-            lr: of the plain SGD.
-            max_unroll: most steps that `simulate` takes.
+            lr: learning rate of the plain SGD.
+            max_unroll: largest number of steps that `simulate` takes.
         """
         self._model, self._layout, self._loss, self._lr, self._most = model, layout, loss, lr, max_unroll
         self._start, self.expected_batch = steps[0].parameters.clone(), steps[0].expected_batch
@@ -236,10 +236,10 @@ class LocalUpdate:
         self._whitening = torch.where(self.noise_std > 0, white, 1.0)
 
     def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
-        """The sum without noise that these data would give, step after step; differentiable.
+        """Returns the sum without noise that these data would give, step after step; differentiable.
 
         Raises:
-            NotApplicable: more steps than are differentiated through.
+            NotApplicable: more than `max_unroll` steps.
         """
         if len(self._plans) > self._most:
             raise NotApplicable(
@@ -254,10 +254,10 @@ class LocalUpdate:
         return total.index_select(0, self.kept)
 
     def surrogate(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, " m"]:
-        """The sum if all steps were taken at one point, which lies at `share` of the way from start to end."""
+        """Returns the sum with all gradients at a single point, `share` of the way from start to end."""
         point = self._start - share * self._lr * self._lifted
         if self._alike:
-            # Each example is in one step of an epoch, so that one pass over all of them serves every step.
+            # Each example is in one step per epoch, so a single pass over all examples serves every step.
             passes = len(self._plans) * self.expected_batch / len(inputs)
             return passes * self._update(self._plans[0], inputs, labels, point).index_select(0, self.kept)
         rows = self._rows(inputs, labels, point)
@@ -268,26 +268,26 @@ class LocalUpdate:
         return total.index_select(0, self.kept)
 
     def contributions_between(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, "n m"]:
-        """What each example adds to the undivided sum of one step, taken at `share` of the way; without a graph.
+        """Returns each example's term in the undivided sum of one step, `share` of the way; without a graph.
 
         Raises:
-            NotApplicable: steps that do not do the same to an example.
+            NotApplicable: the steps transform an example differently.
         """
         if not self._alike:
             raise NotApplicable("what an example adds to a local step must not depend on the step, and here it does")
         plan, point = self._plans[0], self._start - share * self._lr * self._lifted
         with torch.no_grad():
             (rows,) = contributions(plan, lambda at: self._rows(inputs, labels, point if at is None else at))
-            # The maps of plans that are alike scale every number by itself, and mix none.
+            # Post maps of such plans scale every coordinate by itself and mix none.
             rows = plan.post(rows.flatten()).view_as(rows)
             return rows if rows.shape[1] == len(self.kept) else rows.index_select(1, self.kept)
 
     def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
-        """Released minus predicted, approximately in units of the noise where there is any."""
+        """Returns released minus predicted, approximately in noise units where there is noise."""
         return (self.released - predicted) * self._whitening
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Of the model that the server sent."""
+        """Returns the logits of the server's model."""
         return outputs(self._model, self._layout, inputs, parameters=self._start)
 
     @property
@@ -297,18 +297,18 @@ class LocalUpdate:
 
     @property
     def first_plan(self) -> StepPlan:
-        """Of the first local step."""
+        """The plan of the first local step."""
         return self._plans[0]
 
     @property
     def steps(self) -> int:
-        """How many local steps."""
+        """The number of local steps."""
         return len(self._plans)
 
     def _update(
         self, plan: StepPlan, inputs: Tensor, labels: Tensor, point: Tensor, rows: Tensor | None = None
     ) -> Float[Tensor, " dim"]:
-        """The update of one step on these examples without noise, each bounded by itself."""
+        """Returns the noiseless update of one step on these examples, each bounded by itself."""
         known = self._rows(inputs, labels, point) if rows is None else rows
         each = contributions(plan, lambda at: known if at is None else self._rows(inputs, labels, at))
         return moved(plan, tuple(block.sum(dim=0) for block in each), self.expected_batch)
@@ -318,18 +318,18 @@ class LocalUpdate:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether all steps do the same to a row, and what they do to a sum is linear."""
+        """True if all steps transform a row alike and act linearly on a sum."""
         first = self._plans[0]
         return all(_same(first, plan) for plan in self._plans)
 
 
 def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Float[Tensor, " dim"]:
-    """What a step of plain SGD subtracts, over the learning rate: sums of blocks, decoded, divided, mapped, held.
+    """Returns a plain SGD step over the learning rate: block sums, decoded, divided, post-processed, masked.
 
     Args:
-        plan: of the step.
-        sums: undivided, of each block.
-        expected_batch: the public constant that they are divided by.
+        plan: plan of the step.
+        sums: undivided sums, per block.
+        expected_batch: the public divisor.
     """
     decoded = [b.codec.decode(values) for b, values in zip(plan.blocks, sums, strict=True) if b.updates]
     update = plan.post(sum(decoded[1:], start=decoded[0]) / expected_batch)
@@ -339,20 +339,20 @@ def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Fl
 
 
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
-    """Which coordinates a step may move [dim]; the others are exactly 0 in every update."""
-    # Numbers away from 0 that no map in use cancels: what is 0 of them is 0 of everything.
+    """Returns the coordinates that a step may move [dim]; the others are exactly 0 in every update."""
+    # Probes bounded away from 0, which no map in use cancels: a coordinate that is 0 for them is always 0.
     coins = keyed(0)
     probes = [0.5 + torch.rand(b.codec.size, generator=coins, dtype=torch.float64) for b in plan.blocks]
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
 
 
 def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
-    """Of the noise of one step's undivided update; where it is not drawn by coordinate, its mean over what can move."""
+    """Returns the noise variances of one step's undivided update; averaged if noise is not drawn per coordinate."""
     coins, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:
             continue
-        # Of random signs, an entry is its deviation where nothing is mixed, and the squares have the right sum where
+        # With random signs, an entry is its deviation if nothing is mixed, and the squares have the right sum if the
         # directions are orthonormal.
         signs = torch.randint(0, 2, (block.codec.size,), generator=coins).to(like) * 2 - 1
         sums = [torch.zeros(b.codec.size, dtype=like.dtype, device=like.device) for b in plan.blocks]
@@ -366,14 +366,14 @@ def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
 
 
 def _by_coordinate(codec: Any) -> bool:
-    """Whether each released number is one coordinate; of exactly these classes, for a subclass may do otherwise."""
+    """True if each released number is one coordinate; exact classes only, because a subclass may encode otherwise."""
     while type(codec) is Within:
         codec = codec.codec
     return type(codec) in (Everything, Coordinates, Scaled)
 
 
 def _same(one: StepPlan, other: StepPlan) -> bool:
-    """Whether two plans of one block do the same, as far as can be told from plain masks and maps that are linear."""
+    """True if two single-block plans act alike; decided for plain masks and linear post maps only."""
     if len(one.blocks) != 1 or len(other.blocks) != 1 or one.moves is not None or other.moves is not None:
         return False
     a, b = one.blocks[0], other.blocks[0]

@@ -1,16 +1,16 @@
-"""Targets of attacks, made from steps that were executed: the one place where an attacker is given anything.
+"""Targets of attacks, built from executed training steps. All data that an attack receives passes through here.
 
-An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no case of their
-own here or in any attack. The truth (`scoring.truth`) goes to scorers only. The informed adversary of differential
-privacy knows everybody's contribution but the candidate's. That is computed here from the private data and handed out
-as a remainder: the noisy sums less everybody else, one row a candidate. The row of somebody who took no part is the
-noise, and of somebody who did the noise and one bounded contribution. Who looks for one record of a shared update gets
-the one row that is left without the others of its batch.
+An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no special case
+here or in any attack. The ground truth (`scoring.truth`) goes to scorers only. The informed adversary of differential
+privacy knows every contribution but the candidate's. Its view is computed here from the private data and handed out as
+a remainder: the noisy sums minus the contributions of all other records, one row per candidate. The row of a
+non-participant is the noise; the row of a participant is the noise plus one bounded contribution. An attack on one
+record of a shared update gets the single row that remains without the rest of its batch.
 
-A target holds copies, and plain functions over copies. None of its attributes leads to what the auditor computes with,
-the steps as they were executed and the private data: an attack can neither read those nor change them. Python cannot
-hide what a function closes over; the function behind the remainder is the only one that closes over private data, and
-`narrow` withholds it from attacks that did not declare to be informed.
+A target holds copies, and plain functions over copies. No attribute leads to the auditor's own objects, the executed
+steps and the private data, so an attack can neither read nor change them. Python cannot hide the variables that a
+function closes over; the function behind the remainder is the only one that closes over private data, and `narrow`
+withholds it from attacks that do not declare an informed adversary.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from .replay import StepReplay
 from .residual_noise import LeftOver, Remainders
 from .structure import structure
 
-_AT_ONCE = 1024  # inputs a forward pass, which bounds activations whatever the size of the pool
+_AT_ONCE = 1024  # inputs per forward pass; bounds the memory for activations whatever the size of the pool
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What everybody knows about the task: shapes, the box of valid inputs, the loss, public data.
+    """Public knowledge about the task: shapes, valid input range, loss, public data.
 
     Attributes:
         input_shape: shape of one input.
@@ -92,33 +92,33 @@ def observe(
     remainder: Float[Tensor, " m"] | None = None,
     views: Views | None = None,
 ) -> Observation:
-    """The target of an attack on one step of a run, or on one shared update.
+    """Returns the target of an attack on one training step, or on one shared update.
 
     Args:
-        step: as the trainer's transcript has it, with its plan and noisy blocks; copied.
-        model: the architecture, of the attacker's own; its trained parameters are not read.
+        step: from the trainer's transcript, with plan and noisy blocks; copied.
+        model: the attacker's own copy of the architecture; its trained parameters are not read.
         layout: order of the flat vectors.
-        world: what everybody knows, its population the attacker's own copy.
+        world: public knowledge; its population is the attacker's own copy.
         labels: labels of the batch, if the attacker may know them; copied.
-        batch_size: its size, if the attacker may know it.
-        sample_rate: chance that a record takes part; 1 where participation is known.
-        participation: what is known of who takes part.
-        candidates: whom a membership test is about, as the attacker's own copy.
-        others_removed: for the informed adversary, of a slice of the candidates the undivided noisy sums less everybody
-            else, one row a candidate.
-        matched_filter: what the likelihood ratio of each candidate needs of these rows and its contribution.
+        batch_size: size of the batch, if the attacker may know it.
+        sample_rate: probability that a record takes part; 1 where participation is known.
+        participation: the attacker's knowledge about which records take part.
+        candidates: candidates of a membership test, as the attacker's own copy.
+        others_removed: for the informed adversary; maps a slice of the candidates to the undivided noisy sums minus all
+            other contributions, one row per candidate.
+        matched_filter: statistics of these rows and contributions from which each candidate's likelihood ratio follows.
         prior: candidates for one record of the batch, as the attacker's own copy.
-        remainder: the undivided noisy sums less everybody but that record.
-        views: what made the views of examples in this step, of public coins; None where there were none.
+        remainder: the undivided noisy sums minus the contributions of the rest of that record's batch.
+        views: augmentation used in this step, from public randomness; None without augmentation.
 
     Returns:
-        The observation. Of its fields `others_removed` and `matched_filter` alone depend on who is a member.
+        The observation. Only its fields `others_removed` and `matched_filter` depend on membership.
     """
-    # A copy, because the autograd graph behind a differentiable answer leads to the tensors it was computed with.
+    # A copy, because the autograd graph behind a differentiable answer leads to the tensors of the computation.
     seen = Observed(copy.deepcopy(step), model, layout, world.loss, views)
     return Observation(
         released=seen.released,
-        # Functions, because a bound method has `seen` as its `__self__`.
+        # Functions, because a bound method would expose `seen` as its `__self__`.
         simulate=lambda inputs, labels: seen.simulate(inputs, labels),
         simulate_many=lambda inputs, labels: seen.simulate_many(inputs, labels),
         compare_many=(lambda inputs, labels: seen.compare_many(inputs, labels)) if seen.is_dense else None,
@@ -133,7 +133,7 @@ def observe(
         expected_batch=step.expected_batch,
         sample_rate=sample_rate,
         participation=participation,
-        # A clone, because scorers compare with the very tensor that the caller holds.
+        # A clone, because scorers compare with the caller's tensor.
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
         population=world.population,
@@ -158,16 +158,15 @@ def observe_local(
     labels: Int[Tensor, " b"] | None = None,
     batch_size: int | None = None,
 ) -> Observation:
-    """The target of an attack on the sum of several local steps of a client.
+    """Returns the target of an attack on the sum of several local steps of a client.
 
     Args:
-        steps: as they were executed, in order; only their sum, their plans and the parameters before the first of them
-            are shown.
-        model: the architecture, of the attacker's own; its trained parameters are not read.
+        steps: executed steps in order; only their sum, their plans and the parameters before the first step are shown.
+        model: the attacker's own copy of the architecture; its trained parameters are not read.
         layout: order of the flat vectors.
-        world: what everybody knows, its population the attacker's own copy.
-        lr: of the client's plain SGD.
-        max_unroll: most steps that `simulate` takes.
+        world: public knowledge; its population is the attacker's own copy.
+        lr: learning rate of the client's plain SGD.
+        max_unroll: largest number of steps that `simulate` takes.
         labels: labels of the client's examples, in its order, if the attacker may know them; copied.
         batch_size: number of these examples, if the attacker may know it.
     """
@@ -221,21 +220,21 @@ def observe_local(
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as the auditor holds it, and its steps as an attacker sees them, one at a time.
+    """An executed run held by the auditor, which yields the attacker's view of each step.
 
     Attributes:
         run: trained with observer="updates".
-        world: what everybody knows.
-        private: the training data, in the trainer's order: the sampler answers with positions in it.
+        world: public knowledge.
+        private: the training data, in the trainer's order: the sampler returns positions in it.
         sampling: the sampler of the run.
-        candidates: whom membership is about; None where nothing is asked.
-        informed: whether the attacker knows everybody but the candidate.
-        kept: number of a step -> its noise and contributions of candidates. Views of a run share it: each takes the
-            gradients of a whole batch to compute.
-        shadows: what shadow models answer about the candidates, in their order, and about the population.
-        replay: computes the steps once more; views of a run share it, and None makes one for this view.
-        controls: what the attacker was allowed to put into the training.
-        steps: all of the run's, for attacks that read them; those that the run kept where None.
+        candidates: candidates of the membership test; None without a test.
+        informed: whether the attacker knows every record but the candidate.
+        kept: step number -> its noise and the contributions of candidates. Views of a run share it, because each entry
+            costs the gradients of a whole batch.
+        shadows: outputs of shadow models on the candidates, in their order, and on the population.
+        replay: recomputes the steps; shared by the views of a run. None makes a new one for this view.
+        controls: the attacker's permitted control over the training.
+        steps: all steps of the run, for attacks that read them; None for the steps in the transcript.
     """
 
     run: Run
@@ -251,25 +250,25 @@ class RunView:
     steps: Iterable[Step] | None = None
 
     def __post_init__(self) -> None:
-        # Dropout in training drew other units than an auditor would: contributions could not be computed again.
+        # Training drew other dropout masks than the auditor would, so contributions could not be recomputed.
         for name, module in self.run.model.named_modules():
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ValueError(f"model must have no dropout for attacks on its updates, got '{name}'; set its p to 0")
 
     @cached_property
     def attackers_model(self) -> nn.Module:
-        """A copy of the final model: an attack may write into what it is given, and other cells ask the same run."""
+        """A copy of the final model: an attack may write into its inputs, and other cells read the same run."""
         return copy.deepcopy(self.run.model)
 
     @cached_property
     def attackers_world(self) -> World:
-        """What everybody knows, with a population that is a copy."""
+        """The public knowledge, with a copied population."""
         public = self.world.population
         return self.world if public is None else replace(self.world, population=copied(public))
 
     @property
     def given(self) -> Examples | None:
-        """The candidates as an attack gets them."""
+        """The attacker's copy of the candidates."""
         return None if self.candidates is None else self.candidates.given
 
     def __len__(self) -> int:
@@ -279,43 +278,44 @@ class RunView:
         total = len(self)
         for number, step in enumerate(AllSteps(self.run) if self.steps is None else self.steps, start=1):
             yield self._at(step)
-            progress_events.tell(number, total)  # when the attack asks for the next one
+            progress_events.tell(number, total)  # when the attack asks for the next step
 
     def at(self, position: int, *, participation_known: bool = False) -> Observation:
-        """The observation of one step that the run kept.
+        """Returns the observation of one step in the transcript.
 
         Args:
-            position: among those, from 0.
-            participation_known: whether the attacker knows who would have taken part; else it knows the rate.
+            position: position in the transcript, from 0.
+            participation_known: whether the attacker knows which records would take part; else it knows the rate.
         """
         return self._at(self.run.transcript.steps[position], participation_known=participation_known)
 
     def _at(self, step: Step, *, participation_known: bool = False) -> Observation:
-        # Whoever knows that a candidate would have taken part gains nothing from sampling: nothing amplifies.
+        # No amplification by sampling: this attacker knows whether a candidate would have taken part.
         rate = 1.0 if participation_known else self.sampling.rate
         return self._seen(step, rate, "known" if participation_known else participation(self.sampling))
 
     def one_off(self, position: int) -> Observation:
-        """The observation of a release on all the data beside the steps.
+        """Returns the observation of a one-off release on the whole training set.
 
-        What is shown are its noisy values, as they are charged: a mask follows from them, and tells no more. Everybody
-        took part.
+        The observation shows the noisy values, as charged by the ledger: a mask is a function of them and reveals no
+        more. All records took part.
 
         Args:
-            position: among such releases, from 0.
+            position: position among the one-off releases, from 0.
         """
         return self._seen(self.run.transcript.one_offs[position], 1.0, "known")
 
     @property
     def one_offs(self) -> Steps:
-        """All of them, made anew whenever they are read."""
+        """All one-off releases, built anew at each read."""
         count = len(self.run.transcript.one_offs)
         return Steps(lambda: (self.one_off(position) for position in range(count)), lambda: count)
 
     def _seen(self, step: Step, rate: float, participation: Participation) -> Observation:
         candidates = self.candidates
         remainder = filtered = None
-        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for a few of them at a time.
+        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for a few candidates at a
+        # time.
         if self.informed and candidates is not None:
             replay, asked, remainders = self.replayed, self._asked, self._remainders
             remainder = lambda part=slice(None): remainders.without_others(step, candidates.ids, part)  # noqa: E731 - a name for a partial application
@@ -335,25 +335,25 @@ class RunView:
 
     @cached_property
     def replayed(self) -> StepReplay:
-        """What computes the steps once more: that of all views of the run, or one of this view's own."""
-        # Not set when this is made: a view that replaces another has a sampler, or data, of its own.
+        """The recomputation shared by all views of the run, or a new one for this view."""
+        # Not stored at construction: a view derived by `replace` may have another sampler or other data.
         return self.replay or StepReplay(self.run, self.private, self.sampling, self.world.loss)
 
     @cached_property
     def _asked(self) -> Examples:
-        """The candidates as they were before an attack could write into what it is given, under their own ids."""
+        """The candidates under their own ids, copied before an attack can write into its inputs."""
         assert self.candidates is not None  # noqa: S101  by `at`
         given = self.candidates.given
         return Examples(ids=self.candidates.ids, inputs=given.inputs.clone(), labels=given.labels.clone())
 
     def _views(self, step: Step) -> Views | None:
-        """What made the views of this step: of the run's public coins, without a way to its secret keys."""
+        """Returns the augmentation of this step, made from the run's public randomness without secret keys."""
         return copy.deepcopy(self.run.views_behind(step))
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
-        """The noise of a step as the auditor finds it: its noisy sums less everybody's contribution, in float64."""
+        """Returns the noise of a step, recomputed: its noisy sums minus all contributions, in float64."""
         if step.one_off is not None:
-            # Of everybody: at the price of a pass over the data, where rows would take as many times that as there are.
+            # All records take part: clipped sums cost one pass over the data; rows would multiply it by their number.
             return torch.cat(self.replayed.noise(step)).double()
         return self._remainders.noise(step)
 
@@ -363,16 +363,16 @@ class RunView:
 
 
 def participation(sampling: Sampling) -> Participation:
-    """What is known of who takes part in a step, to somebody who knows the sampler and not its key."""
+    """Returns the knowledge about participation of an attacker who knows the sampler but not its key."""
     if sampling.rate == 1:
         return "known"
-    # Poisson alone flips a coin for each record and step; batches of a fixed size, or dealt over an epoch, do not.
+    # Only Poisson sampling is independent per record and step; fixed-size batches and epoch partitions are not.
     return "independent" if sampling.kind == "poisson" else "dependent"
 
 
 def every_step(view: RunView) -> SeenTranscript:
     """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
-    # Built when they are read: all observations of a run together would not fit into memory.
+    # Built on demand: all observations of a run together would not fit into memory.
     steps = Steps(lambda: iter(view), lambda: len(view))
     return SeenTranscript(
         steps=steps,
@@ -384,10 +384,10 @@ def every_step(view: RunView) -> SeenTranscript:
 
 
 def beside_the_steps(view: RunView) -> SeenTranscript:
-    """`Access.ONE_OFF`: what a run released on all the data beside its steps, and neither steps nor the final model.
+    """`Access.ONE_OFF`: the one-off releases of a run on its training set, without steps or final model.
 
     Raises:
-        NotApplicable: nothing that an attack could read was.
+        NotApplicable: the run made no one-off release of gradients.
     """
     if not view.run.transcript.one_offs:
         raise NotApplicable("nothing is released of gradients beside the steps, as the scores behind a mask would be")
@@ -395,13 +395,13 @@ def beside_the_steps(view: RunView) -> SeenTranscript:
 
 
 def last_update(view: RunView) -> Observation:
-    """`Access.UPDATE`: the last step of a run, to somebody who knows who would have taken part in it."""
-    # The last step is kept whatever it takes.
+    """`Access.UPDATE`: the last step of a run, for an attacker who knows which records would have taken part in it."""
+    # The last step is always kept, whatever its size.
     return view.at(-1, participation_known=True)
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
-    """A model's logits, computed in parts that fit into memory, without gradients."""
+    """Returns a model's logits, computed in chunks that fit into memory, without gradients."""
     with torch.no_grad():
         return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
 
@@ -417,17 +417,17 @@ def white_box(view: RunView) -> ModelAccess:
 
 
 def label_only(view: RunView) -> LabelAccess:
-    """`Access.LABEL_ONLY`: the labels that the final model answers with."""
+    """`Access.LABEL_ONLY`: labels predicted by the final model."""
     return label_access(view.attackers_model, view.attackers_world, view.given)
 
 
 def label_access(model: nn.Module, world: World, candidates: Examples | None) -> LabelAccess:
-    """The labels that a model answers with, to somebody who has nothing else of it.
+    """Returns label-only access to a model.
 
     Args:
         model: the attacker's own copy, in evaluation mode.
-        world: what everybody knows, its population the attacker's own copy.
-        candidates: whom membership is about, as the attacker's own copy.
+        world: public knowledge; its population is the attacker's own copy.
+        candidates: candidates of the membership test, as the attacker's own copy.
     """
     return LabelAccess(
         labels_of=lambda inputs: _label_of(logits_of(model, inputs)),
@@ -443,13 +443,13 @@ def label_access(model: nn.Module, world: World, candidates: Examples | None) ->
 def model_access(
     model: nn.Module, world: World, candidates: Examples | None, *, shadows: Shadows | None = None, white: bool = False
 ) -> ModelAccess:
-    """Queries to a model, and its parameters where the attacker has them.
+    """Returns query access to a model, with its parameters if `white`.
 
     Args:
         model: the attacker's own copy, in evaluation mode.
-        world: what everybody knows, its population the attacker's own copy.
-        candidates: whom membership is about, as the attacker's own copy.
-        shadows: what shadow models answer about the candidates, in their order, and about the population.
+        world: public knowledge; its population is the attacker's own copy.
+        candidates: candidates of the membership test, as the attacker's own copy.
+        shadows: outputs of shadow models on the candidates, in their order, and on the population.
         white: whether the parameters are shown.
     """
     squares = GradientNorms(model, world.loss) if white else None
@@ -466,7 +466,7 @@ def model_access(
 
 
 def _label_of(logits: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
-    # NaN sorts above every number, so that argmax would name a class where the model has no answer.
+    # NaN sorts above every number, so argmax would return a class for an output without a prediction.
     return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
 
 

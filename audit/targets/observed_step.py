@@ -1,7 +1,7 @@
-"""One executed step as functions of data: what data would have contributed and released there.
+"""One executed step as functions of data: per-example contributions and the release that given data would produce.
 
-Everything comes from the step's plan, so dense, masked, projected and two-part releases need no case of their own. What
-an attacker is handed of it is decided in `audit/targets/observe.py`; the auditor takes the same functions of private
+All functions follow from the step's plan, so dense, masked, projected and two-part releases need no special case.
+`audit/targets/observe.py` decides which of them an attacker receives; the auditor applies the same functions to private
 data.
 """
 
@@ -31,32 +31,32 @@ from leakbench.defenses.core.gradients.candidate_gradients import GuessGradients
 from .structure import structure
 
 ROWS = 2**26
-"""Numbers of per-example gradients at a time, 256 MiB in float32, where a sum allows to cut them up."""
+"""Per-example gradient entries held at a time (256 MiB in float32), in computations that can be chunked."""
 
-_MOST = 2**30  # the same, 4 GiB, where all rows are wanted at once: the answer to an attack has one row a candidate
+_MOST = 2**30  # the same limit (4 GiB) for all rows at once: the answer to an attack has one row per candidate
 
 
 class Observed:
-    """One executed step as functions of data: what data would have contributed and released there.
+    """One executed step as functions of data: per-example contributions and the release they would produce.
 
     Attributes:
-        sums: [m], the undivided noisy sums of all blocks, one after another.
+        sums: [m], the undivided noisy sums of all blocks, concatenated.
         noise_std: [m], standard deviation of the noise on them.
     """
 
     def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss, views: Views | None = None) -> None:
-        """Takes a step recorded for the observer `updates`, the only one that keeps plans and noisy blocks.
+        """Takes a step recorded by the observer `updates`, the only observer that keeps plans and noisy blocks.
 
         Args:
             step: with its plan and noisy blocks.
-            model: whose trained parameters are not read.
+            model: the architecture; its trained parameters are not read.
             layout: order of the flat vectors.
             loss: per-example loss.
-            views: what made the views of examples in this step; None where there were none.
+            views: augmentation used in this step; None without augmentation.
 
         Raises:
-            ValueError: when the transcript kept no releases.
-            InconsistentObservation: releases of another length than the plan's.
+            ValueError: the transcript kept no releases.
+            InconsistentObservation: a release differs in length from its plan.
         """
         if step.plan is None or step.noisy is None:
             raise ValueError(f"step {step.step} must have its releases, got none; train with observer='updates'")
@@ -74,28 +74,28 @@ class Observed:
         )
         self._sizes = sizes
         self._by_shape: dict[tuple[int, ...], GuessGradients | None] = {}
-        # Residuals are of divided releases, so the deviation is divided, too; 1 where there is no noise to whiten by.
+        # Residuals are of divided releases, so the deviation is divided too; 1 without noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
     @property
     def released(self) -> Float[Tensor, " m"]:
-        """The noisy sums divided by the expected batch, as the server gets them."""
+        """The noisy sums divided by the expected batch, as the server receives them."""
         return self.sums / self._step.expected_batch
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
-        """Per-example contributions of these data, differentiable.
+        """Returns per-example contributions of these data, differentiable.
 
         Raises:
-            ValueError: where their gradients would take more memory than there usually is.
+            ValueError: the gradients would exceed the memory limit.
         """
         refuse_too_many(len(inputs), self._layout.dim)
         views = [inputs] if self._views is None else self._views(inputs, labels).unbind()
 
         def gradients(point: Tensor | None) -> Tensor:
-            # A query such as DIFF2's asks for gradients at another point than that of the step, too.
+            # A query such as DIFF2's also takes gradients at another point than the step's.
             at = self._step.parameters if point is None else point
             rows = partial(per_example_gradients, self._model, self._loss, self._layout, parameters=at)
-            # One view of everybody at a time: rows of all views together would take as many times the memory.
+            # One view of all examples at a time: rows of all views together would multiply the memory.
             total = rows(views[0], labels)
             for view in views[1:]:
                 total = total + rows(view, labels)
@@ -104,37 +104,37 @@ class Observed:
         return torch.cat(contributions(self._plan, gradients), dim=1)
 
     def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
-        """The release without noise that these data would give."""
-        # The public constant, and not the number of inputs: a guess of another size must not be scaled to fit.
+        """Returns the release without noise that these data would give."""
+        # Divided by the public constant, not by the number of inputs: a guess of another size must not be rescaled.
         return self.rows(inputs, labels).sum(dim=0) / self._step.expected_batch
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:
-        """Per-example contributions, without a graph behind them."""
+        """Returns per-example contributions, without an autograd graph."""
         with torch.no_grad():
             return self.rows(inputs, labels)
 
     def without(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
-        """The undivided noisy sums less what these data contributed, in float64."""
+        """Returns the undivided noisy sums minus the contributions of these data, in float64."""
         left = self.sums.double()
         for part in torch.arange(len(inputs), device=inputs.device).split(max(1, ROWS // self._layout.dim)):
             left = left - self.contributions(inputs[part], labels[part]).sum(dim=0, dtype=torch.float64)
         return left
 
     def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
-        """Released minus predicted, whitened: in units of the noise, and without directions that no row can reach."""
+        """Returns released minus predicted, whitened: in noise units, without directions that no row can reach."""
         parts = ((self.released - predicted) * self._whitening).split(self._sizes, dim=-1)
         return torch.cat([b.codec.signal(part) for b, part in zip(self._plan.blocks, parts, strict=True)], dim=-1)
 
     @cached_property
     def is_dense(self) -> bool:
-        """Whether it releases the bounded gradients themselves: one block, one view, nothing encoded."""
+        """True if the step releases the bounded gradients themselves: one block, one view, identity codec."""
         block = self._plan.blocks[0]
         # Exactly these classes: a subclass may compute something else.
         plain = type(block.codec) is Everything and type(block.query) is Gradient and type(block.bound) is Bound
         return len(self._plan.blocks) == 1 and plain and self._views is None
 
     def simulate_many(self, inputs: Float[Tensor, "guesses b ..."], labels: Tensor) -> Float[Tensor, "guesses m"]:
-        """As `simulate`, of several batches with one pass over all: labels of one batch, or of each."""
+        """Returns `simulate` of several batches in one pass; labels are shared by all batches or given per batch."""
         guesses, b = inputs.shape[:2]
         together, all_labels = inputs.flatten(0, 1), _of_each(labels, guesses, b)
         found = self._factored(inputs)
@@ -156,7 +156,7 @@ class Observed:
     def compare_many(
         self, inputs: Float[Tensor, "guesses b ..."], labels: Tensor
     ) -> tuple[Float[Tensor, " guesses"], Float[Tensor, " guesses"]]:
-        """Of each guess, <W simulated, W released> and |W simulated|^2, with W the whitening; of a dense release."""
+        """Returns <W simulated, W released> and |W simulated|^2 per guess, W the whitening; for dense releases only."""
         guesses, b = inputs.shape[:2]
         found, white = self._factored(inputs), self._whitening[0]
         if found is None:
@@ -165,50 +165,50 @@ class Observed:
         bound = self._plan.blocks[0].bound
         scale = None if bound.kind == "unbounded" else lambda norms: bound.scale(norms.double(), norms.dtype)
         inner, squares = found.compared(inputs, _of_each(labels, guesses, b), self._directions, scale)
-        # One block has noise of one size, so the whitening is one number.
+        # One block has one noise scale, so the whitening is a scalar.
         size = white / self._step.expected_batch
         return inner * white * size, squares * size.square()
 
     @cached_property
     def _directions(self) -> dict[str, Tensor]:
-        """The released vector, cut into parameters."""
+        """The released vector, split into parameters."""
         return dict(self._layout.unflatten(self.released))
 
     def _factored(self, inputs: Tensor) -> GuessGradients | None:
-        """The model by factors, checked at the first call; None where a layer is not known."""
+        """Returns the factored gradients of the model, checked at the first call; None if a layer is unsupported."""
         shape = tuple(inputs.shape[2:])
         if shape not in self._by_shape:
             self._by_shape[shape] = factored(self._model, self._loss, self._layout, self._step.parameters, shape)
         return self._by_shape[shape]
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:
-        """The model's logits, at the parameters of this step."""
+        """Returns the model's logits at the parameters of this step."""
         return outputs(self._model, self._layout, inputs, parameters=self._step.parameters)
 
     def structure(self, input_shape: tuple[int, ...]) -> Structure:
-        """The equations behind this step: copies of what is public."""
+        """Returns the equations of this step: copies of public values."""
         return structure(self._plan, self._model, self._layout, self._step.parameters, self._loss, input_shape)
 
 
 def _of_each(labels: Tensor, guesses: int, b: int) -> Tensor:
-    """Labels of all guesses one after another: those of one batch are everybody's, unless each has its own."""
+    """Returns labels of all guesses, concatenated; labels of a single batch are repeated for every guess."""
     own = labels.ndim == 3 or (labels.ndim == 2 and labels.dtype == torch.int64)
     shared = labels if own else labels.expand(guesses, *labels.shape)
     return shared.reshape(guesses * b, *shared.shape[2:])
 
 
 def refuse_too_many(examples: int, dim: int, width: int = 4) -> None:
-    """Refuses gradients of so many examples at once that they would take more memory than there usually is.
+    """Refuses per-example gradients that would exceed the memory limit.
 
     Args:
-        examples: whose gradients are wanted.
-        dim: of a gradient.
-        width: bytes of a number.
+        examples: number of per-example gradients.
+        dim: entries per gradient.
+        width: bytes per entry.
 
     Raises:
-        ValueError: naming how many would fit.
+        ValueError: too many examples; the message gives the largest number that fits.
     """
-    # `_MOST` counts float32 numbers, of 4 bytes.
+    # `_MOST` counts float32 numbers of 4 bytes.
     most = 4 * _MOST // (width * dim)
     if examples > max(most, 1):
         raise ValueError(

@@ -1,9 +1,10 @@
-"""Steps of a run computed once more by the auditor: their noise, and what an informed adversary's score needs of them.
+"""Recomputed steps of a run: their noise, and the statistics that an informed adversary's score needs.
 
-What is left of a step for a candidate is the noise, and its own contribution if it took part. So one direction, the
-noise, serves all candidates: per block the inner product of each contribution with it, and squared norms, at the price
-of a forward and a backward pass, and no contribution is formed. The engine is one of the auditor's own, checked against
-the reference, and not the one that the run was trained with: an error of that one stays in what is left over.
+The remainder of a step for a candidate is the noise, plus its own contribution if it took part. A single direction, the
+noise, therefore serves all candidates: per block, the inner product of each contribution with it, and squared norms,
+for the cost of a forward and a backward pass and without forming any contribution. The auditor uses its own engine,
+checked against the reference, instead of the engine of the run: an error of the run's engine then stays in the
+remainder.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from leakbench.defenses.core import Engine, Loss, Run, Sampling, Step
 
 from .residual_noise import joined_by
 
-_AT_ONCE = 1024  # examples whose views exist at a time
-_KEPT = 2**29  # bytes of noise that are kept for other cells of a run
+_AT_ONCE = 1024  # examples whose views are in memory at a time
+_KEPT = 2**29  # bytes of noise cached for other cells of a run
 _DIGITS = 24  # binary digits of the largest inner products, those of float32
-_DEVIATIONS = 8  # of noise: a product beyond them comes once in 10^15 times
+_DEVIATIONS = 8  # noise standard deviations; a product exceeds them with probability 10^-15
 
 
 class StepReplay:
-    """The auditor's second look at steps of a run, shared by the cells that ask about it."""
+    """The auditor's recomputation of a run's steps, shared by the cells that read them."""
 
     def __init__(self, run: Run, private: Examples, sampling: Sampling, loss: Loss) -> None:
-        """Keeps what the auditor knows; computes nothing.
+        """Stores the auditor's knowledge; computes nothing.
 
         Args:
             run: trained with observer="updates".
@@ -42,7 +43,7 @@ class StepReplay:
         self._noises: dict[int, Tensor] = {}
 
     def noise(self, step: Step) -> tuple[Float[Tensor, " _"], ...]:
-        """The noisy sums of each block less everybody's contribution, rounded to their dtype, as the sums were."""
+        """Returns each block's noisy sums minus all contributions, rounded to the dtype of the sums."""
         assert step.plan is not None and step.noisy is not None  # noqa: S101  by `Observed`, which was made before
         sizes = [noisy.numel() for noisy in step.noisy]
         if (found := self._noises.get(step.key)) is None:
@@ -53,21 +54,21 @@ class StepReplay:
                 for rest, total in zip(left, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
                     rest -= total
             found = torch.cat(left).to(step.noisy[0].dtype)
-            # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
+            # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if sum(one.nbytes for one in self._noises.values()) + found.nbytes <= _KEPT:
                 self._noises[step.key] = found
         return found.split(sizes)
 
     def matched_filter(self, step: Step, candidates: Examples) -> MatchedFilter:
-        """What the likelihood ratio of each candidate needs.
+        """Returns the statistics from which each candidate's likelihood ratio follows.
 
         Args:
             step: with its plan and noisy blocks.
-            candidates: under the ids of the data set, and no attack's to change.
+            candidates: under the ids of the data set; not modifiable by any attack.
         """
         assert step.plan is not None  # noqa: S101  as in `noise`
         noise, stds, plan = [left.double() for left in self.noise(step)], step.plan.stds, step.plan.plan
-        # Whitened before they are cast to the dtype of the gradients: the scale of noise may be out of its range.
+        # Whitened before the cast to the gradients' dtype: the noise scale may be out of its range.
         units = [1.0 if std == 0 else std for std in stds]
         directions = [values / unit for values, unit in zip(noise, units, strict=True)]
         engine, found = self._at(step), []
@@ -83,7 +84,7 @@ class StepReplay:
             products = torch.cat([none, *(part[number][0] for part in found)]) / unit
             squares = torch.cat([none, *(part[number][1] for part in found)]) / unit**2
             if std == 0:
-                # |r - v|: nothing is subtracted for who took part, because only the noise is left of its r.
+                # |r - v|: nothing is subtracted for participants, because only noise is left of their r.
                 apart = torch.where(joined, 0.0, squares - 2 * products)
                 missing, shown = missing + (left.square().sum() + apart).clamp(min=0), shown + squares
             else:
@@ -92,10 +93,10 @@ class StepReplay:
         return MatchedFilter(inner=_rounded(inner, squared_norms), squared_norms=squared_norms, residuals=residuals)
 
     def _at(self, step: Step) -> Engine:
-        """The auditor's engine, at the parameters before a step."""
+        """Returns the auditor's engine, at the parameters before a step."""
         if self._engine is None:
-            # Of the auditor's own: what is written into the model must not reach the run.
-            # Of the batches of the steps, also where a one-off release, of everybody, is looked at first.
+            # A copy, so that parameter writes do not reach the run. Expected batch of the steps, even if the first
+            # replayed release is a one-off release on all records.
             model, expected = copy.deepcopy(self._run.model), self._run.transcript.steps[0].expected_batch
             self._engine = Engine(model, loss=self._loss, expected_batch=expected)
         with torch.no_grad():
@@ -103,12 +104,12 @@ class StepReplay:
         return self._engine
 
     def _took_part(self, step: Step) -> Int[Tensor, " b"]:
-        """Positions of those who joined a step: the trainer's own draw again, which no transcript holds."""
+        """Returns the positions of a step's participants, drawn again as the trainer did; no transcript holds them."""
         drawn = joined_by(step, self._sampling, len(self._private), self._run.sampler_key)
         return drawn.to(self._private.inputs.device)
 
     def _entries(self, step: Step, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
-        """What was shown to the model of these examples, views of one side by side; and how many views there are."""
+        """Returns the model inputs for these examples, with the views of an example adjacent, and the views' number."""
         made = self._run.views_behind(step)
         if made is None:
             return inputs, labels, 1
@@ -117,14 +118,14 @@ class StepReplay:
 
 
 def _rounded(values: Float[Tensor, " n"], squared_norms: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Inner products to the same last place for everybody, which their squared norms alone decide.
+    """Rounds inner products to a last place that depends only on their squared norms.
 
-    Products may come in float32. One of few digits would be of somebody who took no part, and one that has few once the
-    squared norm is taken off again of somebody who did, whatever the noise: where the two nearly cancel, their sum
-    would show digits finer than any of the product. So all are rounded as coarsely as the largest product that noise
-    makes.
+    Products may come in float32. A product with few digits would reveal a non-participant, and a product with few
+    digits after the squared norm is subtracted again would reveal a participant, whatever the noise: where the two
+    nearly cancel, their sum would show digits finer than any of the product. All products are therefore rounded as
+    coarsely as the largest product that noise makes.
     """
-    # Given a contribution v, its product with the noise has the deviation |v|.
+    # Given a contribution v, its product with the noise has standard deviation |v|.
     largest = torch.maximum(squared_norms, _DEVIATIONS * squared_norms.sqrt())
     last = torch.ldexp(torch.ones_like(values), torch.frexp(largest).exponent - _DIGITS)
     return torch.where(squared_norms > 0, (values / last).round() * last, values)

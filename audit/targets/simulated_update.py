@@ -1,8 +1,8 @@
-"""Simulation of one shared update, as a client of federated learning sends it: from a model, a batch and a defense.
+"""Simulation of one update shared by a client of federated learning, from a model, a batch and a defense.
 
-The client's steps before the shared one run on `history`, so that methods whose plans follow from past releases have
+The client's steps before the shared step run on `history`, so that methods whose plans depend on past releases have
 some: DPDR its direction, ranked sparsification its ranks. Engine and step are those of training. A client may also take
-several local steps, each under the defense, and share their sum alone (`local_steps.py`).
+several local steps, each under the defense, and share only their sum (`local_steps.py`).
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ from .observed_step import Observed
 
 @dataclass(frozen=True)
 class Shared:
-    """One simulated update, with what the auditor knows of it.
+    """One simulated update, with the auditor's knowledge about it.
 
     Attributes:
-        observation: what the server sees.
-        truth: what it does not.
-        ledger: the releases that the shared batch took part in, charged without sampling: it is known to be there.
-        engine: how the clipped sums were computed.
-        noise: which kind of noise was drawn; `none` where no release had any.
+        observation: the server's view.
+        truth: the ground truth, hidden from the server.
+        ledger: the releases that the shared batch took part in, charged without sampling: its participation is known.
+        engine: method that computed the clipped sums.
+        noise: kind of noise drawn; `none` if no release had any.
         public_used: whether the defense read public examples.
-        remarks: of the plans executed, each once, and flags for parts that are not this library's (`unverified_...`).
+        remarks: remarks on the executed plans, without repetition, and flags for third-party components
+            (`unverified_...`).
         unverified: a sentence for each of these flags.
     """
 
@@ -73,7 +74,7 @@ class Shared:
     unverified: tuple[str, ...] = ()
 
     def claim(self, delta: float) -> Claim:
-        """The guarantee of the releases at `delta`, with what it assumes."""
+        """Returns the privacy guarantee of the releases at `delta`, with its assumptions."""
         assumes = assumptions(self.noise, self.ledger.sampling, key_given=False, public_used=self.public_used)
         return replace(self.ledger.claim(delta), assumes=assumes, unverified=self.unverified)
 
@@ -81,7 +82,7 @@ class Shared:
 def share_update(
     model: nn.Module, inputs: Tensor, labels: Tensor, defense: Defense, **settings: Any
 ) -> tuple[Observation, GroundTruth]:
-    """What the server sees of one shared update, and apart from it the truth; settings as of `simulate_share`."""
+    """Returns the server's view of one shared update, and the ground truth; settings as in `simulate_share`."""
     shared = simulate_share(model, inputs, labels, defense, **settings)
     return shared.observation, shared.truth
 
@@ -104,46 +105,46 @@ def simulate_share(
     noise: Noise | None = None,
     execution: Execution | None = None,
 ) -> Shared:
-    """Simulates what one client shares at one step, with the ledger of what that costs its batch.
+    """Simulates the update that one client shares at one step, with a privacy ledger for its batch.
 
     Args:
-        model: at the client's first step; left as it is.
-        inputs: the client's batch at the shared step [b, *shape]; all its examples where it takes several.
+        model: the model at the client's first step; not modified.
+        inputs: the client's batch at the shared step [b, *shape]; all its examples if it takes several local steps.
         labels: its labels [b], int64.
-        defense: with its noise multiplier set; 0 shows what the release alone hides.
-        world: what everybody knows: shapes, range of inputs, loss, and a copy of the public examples where the attacker
-            gets one. None for inputs in [0, 1], `population`, and cross-entropy with as many classes as outputs; one
-            output is the logit of two classes.
-        step: which step is shared; the steps before it are executed first.
-        steps: planned length, which schedules refer to; up to the last shared step where None.
+        defense: with its noise multiplier set; 0 shows the protection by the release alone.
+        world: public knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
+            None for inputs in [0, 1], `population`, and cross-entropy with as many classes as outputs; a single output
+            is the logit of two classes.
+        step: number of the shared step; the steps before it are executed first.
+        steps: planned length, used by schedules; None for a run that ends at the last shared step.
         lr: learning rate of the client's plain SGD.
         local: several steps of the client, from `step` on, of which it shares the sum; None for one step on its batch.
-            Each is noised and charged by itself; an example pays for the steps that it is in, one an epoch.
-        history: (inputs, labels) for the steps before, a batch each, taken in turn; the client's own examples again
-            where None.
+            Each step is noised and charged by itself; an example is charged for the steps that contain it, one per
+            epoch.
+        history: (inputs, labels) for the earlier steps, cut into batches in turn; None for the client's own examples.
         population: public examples, which the defense may read.
-        prior: candidates for the first record of the batch, for an attacker who knows the others of it and is to pick
-            the right one (`subjects.prior.Prior.draw`); a result on such an update is scored as a choice.
+        prior: candidates for the first record of the batch, for an attacker who has the other records and picks the
+            right candidate (`subjects.prior.Prior.draw`); a result on such an update is scored as a choice.
         seed: key of the public randomness.
-        noise: secret source; keyed by the operating system where None.
+        noise: secret noise source; None for a key from the operating system.
         execution: engine, memory and device.
 
     Returns:
-        What the server sees (labels and batch size included, for attacks that declare to know them), the truth, and the
-        ledger.
+        The server's view (including labels and batch size, for attacks that declare this knowledge), the ground truth,
+        and the ledger.
 
     Raises:
-        ValueError: for an uncalibrated defense, a model that mixes examples, an empty batch or history, a step
-            below 0, or a population that holds an input of the batch; for local steps that do not divide the examples
-            or do not begin with an epoch, or whose plans follow from what earlier ones released.
-        NotApplicable: a prior, and several local steps.
+        ValueError: an uncalibrated defense, a model that mixes examples, an empty batch or history, a step below 0, or
+            a population that holds an input of the batch; local steps that do not divide the examples or do not begin
+            an epoch, or whose plans depend on earlier local releases.
+        NotApplicable: a prior together with several local steps.
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
     if local is not None:
         per_epoch = local.steps_per_epoch(len(inputs))
         if step % per_epoch:
-            # The ledger counts on every epoch being whole: each example is in one step of each.
+            # The ledger assumes whole epochs: each example is in one step of each epoch.
             raise ValueError(f"step must begin an epoch, a multiple of the {per_epoch} local steps of one, got {step}")
         if local.steps(len(inputs)) == 1:
             local = None
@@ -160,7 +161,7 @@ def simulate_share(
         world = _usual_world(model, batch[0], public)
     client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution, local)
     own = 1 if local is None else local.steps(len(inputs))
-    # Schedules of methods, as a sparsity that grows, refer to the planned length.
+    # Schedules of a method, such as a growing sparsity, depend on the planned length.
     client.start(public, steps=steps or step + own, seed=seed)
     for earlier in range(step):
         client.step(earlier, shared=False, lr=lr)
@@ -171,13 +172,13 @@ def simulate_share(
 
 
 class _Client:
-    """A client in training, up to the step or the steps that it shares.
+    """A client in training, up to its shared step or steps.
 
     Attributes:
-        size: examples a step.
-        local: its local steps; None where it shares one.
-        account: ledger and remarks of releases that its own batch took part in.
-        others: the same of steps on the history, whose cost is not the batch's.
+        size: examples per step.
+        local: its local steps; None if it shares a single step.
+        account: ledger and remarks of the releases that its own batch took part in.
+        others: ledger and remarks of the steps on the history, which are not charged to the batch.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class _Client:
         self.batch, self.past, self.local = batch, past, local
         self.size = len(batch[0]) if local is None else local.batch
         self.per_epoch = 1 if local is None else local.steps_per_epoch(len(batch[0]))
-        # In evaluation mode: dropout would make the release depend on draws that no simulation can repeat.
+        # In evaluation mode: dropout would make the release depend on random draws that no simulation can repeat.
         self.model = copy.deepcopy(model).to(batch[0].device).eval()
         self.runner = Engine(
             self.model,
@@ -211,14 +212,14 @@ class _Client:
         )
         if past is not None:
             _refuse_lengths("history must be (inputs, labels) of", past)
-        # Rate 1: who attacks an update knows that the batch is in it, so that no sampling amplifies. Of several local
-        # steps an example is in one an epoch, and in the same of each.
+        # Rate 1, without amplification: the attacker of an update knows that the batch is in it. With several local
+        # steps, an example is in one step per epoch, at the same position in each.
         sampling = full() if self.per_epoch == 1 else partition(1 / self.per_epoch)
         self.account = Account(Ledger(sampling), noise.exact, unverified(noise=noise, defense=defense))
         self.others = Account(Ledger(full()), noise.exact)
 
     def start(self, population: Examples | None, *, steps: int, seed: int) -> None:
-        """Starts the method, which may release something once, on the batch and at its cost."""
+        """Starts the method, which may make a one-off release on the batch and at its cost."""
         self.public = None
         if population is not None:
             refuse_shared(self.batch[0], population.inputs)  # an input that is public is no secret to attack
@@ -241,25 +242,25 @@ class _Client:
         self.stepper.start()
 
     def step(self, step: int, *, shared: bool, lr: float) -> Step:
-        """Takes one step, of plain SGD, on the batch or on what the history has for it."""
+        """Takes one step of plain SGD, on the batch or on the history's batch for it."""
         layout = self.runner.layout
-        # Without a history the batch is in every step before, too, and is charged for it.
+        # Without a history the batch is in every earlier step, too, and is charged for it.
         inputs, labels = self._own(step) if shared or self.past is None else self._of_the_past(step)
         account = self.account if shared or self.past is None else self.others
 
         def execute(plan: NoisyPlan) -> Release:
             return self.runner.run(plan, inputs, labels)
 
-        # Parameters before the update below: the gradients are taken there.
+        # Parameters before the update below, where the gradients are taken.
         seen = self.stepper.take(step, layout.read(self.model), execute, account)
         moved = seen.parameters - lr * self.stepper.update
         layout.write(self.model, moved)
         self.stepper.hold(moved)
-        # A client has no other data to try the step on; nothing is sampled, and the batch is charged in full.
+        # A client has no other data for the trial of a step; without sampling, the batch is charged in full.
         return replace(seen, verdict=self.stepper.judge(execute, account, full()))
 
     def refuse_unknown_plans(self, step: int, steps: int) -> None:
-        """Refuses local steps whose plans a server that sees their sum cannot know, before the first is taken."""
+        """Refuses local steps whose plans a server cannot know from their sum, before the first step is taken."""
         context = self.stepper.context.at(step, parameters=self.runner.layout.read(self.model))
         if problem := unknown_to_server(self.defense, self.stepper.state, context, steps):
             raise ValueError(problem)
@@ -267,21 +268,21 @@ class _Client:
     def shares(
         self, seen: list[Step], world: World, population: Examples | None, prior: Examples | None, *, lr: float
     ) -> Shared:
-        """The observation of a step, or of several, the truth behind it, and what the batch was charged."""
+        """Returns the observation of the shared step or steps, the ground truth, and the charge to the batch."""
         inputs, labels = self.batch
         known = world if world.population is None else replace(world, population=copied(world.population))
         told: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
         layout = self.runner.layout
         if self.local is None:
             if prior is not None:
-                # Computed here, and not when it is asked for: no function that an attack holds closes over the others.
+                # Computed eagerly: no function in the attack's hands may close over the other records.
                 step = Observed(seen[0], self.model, layout, world.loss)
                 told |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
             observation = observe(seen[0], self.model, layout, known, **told)
         else:
             told |= {"lr": lr, "max_unroll": self.local.max_unroll}
             observation = observe_local(seen, self.model, layout, known, **told)
-        # Also where the attacker gets no public examples: anybody might have looked at them.
+        # Also if the attacker gets no public examples: anybody might have seen them.
         public = None if population is None else population.inputs
         floor = None if public is None else public.mean(dim=0)
         remarks = self.account.remarks
@@ -312,7 +313,7 @@ class _Client:
         return self.runner.gradients(inputs, labels)(None)
 
     def _own(self, step: int) -> tuple[Tensor, Tensor]:
-        """The client's own examples of a step; all of them where it takes no local steps."""
+        """Returns the client's own examples of a step; all of them without local steps."""
         if self.local is None:
             return self.batch
         chosen = turn(step, self.size, len(self.batch[0])).to(self.batch[0].device)
@@ -325,9 +326,9 @@ class _Client:
 
 
 def _usual_world(model: nn.Module, inputs: Tensor, population: Examples | None) -> World:
-    """The world where the caller describes none: inputs in [0, 1], classes and loss by the model's outputs."""
+    """Returns the default world: inputs in [0, 1], classes and loss inferred from the model's outputs."""
     with torch.no_grad():
-        # A copy in evaluation mode, as of the client: a forward pass may change the statistics of a batch norm.
+        # A copy in evaluation mode, like the client's: a forward pass may change the statistics of a batch norm.
         width = copy.deepcopy(model).to(inputs.device).eval()(inputs[:1]).shape[1]
     loss, classes = (logistic, 2) if width == 1 else (cross_entropy, width)
     shape = tuple(inputs.shape[1:])
@@ -340,7 +341,7 @@ def _on_device(
     history: tuple[Tensor, Tensor] | None,
     population: Examples | None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None, Examples | None]:
-    """All data on one device; as they are where none is named."""
+    """Returns all data on `device`; unchanged for None."""
     if device is None:
         return batch, history, population
     moved = None if history is None else (history[0].to(device), history[1].to(device))

@@ -1,6 +1,6 @@
-"""A step as equations: the operations of its model and what each released number is, for closed-form attacks.
+"""A training step as equations for closed-form attacks: model operations and meaning of each released number.
 
-All of it is public: the server sent the model, and the plan was fixed before the batch was drawn.
+Everything here is public: the server sent the model, and the plan was fixed before the batch was drawn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODULES = {
     *_ACTIVATIONS, nn.Flatten, nn.Linear, nn.Conv2d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout,
     nn.Dropout2d,
 }  # fmt: skip
-"""Exactly these: a subclass may compute something else."""
+"""Exact types only: a subclass may compute a different function."""
 _SUBSPACES = (Subspace, ImplicitSubspace)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logistic"}
@@ -53,15 +53,15 @@ _LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logi
 def structure(
     plan: StepPlan, model: nn.Module, layout: Layout, parameters: Tensor, loss: Loss, input_shape: tuple[int, ...]
 ) -> Structure:
-    """The equations behind one step.
+    """Returns the equations of one step.
 
     Args:
         plan: as executed.
         model: the architecture; its trained parameters are not read.
         layout: order of the flat vectors.
         parameters: at the step [dim].
-        loss: by example.
-        input_shape: of one example.
+        loss: per-example loss.
+        input_shape: shape of one example.
     """
     parts, start = [], 0
     for block in plan.blocks:
@@ -74,7 +74,7 @@ def structure(
     try:
         operations = _operations(model, values, input_shape)
         network = Network(operations=operations, parameters=values, loss=_LOSSES.get(loss, "other"))
-    # Whatever a stranger's forward pass raises when it is run on symbols: control flow by values, mostly.
+    # A user's forward pass may raise any exception under symbolic tracing, mostly for data-dependent control flow.
     except Exception as error:
         problem = f"its forward pass cannot be traced ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
     return Structure(
@@ -83,16 +83,16 @@ def structure(
 
 
 def _part(block: Block, start: int, dim: int) -> ReleasedPart:
-    """What the numbers of one block are."""
+    """Describes the released numbers of one block."""
     codec, first, within = block.codec, 0, dim
-    # One layer's codec: its coordinates count from the start of the layer.
+    # A codec on one layer: its coordinates count from the start of the layer.
     while type(codec) is Within:
         first, codec = first + codec.start, codec.codec
         within = codec.dim
     if type(codec) is Masked and isinstance(inner := codec.codec, Subspace) and type(inner) in _SUBSPACES:
         codec = spread(inner, codec.kept)
     about: dict[str, Any] = {"kind": "other", "words": f"values of {type(codec).__name__}"}
-    # Exactly these classes: a subclass may encode otherwise.
+    # Exact classes only: a subclass may encode otherwise.
     if type(codec) in (Everything, Scaled):
         about = {"kind": "coordinates", "coordinates": first + torch.arange(within), "words": "all coordinates"}
         if isinstance(codec, Scaled):
@@ -118,7 +118,7 @@ class _Shapes(fx.Interpreter):
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """As the interpreter does, and remembers the shape."""
+        """Runs the node as `fx.Interpreter` does and stores the shape of its result."""
         result = super().run_node(n)
         if isinstance(result, Tensor):
             self.shapes[n.name] = tuple(result.shape[1:])
@@ -126,8 +126,8 @@ class _Shapes(fx.Interpreter):
 
 
 def _operations(model: nn.Module, values: Mapping[str, Tensor], input_shape: tuple[int, ...]) -> tuple[Operation, ...]:
-    """The forward pass in evaluation mode, operation by operation."""
-    # A copy: tracing and evaluation mode must not touch what others hold.
+    """Returns the forward pass in evaluation mode, one `Operation` per node."""
+    # A copy: tracing and evaluation mode must not modify the caller's model.
     traced = fx.symbolic_trace(copy.deepcopy(model).eval())
     like = next(v for v in values.values() if v.is_floating_point())
     shapes = _Shapes(traced)
@@ -148,13 +148,13 @@ def _operations(model: nn.Module, values: Mapping[str, Tensor], input_shape: tup
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> the one name that a layout has for it, where modules share one."""
+    """Maps every name of a parameter to its name in the layout, for modules that share parameters."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _about(node: fx.Node, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Kind, parameters and settings of one operation."""
+    """Returns kind, parameters and settings of one operation."""
     if node.op == "placeholder":
         return {"kind": "input", "words": "the input"}
     if node.op == "call_function" and node.target in _ADDITIONS and len(node.all_input_nodes) == 2:
@@ -171,7 +171,7 @@ def _about(node: fx.Node, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def _flattens(node: fx.Node) -> bool:
-    """Whether an operation is `flatten(1)`, of a tensor or by torch."""
+    """True if an operation is `flatten(1)`, as a method or as `torch.flatten`."""
     if not (node.target == "flatten" or node.target is torch.flatten):
         return False
     arguments = [*node.args[1:], *node.kwargs.values()]
@@ -184,7 +184,7 @@ def _of_module(name: str, module: nn.Module) -> dict[str, Any]:
     }
     words = f"{name} ({type(module).__name__})"
     kind = type(module)
-    # Hooks and parametrizations compute something else than the class says.
+    # Hooks and parametrizations change the function that the class computes.
     foreign = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     if kind not in _MODULES or foreign or hasattr(module, "parametrizations"):
         return {"kind": "other", "words": words}
@@ -198,7 +198,7 @@ def _of_module(name: str, module: nn.Module) -> dict[str, Any]:
     if isinstance(module, nn.Conv2d) and module.padding_mode == "zeros":
         padding = module.padding
         if isinstance(padding, str):
-            # `same` may pad one side more than the other, which the equations have no word for.
+            # `same` may pad one side more than the other, which `Operation` cannot express.
             twice = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
             if padding == "same" and any(total % 2 for total in twice):
                 return {"kind": "other", "words": f"{words} with uneven padding"}
@@ -218,12 +218,12 @@ def _of_module(name: str, module: nn.Module) -> dict[str, Any]:
         names = {"mean": f"{name}.running_mean", "variance": f"{name}.running_var", "eps": float(module.eps)}
         return {"kind": "batch_norm", "settings": names, "words": words, **own}
     if isinstance(module, nn.Dropout | nn.Dropout2d):
-        return {"kind": "identity", "words": words}  # of evaluation
+        return {"kind": "identity", "words": words}  # in evaluation mode
     return {"kind": "other", "words": words}
 
 
 def _plain(pool: nn.AvgPool2d) -> bool:
-    """Whether every window's mean is over as many numbers."""
+    """True if every window averages over the same number of entries."""
     padded = any(_pair(pool.padding))
     return not pool.ceil_mode and pool.divisor_override is None and (pool.count_include_pad or not padded)
 
