@@ -1,1 +1,1 @@
-"""Scorers: metrics with confidence intervals, from an attack's result and the truth."""
+"""Scorers: metrics with confidence intervals, from an attack's result and the ground truth."""

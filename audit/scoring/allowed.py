@@ -1,10 +1,9 @@
 """Bounds between a privacy claim and the success of membership tests: AUC, TPR, implied epsilon, exact intervals.
 
-A mechanism that is (epsilon, delta)-private, or that is one Gaussian with mean shift `mu` in units of the
-noise, has a trade-off curve: the least miss rate of any membership test at each false positive rate. The area
-above the curve is the best AUC. Sources: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential
-Privacy", ICML 2015 (the region of (epsilon, delta)); Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B
-2022 (Gaussian curve, its delta).
+An (epsilon, delta)-private mechanism, or a Gaussian mechanism with mean shift `mu` in units of the noise, has a
+trade-off curve: the least miss rate of any membership test at each false positive rate. The area above the curve is the
+best AUC. Sources: Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (the region of
+(epsilon, delta)); Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (Gaussian curve, its delta).
 
 `epsilon=None` and `math.inf` both mean that nothing is claimed.
 """
@@ -21,25 +20,24 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 
 def gaussian_auc(mu: float) -> float:
-    """AUC of the likelihood-ratio test between N(0, 1) and N(mu, 1).
+    """Returns the AUC of the likelihood-ratio test between N(0, 1) and N(mu, 1).
 
     Args:
-        mu: shift, in standard deviations of the noise; 1 / noise_multiplier for an example that fills its
-            bound.
+        mu: shift, in standard deviations of the noise; 1 / noise_multiplier for an example that fills its bound.
     """
     # P(X < Y) for X ~ N(0, 1), Y ~ N(mu, 1): their difference is N(mu, 2).
     return float(ndtr(mu / math.sqrt(2)))
 
 
 def gaussian_tpr(mu: float, fpr: float) -> float:
-    """True positive rate of the likelihood-ratio test between N(0, 1) and N(mu, 1).
+    """Returns the true positive rate of the likelihood-ratio test between N(0, 1) and N(mu, 1).
 
     Args:
         mu: shift, in standard deviations of the noise.
         fpr: false positive rate, in [0, 1].
 
     Raises:
-        ValueError: fpr is no rate.
+        ValueError: fpr is outside [0, 1].
     """
     if not 0 <= fpr <= 1:
         raise ValueError(f"fpr must be in [0, 1], got {fpr}")
@@ -48,7 +46,7 @@ def gaussian_tpr(mu: float, fpr: float) -> float:
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Smallest delta at which a Gaussian of shift mu is (epsilon, delta)-private (Dong et al., Cor. 2.13).
+    """Returns the smallest delta at which a Gaussian of shift mu is (epsilon, delta)-private (Dong et al., Cor. 2.13).
 
     Args:
         epsilon: nats, >= 0.
@@ -61,14 +59,14 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
         raise ValueError(f"epsilon and mu must be >= 0, got {epsilon} and {mu}")
     if mu == 0 or math.isinf(epsilon):
         return 0.0
-    # Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2), whose second term is computed in logarithms:
-    # e^epsilon alone overflows where its product with the tail is tiny.
+    # Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2); the second term is computed in logarithms, because
+    # e^epsilon alone overflows even if its product with the tail is tiny.
     tail = math.exp(epsilon + float(log_ndtr(-epsilon / mu - mu / 2)))
     return max(0.0, float(ndtr(-epsilon / mu + mu / 2)) - tail)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon (nats) at which a Gaussian of shift mu is (epsilon, delta)-private.
+    """Returns the smallest epsilon (nats) at which a Gaussian of shift mu is (epsilon, delta)-private.
 
     Args:
         mu: shift, in standard deviations of the noise, >= 0; infinite without noise.
@@ -91,7 +89,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def largest_tpr(epsilon: float | None, delta: float, fpr: float) -> float:
-    """The largest true positive rate that (epsilon, delta)-privacy allows at a false positive rate.
+    """Returns the largest true positive rate that (epsilon, delta)-privacy allows at a false positive rate.
 
     Args:
         epsilon: claimed, nats; None or infinite: no claim.
@@ -112,12 +110,11 @@ def largest_tpr(epsilon: float | None, delta: float, fpr: float) -> float:
 
 
 def largest_auc(epsilon: float | None, delta: float) -> float:
-    """The largest AUC that (epsilon, delta)-privacy allows a test: 1 - (1 - delta)^2 / (1 + e^epsilon).
+    """Returns the largest AUC that (epsilon, delta)-privacy allows a test: 1 - (1 - delta)^2 / (1 + e^epsilon).
 
-    It is the area above max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)): two triangles that meet
-    at a = (1 - delta) / (1 + e^epsilon). The bound holds for membership decided by coins and for both orders
-    of the removal; on one trained model, with its members fixed, chance can exceed it, so compare the low end
-    of an interval.
+    It is the area above max(0, 1 - delta - e^epsilon a, e^-epsilon (1 - delta - a)): two triangles that meet at a = (1
+    - delta) / (1 + e^epsilon). The bound holds for membership decided by coins and for both orders of the removal; on a
+    single trained model with fixed members, chance can exceed it, so compare the low end of an interval.
 
     Args:
         epsilon: claimed, nats; None or infinite: no claim, so 1.0.
@@ -142,38 +139,38 @@ def epsilon_implied(
     *,
     level: float = 0.95,
 ) -> Float[ndarray, "*counts"]:
-    """The least epsilon (nats) at which a test could err so seldom, by the upper ends of its two error rates.
+    """Returns the least epsilon (nats) that permits error rates this low, by their upper confidence limits.
 
-    Both rates are taken at their Clopper-Pearson upper ends, each of which fails with probability (1 - level) / 2; 0
-    where the test errs as often as no privacy loss at all allows. A lower bound on epsilon in its own right only where
-    the trials are independent and the threshold was fixed before they were looked at (Nasr et al., "Adversary
-    Instantiation", S&P 2021).
+    Both rates are taken at their Clopper-Pearson upper ends, each of which fails with probability (1 - level) / 2; 0 if
+    epsilon = 0 already permits such errors. A lower bound on epsilon in its own right only if the trials are
+    independent and the threshold was fixed before they were examined (Nasr et al., "Adversary Instantiation", S&P
+    2021).
 
     Args:
-        misses: members taken for non-members, one count a test.
+        misses: members taken for non-members, one count per test.
         members: trials with a member, at least 1.
         alarms: non-members taken for members, by the same tests.
         non_members: trials with a non-member, at least 1.
         delta: of the claim, in [0, 1].
         level: confidence, simultaneous over both rates.
     """
-    alpha = (1 - level) / 2  # a rate each, so that both hold together with probability `level` (union bound)
+    alpha = (1 - level) / 2  # per rate, so that both hold together with probability `level` (union bound)
     fnr, fpr = (
-        # Where every trial errs the upper end is 1. The quantile has no second parameter then: 1 stands in, unused.
+        # If every trial errs the upper end is 1. The quantile has no valid second parameter then: 1 stands in, unused.
         np.where(k == n, 1.0, stats.beta.ppf(1 - alpha, k + 1, np.maximum(n - k, 1)))
         for k, n in ((misses, members), (alarms, non_members))
     )
-    # Both orders of (epsilon, delta): 1 - delta - fnr <= e^epsilon fpr, and the same with the two exchanged.
+    # Both orders of (epsilon, delta): 1 - delta - fnr <= e^epsilon fpr, and with the rates exchanged.
     with np.errstate(divide="ignore"):  # log 0 is -inf: such a side implies nothing
         sides = [np.log(np.maximum(0.0, 1 - delta - a)) - np.log(b) for a, b in ((fnr, fpr), (fpr, fnr))]
     return np.maximum(0.0, np.maximum(*sides))
 
 
 def clopper_pearson(successes: float | int, n: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Exact (Clopper-Pearson) interval of a proportion; each side errs with probability at most (1 - level) / 2.
+    """Returns the exact (Clopper-Pearson) interval of a proportion; each side errs with at most (1 - level) / 2.
 
     Args:
-        successes: count, in [0, n]; a fraction of one is interpolated by the beta function.
+        successes: count, in [0, n]; fractional counts are interpolated by the beta function.
         n: trials, >= 1.
         level: confidence.
 
@@ -188,13 +185,13 @@ def clopper_pearson(successes: float | int, n: int, *, level: float = 0.95) -> t
 
 
 def clopper_pearson_lower(successes: float | int, n: int, alpha: float) -> float:
-    """One-sided lower bound of a proportion that errs with probability at most alpha."""
+    """Returns a one-sided lower bound of a proportion that errs with probability at most alpha."""
     _check_counts(successes, n, alpha)
     return 0.0 if successes == 0 else float(stats.beta.ppf(alpha, successes, n - successes + 1))
 
 
 def clopper_pearson_upper(successes: float | int, n: int, alpha: float) -> float:
-    """One-sided upper bound of a proportion that errs with probability at most alpha."""
+    """Returns a one-sided upper bound of a proportion that errs with probability at most alpha."""
     _check_counts(successes, n, alpha)
     return 1.0 if successes == n else float(stats.beta.ppf(1 - alpha, successes + 1, n - successes))
 

@@ -1,16 +1,16 @@
-"""A lower bound on epsilon from the canaries of one training, each put in by a fair coin of its own.
+"""A lower bound on epsilon from the canaries of one training, each included by an independent fair coin.
 
-By what is assumed: nothing of the mechanism, Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run",
-NeurIPS 2023; that it is a composition of Gaussians, where the claim is of Gaussian steps in which everybody takes part,
-Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024; and where canaries are besides in
-directions orthogonal to one another, so that each is a trial by itself, the order statistics of such trials, after
-Xiang et al., arXiv:2509.08704. A fifth of the canaries is guessed to be in and a fifth to be out, as is fixed here for
-all trainings: whoever takes the best number of guesses refutes true claims.
+The method depends on the assumptions: none on the mechanism, Steinke, Nasr & Jagielski, "Privacy Auditing with One (1)
+Training Run", NeurIPS 2023; a composition of Gaussians, if the claim is of Gaussian steps with full participation,
+Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024; with canaries also in mutually
+orthogonal directions, so that each is an independent trial, the order statistics of such trials, after Xiang et al.,
+arXiv:2509.08704. A fifth of the canaries is guessed to be in and a fifth to be out, fixed for all trainings: choosing
+the best number of guesses afterwards would refute true claims.
 
 Guarantee:
-    With confidence 0.95 the training is not (epsilon, delta)-private, where one record is added or removed, for any
-    epsilon below the value. Assumes fair coins, of which the scores know what the training releases and no more; and
-    what the method assumes, which is in the detail by its name.
+    With confidence 0.95 the training is not (epsilon, delta)-private under add/remove of a record, for any epsilon
+    below the value. Assumes fair coins, about which the scores depend on the training's releases only; and the
+    assumptions of the method, which the detail names.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..evidence.estimate import EpsilonEstimate, judge
 from .random_split import LEVEL, SURE
 
 NAME = "canary_epsilon"
-"""Of the metric."""
+"""Name of the metric."""
 
 SHARE = 5
-"""One in so many canaries is guessed to be in, and one in so many to be out."""
+"""Inverse fraction of canaries that are guessed in, and that are guessed out."""
 
 _SPENT = 20
-"""One in so many parts of a verdict's chance to err may go to delta, about."""
+"""Inverse fraction, approximately, of a verdict's error probability that delta may use."""
 
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"
 """Methods of the bound."""
@@ -48,26 +48,26 @@ APART = ("dirac", "orthonormal")
 def score_canaries(
     scores: InclusionScores, included: Bool[Tensor, " n"], *, delta: float, gaussian: bool, apart: bool = False
 ) -> dict[str, Metric]:
-    """The least epsilon that scores of canaries prove, add/remove.
+    """Returns the least epsilon proved by scores of canaries, add/remove.
 
     Args:
-        scores: one a canary; larger = more likely put in.
-        included: the coins, aligned with `scores.ids`.
+        scores: one per canary; larger = more likely included.
+        included: the inclusion bits, aligned with `scores.ids`.
         delta: of the claim.
-        gaussian: whether the claim is of Gaussian steps in which everybody takes part.
+        gaussian: whether the claim is of Gaussian steps with full participation.
         apart: whether contributions of canaries are orthogonal in every step.
 
     Returns:
-        `canary_epsilon`, in nats; `detail` has canaries, guesses, those that are right, the largest bound that so many
-        guesses could prove (`ceiling`), and both at the confidence of a verdict (`value_at_verdict`), at a delta of
-        its own.
+        `canary_epsilon`, in nats; `detail` has the numbers of canaries, guesses and right guesses, the largest bound
+        provable with that many guesses (`ceiling`), and both at the confidence of a verdict (`value_at_verdict`), at a
+        delta of its own.
 
     Raises:
-        ValueError: lengths differ, or there are too few canaries to guess about.
+        ValueError: lengths differ, or there are too few canaries to guess.
     """
     method = ASSUMES_NOTHING if not gaussian else ASSUMES_APART if apart else ASSUMES_GAUSSIANS
     found = _bound(scores, included, delta, method, LEVEL)
-    # What assumes nothing loses 2 n delta of its certainty, which at the claim's delta may be all that is asked for.
+    # The assumption-free method loses 2 n delta of its confidence, which at the claim's delta may be all of it.
     at_verdict = delta if gaussian else min(delta, (1 - SURE) / (_SPENT * len(included)))
     sure = _bound(scores, included, at_verdict, method, SURE)
     metric = Metric(
@@ -92,11 +92,11 @@ def score_canaries(
 
 
 def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
-    """The bound beside a claim, and whether it refutes that, with the confidence of a verdict.
+    """Returns the bound with its comparison to a claim, and whether it refutes the claim at the verdict's confidence.
 
     Args:
         metric: of `score_canaries`.
-        claim: of the very training.
+        claim: of the same training.
 
     Returns:
         The metric with `claimed`, at the verdict's delta, and `verdict` in its detail; a claim of another relation is
@@ -127,7 +127,7 @@ def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
 def _bound(
     scores: InclusionScores, included: Bool[Tensor, " n"], delta: float, method: str, level: float
 ) -> EpsilonEstimate:
-    # In the order of their ids: of equal scores none is picked by its place, but sums are rounded alike.
+    # Sorted by id: ties are not broken by position, but sums are rounded alike.
     order = scores.ids.cpu().argsort()
     asked = max(1, len(included) // SHARE)
     return audit_canaries(

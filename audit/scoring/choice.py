@@ -1,8 +1,8 @@
-"""Score of a choice: which of some candidates an attacker takes for the record behind an update.
+"""Score of a choice: the candidate that an attacker picks as the record behind an update.
 
-The truth is among the candidates, so that a right choice is an exact copy of it, and a wrong one somebody else's image.
-PSNR and its kin of either say nothing that could stand beside those of images that were found: none of them is given.
-What counts is how often the choice is right, against 1/n without the update and `rero_bound` with it.
+The truth is among the candidates, so a right choice is an exact copy of it, and a wrong choice is another record's
+image. PSNR and similar metrics of either are not comparable with those of reconstructed images and are not given. The
+metric is the success rate, compared with 1/n without the update and `rero_bound` with it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from leakbench.leaderboard.metrics import METRICS
 from .images import ImageValues, absent
 
 PICKED = "the image was picked among candidates of which it is one: no picture was found"
-"""Why a choice has none of the metrics of pictures."""
+"""Reason why a choice has no picture metrics."""
 
 _FAILED = "the attack failed: it reached no finite objective, so that it chose nobody"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """One target of an attacker who picks.
+    """One target of an attacker who picks a candidate.
 
     Attributes:
-        candidates: how many there were.
-        sought: place of the truth among them.
-        picked: of the candidate nearest to what was returned; None where the attack failed, or two are as near.
+        candidates: number of candidates.
+        sought: position of the truth among them.
+        picked: position of the candidate nearest to the result; None if the attack failed, or for a tie.
     """
 
     candidates: int
@@ -40,20 +40,20 @@ class Pick:
 
     @property
     def right(self) -> bool:
-        """Whether the truth was picked."""
+        """True if the truth was picked."""
         return self.picked == self.sought
 
 
 def chosen(result: Reconstruction, prior: Float[Tensor, "n *shape"], sought: int) -> Pick:
-    """What an attack picked, by its only input: the nearest candidate, whose copy it need not be.
+    """Returns the candidate nearest to the attack's only input, which need not be an exact copy.
 
     Args:
-        result: what the attack returned, checked.
-        prior: the candidates, of the auditor's own.
-        sought: place of the truth among them.
+        result: the attack's result, checked.
+        prior: the candidates, the auditor's own copy.
+        sought: position of the truth among them.
 
     Raises:
-        ValueError: it returned more than one input, of which the truth would choose the best.
+        ValueError: several inputs were returned, of which the truth would choose the best.
     """
     if len(result.inputs) != 1 or result.inputs.shape[1:] != prior.shape[1:]:
         raise ValueError(
@@ -68,10 +68,10 @@ def chosen(result: Reconstruction, prior: Float[Tensor, "n *shape"], sought: int
 
 
 def place_of(truth: Float[Tensor, "*shape"], prior: Float[Tensor, "n *shape"]) -> int:
-    """Where the truth stands among the candidates.
+    """Returns the position of the truth among the candidates.
 
     Raises:
-        ValueError: it is not there, or twice.
+        ValueError: it is missing, or there twice.
     """
     places = (_apart(prior, truth) == 0).nonzero()[:, 0]
     if len(places) != 1:
@@ -80,16 +80,16 @@ def place_of(truth: Float[Tensor, "*shape"], prior: Float[Tensor, "n *shape"]) -
 
 
 def compare_choice(choice: Pick, result: Reconstruction) -> dict[str, ImageValues]:
-    """The metrics of one target; those of pictures are not measured, and say why.
+    """Returns the metrics of one target; picture metrics are not measured, with the reason.
 
     Args:
         choice: see `chosen`.
-        result: what it was read from.
+        result: the result that it follows from.
     """
     found = {
         name: absent(1, PICKED)
         for name, metric in METRICS.items()
-        # Those two follow from the others, and from the ledger.
+        # These two follow from the others, and from the ledger.
         if metric.kind == "reconstruction" and name not in ("leak", "rero_bound")
     }
     if result.status == "failed":

@@ -1,6 +1,6 @@
-"""Claims held against what they follow from: the steps and the noise of their record, and the budget of its request.
+"""Checks that privacy claims follow from the steps and noise of their record, and from the budget of its request.
 
-A seal is no signature: whoever edits an epsilon can seal the file again, but cannot make it follow.
+A seal is not a signature: an edited epsilon can be sealed again, but does not follow from the steps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
-"""Relative: by how much accountants of two versions may differ."""
-_SPENT = 0.9  # of a budget, at least: noise is calibrated to all of it
+"""Relative difference allowed between accountants of two versions."""
+_SPENT = 0.9  # smallest fraction of a budget in use: noise is calibrated to all of it
 
 
 def unproved_claim(
@@ -43,13 +43,13 @@ def unproved_claim(
     *,
     tolerance: float = 1e-6,
 ) -> str:
-    """Why a finite claim does not follow from these steps; empty where it does.
+    """Returns the reason why a finite claim does not follow from these steps; empty if it does.
 
     Args:
         record: with a noise multiplier and a defense that is in the catalogue or a path that may be executed.
-        sampling: of the steps.
-        steps: number of them.
-        statistics: released before the first; None for none.
+        sampling: sampling of the steps.
+        steps: number of steps.
+        statistics: released before the first step; None for none.
         tolerance: relative, of epsilon.
     """
     claim = record.claim
@@ -60,14 +60,14 @@ def unproved_claim(
 
 
 def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
-    """Why a finite claim does not follow from the steps that its client shares; empty where it does.
+    """Returns the reason why a finite claim does not follow from a client's shared steps; empty if it does.
 
     Args:
         record: of a shared update, with a defense that is in the catalogue or a path that may be executed.
         tolerance: relative, of epsilon.
 
     Raises:
-        KeyError, TypeError, ValueError: for a task that tells no steps.
+        KeyError, TypeError, ValueError: for a task without steps.
     """
     claim, task = record.claim, record.task
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
@@ -82,13 +82,13 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
 
 
 def _defense(record: Record) -> str:
-    """A record's defense as text, which a cache can hash: accounting takes seconds, and cells ask alike."""
+    """Returns a record's defense as text, hashable for a cache: accounting takes seconds, and cells repeat it."""
     return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
 
 
 def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
-    """The first of what a claim says that does not follow from what was proved; empty where all follows."""
-    # A larger epsilon than what the steps prove is true, too: it claims less.
+    """Returns the first part of a claim that does not follow from the proved claim; empty if all follows."""
+    # A larger epsilon than the steps prove is true, too: it claims less.
     if claim.epsilon is not None and claim.epsilon < proved.epsilon * (1 - tolerance):
         words = f"{proved.epsilon:.4g}" if math.isfinite(proved.epsilon) else "none"
         return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
@@ -106,12 +106,12 @@ def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
 
 
 def claim_fault(record: Record) -> str:
-    """Why a finite claim does not follow from what its record says of steps, noise and budget; empty where it does.
+    """Returns the reason why a claim does not follow from its record's steps, noise and budget; empty if it does.
 
-    Nothing is said of a defense that is given by its path, which would be executed.
+    A defense given by its path is not checked, because it would be executed.
 
     Args:
-        record: with status "ok", whatever else somebody may have written into it.
+        record: with status "ok"; its content is untrusted.
     """
     claim, name = record.claim, record.defense.name
     if claim is None or claim.epsilon is None or is_path(name):
@@ -120,7 +120,7 @@ def claim_fault(record: Record) -> str:
         return f"its defense {name!r} is none that is known here, so nothing shows what its epsilon follows from"
     try:
         return _fault(record, claim)
-    except Exception as error:  # of a file that anybody may have written
+    except Exception as error:  # untrusted file
         return f"its steps cannot be counted: {' '.join(str(error).split())}"
 
 
@@ -143,7 +143,7 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     statistics = None if task.get("statistics") is None else FeatureStatistics(**task["statistics"])
     if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
-    # The bound of random allocation jumps.
+    # The bound of random allocation is not continuous.
     if asked is not None or sampling.kind == "random_allocation":
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
@@ -151,7 +151,7 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
 
 
 def _unspent(budget: Mapping[str, Any], proved: Claim) -> str:
-    """That noise is not what the budget was calibrated to; empty where it is."""
+    """Returns a mismatch between the noise and the budget that it was calibrated to; empty if none."""
     limits = {
         "epsilon": lambda: proved.epsilon,
         "advantage": lambda: proved.trade_off.advantage,
@@ -167,7 +167,7 @@ def _unspent(budget: Mapping[str, Any], proved: Claim) -> str:
 
 
 def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
-    """Why a shared update's noise is not that of its training, which the same budget decides; empty where it may be.
+    """Returns a mismatch of a shared update's noise with that of its training, of the same budget; empty if none.
 
     Args:
         record: of any kind.
@@ -205,7 +205,7 @@ def _of_a_run(
 
 @cache
 def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_epoch: int, delta: float) -> Claim:
-    # The target is known to be in each epoch; the steps before are taken on others' examples, who pay for them.
+    # The target is known to be in each epoch; the steps before use other examples, which are charged for them.
     account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
     others = Account(Ledger(full()))
     for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):

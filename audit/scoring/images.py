@@ -1,8 +1,7 @@
-"""Numbers of single images, before they are summed up over one target or several.
+"""Per-image metrics, before they are aggregated over one or several targets.
 
-An image of one update shares that update's noise with the others, so where there are several targets, they are what is
-counted: means of targets are averaged, and intervals are over targets. Of one target they are over its images, and
-conditional on its noise.
+Images of one update share that update's noise, so with several targets the unit is the target: means of targets are
+averaged, and intervals are over targets. For a single target they are over its images, conditional on its noise.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from leakbench.leaderboard.records.record import Metric
 from .utility import mean_metric
 
 ONE_IMAGE = "one image"
-"""Reason of an absent interval: it would be over images."""
+"""Reason of an absent interval, which would be over images."""
 
 MSE_RESOLUTION = 1e-12
-"""A smaller MSE is a PSNR of 120 dB, reported as ">=120": it is below what float32 pixels can tell."""
+"""Smaller MSEs give a PSNR of 120 dB, reported as ">=120": they are below the resolution of float32 pixels."""
 
 RESAMPLES = 9999
-"""Of the bootstrap; odd, so that both ends are order statistics."""
+"""Bootstrap resamples; odd, so that both ends are order statistics."""
 
 LEAST_FOR_BOOTSTRAP = 6
-"""With n gains that are all positive every resample has a positive mean, and chance makes them so in 2^-n of cases:
-above the 2.5 % of one side for n < 6."""
+"""Smallest n for the bootstrap. With n positive gains every resample mean is positive; by chance all are positive with
+probability 2^-n, which exceeds the 2.5 % of one side for n < 6."""
 
 POWER = 0.8
-"""Chance with which a gain as large as `detectable` would have been found."""
+"""Power: probability of finding a gain as large as `detectable`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageValues:
-    """One metric on the images of one target, or why it has none.
+    """One metric on the images of one target, or the reason why it has no values.
 
     Attributes:
-        n: images, whether or not they were measured.
-        values: one an image, or one for the whole target; None where it was not measured.
-        reason: why there are no values, or no interval.
-        detail: what belongs to the number.
+        n: number of images, whether or not they were measured.
+        values: one per image, or one for the whole target; None if not measured.
+        reason: reason why there are no values, or no interval.
+        detail: additional values.
     """
 
     n: int
@@ -54,12 +53,12 @@ class ImageValues:
 
 
 def absent(n: int, reason: str) -> ImageValues:
-    """A metric that was not measured."""
+    """Returns a metric that was not measured."""
     return ImageValues(n=n, reason=reason)
 
 
 def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
-    """Every metric of some targets, and the verdict whether they leak.
+    """Returns every metric aggregated over targets, and the verdict whether they leak.
 
     Args:
         targets: metric -> its values, for each target; all with the same metrics, at least one target.
@@ -71,11 +70,11 @@ def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
 
 
 def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
-    """1 where both floors are exceeded significantly, 0 where not, n/a where that cannot be told.
+    """Returns 1 if both floors are exceeded significantly, 0 if not, n/a if undecidable.
 
-    Also n/a where the gain is large and the images are too few to make it significant.
+    Also n/a for a large gain on too few images for significance.
 
-    Both must be exceeded, each at its own 95 %: that needs no correction for two tests (intersection-union).
+    Both must be exceeded, each at its own 95 %, which needs no correction for two tests (intersection-union).
 
     Args:
         over_mean: PSNR gained over the mean public image.
@@ -90,7 +89,7 @@ def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
     lows = [gain.low for gain in (over_mean, over_match) if gain.low is not None]
     least, margin = min(gain.value or 0.0 for gain in (over_mean, over_match)), METRICS["psnr"].floor
     if min(lows) <= 0 and margin is not None and least > margin.margin:
-        # So much that "no leak" would be an effect of too few images, and flatter.
+        # A gain so large that "no leak" would only reflect too few images.
         reason = f"undecided: {least:.1f} dB are gained, and {over_mean.n} images are too few to tell them from chance"
         return Metric(value=None, n=over_mean.n, better="lower", reason=reason)
     return Metric(
@@ -103,20 +102,20 @@ def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
 
 
 def gain_metric(values: ndarray) -> Metric:
-    """Mean of paired differences, with a 95 % interval and the smallest mean that so many would have shown.
+    """Returns the mean of paired differences, with a 95 % interval and the smallest detectable mean.
 
-    From `LEAST_FOR_BOOTSTRAP` on the interval is a bootstrap over images, by percentiles at levels that make up for
-    the narrowness of small samples (Hesterberg 2015, "expanded percentile"); below it is Student's t.
+    From `LEAST_FOR_BOOTSTRAP` on the interval is a percentile bootstrap over images, with levels that correct for the
+    narrowness in small samples (Hesterberg 2015, "expanded percentile"); below it is Student's t.
 
     Args:
-        values: one difference an image, in dB; at least one, finite.
+        values: one difference per image, in dB; at least one, finite.
     """
     n, value = len(values), float(np.mean(values))
     if n == 1:
         return Metric(value=value, n=1, better="lower", reason=ONE_IMAGE)
     error = float(np.std(values, ddof=1) / np.sqrt(n))
     quantile = float(stats.t.ppf(0.975, n - 1))
-    # Two-sided at 95 %, found with chance POWER: both quantiles are of the same standard error.
+    # Two-sided at 95 %, with power POWER: both quantiles refer to the same standard error.
     detail: dict[str, float | int | str | None] = {
         "detectable": (quantile + float(stats.t.ppf(POWER, n - 1))) * error,
         "power": POWER,
@@ -137,14 +136,14 @@ def gain_metric(values: ndarray) -> Metric:
 
 
 def share_metric(parts: Sequence[ndarray]) -> Metric:
-    """A share of images with its Clopper-Pearson interval.
+    """Returns a proportion of images with its Clopper-Pearson interval.
 
     Args:
         parts: for each target, 1 for an image that counts, else 0.
     """
     hits, images = float(sum(part.sum() for part in parts)), sum(len(part) for part in parts)
     value = hits / images
-    # Images of one update share its noise: of several targets each counts once, however many images it has.
+    # Images of one update share its noise: with several targets each counts once, for any number of images.
     n = images if len(parts) == 1 else len(parts)
     low = 0.0 if value == 0 else float(stats.beta.ppf(0.025, value * n, (1 - value) * n + 1))
     high = 1.0 if value == 1 else float(stats.beta.ppf(0.975, value * n + 1, (1 - value) * n))
@@ -154,7 +153,7 @@ def share_metric(parts: Sequence[ndarray]) -> Metric:
 
 def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
     known = METRICS[name]
-    # A mean over the targets that worked would be one over the easy ones.
+    # A mean over the successful targets would be a mean over the easy ones.
     if missing := next((part for part in parts if part.values is None), None):
         return Metric(value=None, n=sum(part.n for part in parts), better=known.better, reason=missing.reason)
     values = [part.values for part in parts if part.values is not None]
@@ -173,19 +172,19 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
         metric = mean_metric(counted, better=known.better, one=ONE_IMAGE, least=known.least, most=float(most))
     images = np.concatenate(values)
     if several and name not in _SHARES:
-        # Of single images, also where a target has several.
+        # Over single images, also if a target has several.
         metric.detail.update(min=float(images.min()), median=float(np.median(images)), max=float(images.max()))
     metric.detail.update(_joined([part.detail for part in parts]))
     return metric
 
 
 def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str, float | int | str | None]:
-    """Details of all targets: counts add up, and of the others the largest, or worst, stands for all."""
+    """Merges details of all targets: counts add up; of the other values the largest, or worst, is kept."""
     found: dict[str, float | int | str | None] = {}
     for key in dict.fromkeys(key for detail in details for key in detail):
         values = [value for detail in details if (value := detail.get(key)) is not None]
         numbers = [value for value in values if not isinstance(value, str)]
-        # Of words there is the status, of which the worse one counts, and what is the same for all.
+        # Strings: of a status the worse one, otherwise the common value.
         words = [value for value in values if isinstance(value, str)]
         found[key] = (
             next((word for word in words if word != "ok"), words[0])

@@ -1,8 +1,8 @@
-"""Metrics of recovered labels: how many of a batch's were named, and whether all of them were.
+"""Metrics of label recovery: the fraction of a batch's labels recovered, and whether all of them were.
 
-Labels are compared as multisets: those of a batch are in no order, and a class may be in it several times. Beside the
-share that was named stands that of a guess by the classes' shares among public examples, which needs no update.
-Intervals are over target batches, of which each has an update of its own; labels within a batch are not independent.
+Labels are compared as multisets: a batch has no order, and a class may be in it several times. The baseline is a guess
+by the class frequencies among public examples, which needs no update. Intervals are over target batches, each with a
+separate update; labels within a batch are not independent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leakbench.leaderboard.records.record import Metric
 from .allowed import clopper_pearson
 
 NOT_NAMED = -1
-"""In arrays: an example for which no label was named."""
+"""In arrays: an example without a recovered label."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LabelledBatch:
     """One target batch.
 
     Attributes:
-        found: labels that were named, in any order; at most as many as there are.
-        labels: the truth.
-        shares: of the class of each true label among public examples; None without any.
+        found: recovered labels, in any order; at most as many as there are.
+        labels: the ground truth.
+        shares: frequency of each true label's class among public examples; None without any.
     """
 
     found: Tensor
@@ -40,7 +40,7 @@ class LabelledBatch:
 
 
 def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
-    """Every metric of the labels named in one or more target batches.
+    """Returns every metric of the labels recovered in one or more target batches.
 
     Args:
         batches: at least one, none empty.
@@ -49,7 +49,7 @@ def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
         `label_overlap`, `label_exact` and `label_overlap_floor`, whose n counts batches.
 
     Raises:
-        ValueError: no batch, an empty one, or more labels than examples.
+        ValueError: no batch, an empty batch, or more labels than examples.
     """
     if not batches or any(len(one.labels) == 0 for one in batches):
         raise ValueError("batches must be one or more, of one or more examples each")
@@ -67,7 +67,7 @@ def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
 
 
 def label_columns(batches: Sequence[LabelledBatch]) -> dict[str, Any]:
-    """Columns of true and named labels, an example a row; the named ones in increasing order, from the first row on."""
+    """Returns columns of true and recovered labels, an example per row; the recovered ones sorted."""
     found: list[int] = []
     for one in batches:
         named = sorted(int(label) for label in one.found)
@@ -102,7 +102,7 @@ def labels_again(table: pd.DataFrame) -> dict[str, Metric]:
 
 
 def public_shares(labels: Tensor, public: Tensor | None, classes: int) -> Tensor | None:
-    """The share of each label's class among public labels; None without any."""
+    """Returns the frequency of each label's class among public labels; None without any."""
     if public is None or len(public) == 0:
         return None
     shares = torch.bincount(public.cpu(), minlength=classes).double() / len(public)
@@ -116,7 +116,7 @@ def _common(one: LabelledBatch) -> int:
 
 
 def _floor(one: LabelledBatch) -> float | None:
-    """The overlap of counts in proportion to the public shares, which are fractions of an example, with the truth."""
+    """Returns the overlap of the truth with counts proportional to the public class frequencies (may be fractional)."""
     if one.shares is None:
         return None
     shares: Mapping[int, float] = dict(zip(one.labels.tolist(), one.shares.tolist(), strict=True))
@@ -126,6 +126,6 @@ def _floor(one: LabelledBatch) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> Metric:
-    # Numbers in [0, 1] vary at most as much as successes of the same mean, so that the interval is never too narrow.
+    # Numbers in [0, 1] vary at most as much as successes of the same mean, so the interval is never too narrow.
     low, high = clopper_pearson(sum(values), len(values))
     return Metric(value=sum(values) / len(values), low=low, high=high, n=len(values), better="lower")

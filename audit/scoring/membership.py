@@ -1,13 +1,13 @@
 """Metrics of membership inference: AUC, TPR at low FPR, advantage and implied epsilon, with 95 % intervals.
 
-AUC: Mann-Whitney with half ties, interval by the variance of DeLong, DeLong & Clarke-Pearson, Biometrics 1988, made
-ready for ties as Agresti & Caffo, The American Statistician 2000, do it for proportions. TPR at a low FPR: Carlini et
-al., "Membership Inference Attacks From First Principles", S&P 2022; the number is that of the largest threshold set
-whose empirical FPR is at most the level, never interpolated, and says the FPR it realised. Advantage and balanced
-accuracy: at a threshold chosen on one half of the examples and reported on the other; a threshold chosen on the
-examples it is reported on would find an advantage in noise.
+AUC: Mann-Whitney with half ties, interval by the variance of DeLong, DeLong & Clarke-Pearson, Biometrics 1988, adjusted
+for ties as Agresti & Caffo, The American Statistician 2000, do for proportions. TPR at a low FPR: Carlini et al.,
+"Membership Inference Attacks From First Principles", S&P 2022; the value belongs to the largest threshold set whose
+empirical FPR is at most the level, never interpolated, and is reported with its realised FPR. Advantage and balanced
+accuracy: the threshold is chosen on half of the examples and evaluated on the other half; evaluated on the same
+examples, it would find an advantage in noise.
 
-All intervals are over examples. Scores of many examples against one model share that model's randomness, so the
+All intervals are over examples. Scores of many examples against the same model share that model's randomness, so the
 intervals are conditional on it; the board averages over seeds.
 """
 
@@ -35,24 +35,24 @@ FPRS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
 """Metric name -> false positive rate."""
 
 _SIDE = 0.025
-"""How often an interval may err on each side."""
+"""Error probability of an interval on each side."""
 _Z = float(stats.norm.ppf(0.975))
 
 
 def score_membership(
     scores: MembershipScores, members: Bool[Tensor, " n"], *, delta: float | None = None
 ) -> dict[str, Metric]:
-    """Every membership metric of one attack on one target.
+    """Returns every membership metric of one attack on one target.
 
     Args:
         scores: one score per example; larger = more likely a member.
-        members: the truth, aligned with `scores.ids`.
-        delta: of the claim that the scores are held against, for `implied_epsilon`.
+        members: the ground truth, aligned with `scores.ids`.
+        delta: delta of the compared claim, for `implied_epsilon`.
 
     Returns:
         `auc`, `tpr_at_1pct_fpr`, `tpr_at_0.1pct_fpr`, `advantage`, `balanced_accuracy`, and with a delta
-        `implied_epsilon` and, as if members were drawn at random, `epsilon_lower`; what cannot be measured has no value
-        and says why.
+        `implied_epsilon` and, as if members were drawn at random, `epsilon_lower`; an unmeasurable metric has no value
+        but a reason.
 
     Raises:
         ValueError: lengths differ.
@@ -62,7 +62,7 @@ def score_membership(
     truth = members.cpu().numpy()
     if not len(ids) == len(values) == len(truth):
         raise ValueError(f"members must have one entry per score, got {len(truth)} for {len(values)} scores")
-    # Sorted, so that sums over them are rounded alike in whatever order scores come.
+    # Sorted, so that sums are rounded alike for any order of the scores.
     negatives, positives = np.sort(values[~truth]), np.sort(values[truth])
     metrics = {"auc": auc(positives, negatives)}
     for name, level in FPRS.items():
@@ -84,10 +84,10 @@ def score_membership(
 
 
 def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
-    """The metric of all candidates, with what the two halves have beside it; nothing where either has no number.
+    """Returns the metric of all candidates with those of both halves in its detail; unchanged if a half has no value.
 
-    Whoever takes the strongest of several attacks by the numbers that are shown shows too much: a board compares them
-    on the calibration half, and shows what the strongest has on the other.
+    Picking the strongest of several attacks by the displayed numbers overstates it: a board compares attacks on the
+    calibration half, and shows the winner's value on the other half.
     """
     if any(part.value is None for part in halves.values()):
         return whole
@@ -98,22 +98,22 @@ def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
 
 
 def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Metric:
-    """Probability that a member scores above a non-member, ties counted half.
+    """Returns the probability that a member scores above a non-member, ties counted half.
 
-    A group's variance is that of its placements, the share of the other group that each score beats, and of two
-    more: one that beats nobody and one that beats all. Where scores are tied, what decides the AUC may be so rare
-    that a group has none of it; without those two its variance is then 0, and the interval covers as little as 45 %.
-    Where every pair is ordered alike, or all scores are tied, or a group has a single example, the interval is
-    Clopper-Pearson on min(p, q) disjoint pairs: at an AUC of 1 all of them are ordered correctly, which has
-    probability AUC^min(p, q), so that interval covers as stated.
+    A group's variance is that of its placements (the fraction of the other group that each score exceeds) plus two
+    pseudo-placements, 0 and 1. With tied scores, the values that decide the AUC may be so rare that a group has none;
+    without the pseudo-placements its variance would be 0, and the interval would cover as little as 45 %. If every pair
+    is ordered alike, or all scores are tied, or a group has a single example, the interval is Clopper-Pearson on min(p,
+    q) disjoint pairs: at an AUC of 1 all pairs are ordered correctly, which has probability AUC^min(p, q), so that
+    interval covers as stated.
 
     Args:
         positives: scores of members.
         negatives: scores of non-members.
 
     Returns:
-        The metric; `detail` has the method, the counts, and `detectable`: the AUC that so many examples would
-        tell from 0.5 in four runs of five.
+        The metric; `detail` has the method, the counts, and `detectable`: the AUC distinguishable from 0.5 with this
+        number of examples in four runs of five.
     """
     p, q = len(positives), len(negatives)
     if not p or not q:
@@ -134,15 +134,15 @@ def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Met
 
 
 def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"], fpr: float) -> Metric:
-    """True positive rate of the largest set {score > threshold} whose empirical FPR is at most `fpr`.
+    """Returns the true positive rate of the largest set {score > threshold} whose empirical FPR is at most `fpr`.
 
-    What it estimates is that of the largest such set in the population: P(member > t*) at t* = min {t: P(non-member
-    > t) <= fpr}. Scores that are tied fall on the same side of a threshold, in the sample as in the population; a set
-    in between is never made up by interpolation.
+    The estimand is the TPR of the largest such set in the population: P(member > t*) at t* = min {t: P(non-member > t)
+    <= fpr}. Tied scores fall on the same side of a threshold, in the sample as in the population; no intermediate set
+    is interpolated.
 
-    The interval is exact, whatever the scores and however many of them are tied; see `_order_statistic_interval`. It
-    is wide where few non-members lie above the threshold. A bootstrap is narrower and does not cover: 0.89 of the
-    time without ties, and 0.5 where the level lies at a tie.
+    The interval is exact for any scores with any number of ties; see `_order_statistic_interval`. It is wide if few
+    non-members lie above the threshold. A bootstrap is narrower but undercovers: 0.89 without ties, and 0.5 with the
+    level at a tie.
 
     Args:
         positives: scores of members.
@@ -150,8 +150,8 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
         fpr: level, in (0, 1).
 
     Returns:
-        The metric; `detail` has the realised FPR, the counts of true and false positives and the threshold
-        (absent when it is infinite). No value with fewer than 1 / fpr non-members.
+        The metric; `detail` has the realised FPR, the counts of true and false positives and the threshold (absent if
+        infinite). No value with fewer than 1 / fpr non-members.
     """
     p, q = len(positives), len(negatives)
     needed = math.ceil(1 / fpr - 1e-9)  # with fewer, the level allows not a single false positive
@@ -160,7 +160,7 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
     allowed = int(fpr * q + 1e-9)  # most false positives; the summand is for products that round to below an integer
     falling = np.sort(negatives)[::-1]
     rising = np.sort(positives)
-    # The first negative that is one too many: nothing at its score is called a member, so ties fall together.
+    # The first negative score above the allowed number: scores equal to it count as non-members, so ties stay together.
     threshold = falling[allowed]
     fp = q - int(np.searchsorted(falling[::-1], threshold, side="right"))
     tp = p - int(np.searchsorted(rising, threshold, side="right"))
@@ -173,7 +173,7 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
         "non_members": q,
         "method": "order statistics, exact",
     }
-    # Absent where it is infinite, as with tied scores of -inf: records are JSON.
+    # Absent if infinite, as with tied scores of -inf: records are JSON.
     if math.isfinite(threshold):
         detail["threshold"] = float(threshold)
     return Metric(value=tp / p, low=low, high=high, n=p + q, better="lower", detail=detail)
@@ -182,17 +182,16 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
 def split_advantage(
     scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], calibration: Bool[ndarray, " n"]
 ) -> dict[str, Metric]:
-    """`advantage` (TPR - FPR) and `balanced_accuracy` at the threshold that is best on the calibration half.
+    """Returns `advantage` (TPR - FPR) and `balanced_accuracy` at the best threshold of the calibration half.
 
-    The interval is Newcombe's for a difference of two proportions (Statistics in Medicine 1998) on the examples
-    outside the calibration half, with the limits of Clopper and Pearson in place of Wilson's, whose interval covers
-    86 % where one rate is near 0 and the other near 1. An advantage below 0 is chance, or a threshold that does not
-    carry over.
+    The interval is Newcombe's for a difference of two proportions (Statistics in Medicine 1998) on the examples outside
+    the calibration half, with the limits of Clopper and Pearson in place of Wilson's, whose interval covers 86 % with
+    one rate near 0 and the other near 1. An advantage below 0 is chance, or a threshold that does not carry over.
 
     Args:
         scores: larger = more likely a member.
-        members: the truth.
-        calibration: which examples choose the threshold; the others are reported on.
+        members: the ground truth.
+        calibration: examples that choose the threshold; the others are reported on.
     """
     chosen_on = _Groups(scores[calibration & members], scores[calibration & ~members])
     reported_on = _Groups(scores[~calibration & members], scores[~calibration & ~members])
@@ -223,7 +222,7 @@ def split_advantage(
     balanced = Metric(
         value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
     )
-    # What it was on the half that chose the threshold; the number itself is of the other half.
+    # Value on the half that chose the threshold; the metric itself is of the other half.
     reached = float((chosen_on.positives > threshold).mean() - (chosen_on.negatives > threshold).mean())
     return {
         name: _with_halves(found, {CALIBRATION: replace(found, value=there, low=None, high=None), REPORT: found})
@@ -237,20 +236,20 @@ def split_advantage(
 def implied_epsilon(
     scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], calibration: Bool[ndarray, " n"], delta: float
 ) -> Metric:
-    """The least epsilon at which a test could err as seldom as this one, at a threshold that other examples chose.
+    """Returns the least epsilon that permits error rates this low, at a threshold chosen on other examples.
 
-    The threshold is the one that implies most on the calibration half; what is reported are the errors on the other
-    half, at the upper ends of their intervals. It is what the scores imply if they were independent trials. Scores
-    against one model share its noise, so it refutes no claim by itself.
+    The threshold implies the largest epsilon on the calibration half; the reported errors are those on the other half,
+    at the upper ends of their intervals. The scores would imply this epsilon if they were independent trials. Scores
+    against the same model share its noise, so the value refutes no claim by itself.
 
     Args:
         scores: larger = more likely a member.
-        members: the truth.
-        calibration: which examples choose the threshold; the others are reported on.
+        members: the ground truth.
+        calibration: examples that choose the threshold; the others are reported on.
         delta: of the claim.
 
     Returns:
-        The metric, in nats. It is the low end of an interval whose upper end few trials cannot give.
+        The metric, in nats: the low end of an interval; few trials cannot give an upper end.
     """
     chosen_on = _Groups(scores[calibration & members], scores[calibration & ~members])
     reported_on = _Groups(scores[~calibration & members], scores[~calibration & ~members])
@@ -258,7 +257,7 @@ def implied_epsilon(
         return _unmeasured(
             int(members.sum()), int((~members).sum()), "the split-half threshold needs both kinds in both halves"
         )
-    # Who scores above the threshold is called a member; at -inf everybody is.
+    # Scores above the threshold are predicted members; at -inf all are.
     thresholds = np.concatenate([[-math.inf], np.unique(np.concatenate(chosen_on))])
     implied = epsilon_implied(*_errors(chosen_on, thresholds), delta)
     threshold = thresholds[np.argmax(implied)]
@@ -278,7 +277,7 @@ def implied_epsilon(
 
 
 def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray, int, ndarray, int]:
-    """Misses and false alarms at each threshold, each with its number of trials."""
+    """Returns misses and false alarms at each threshold, each with its number of trials."""
     positives, negatives = groups
     misses = np.searchsorted(np.sort(positives), thresholds, side="right")
     alarms = len(negatives) - np.searchsorted(np.sort(negatives), thresholds, side="right")
@@ -286,11 +285,11 @@ def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray,
 
 
 def calibration_half(ids: Int[ndarray, " n"]) -> Bool[ndarray, " n"]:
-    """About half of the ids, by a fixed hash (splitmix64): an example's half depends on its id alone.
+    """Returns about half of the ids, by a fixed hash (splitmix64): an example's half depends on its id alone.
 
-    So it is the same in every cell on a data set, whoever else is asked about.
+    The half is therefore the same in every cell on a data set, for any choice of candidates.
     """
-    # Sums and products are meant to wrap at 2^64, as NumPy's arrays do without a warning.
+    # Sums and products wrap at 2^64 on purpose, as NumPy arrays do without a warning.
     word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -303,35 +302,35 @@ class _Groups(NamedTuple):
 
 
 def _delong(positives: ndarray, negatives: ndarray) -> tuple[float, bool, float]:
-    """AUC, whether scores of a group differ in what they beat, and a variance, in O(n log n)."""
-    # Placements: what DeLong et al. call the components V_10 and V_01. The AUC is the mean of either.
+    """Returns AUC, whether placements vary within a group, and a variance, in O(n log n)."""
+    # Placements: the components V_10 and V_01 of DeLong et al. The AUC is the mean of either.
     above = _placements(positives, np.sort(negatives))
     below = 1 - _placements(negatives, np.sort(positives))
     value = float(above.mean())
     varies = any(bool((group != group[0]).any()) for group in (above, below))
-    # Squares about the AUC of the two placements, 0 and 1, that each group gets more (Agresti & Caffo). So there are
-    # n + 2, of n + 1 degrees of freedom; the mean whose variance is wanted is of n.
+    # Squared distances of the pseudo-placements 0 and 1 from the AUC (Agresti & Caffo): n + 2 placements with n + 1
+    # degrees of freedom, for the variance of a mean of n.
     squares = value**2 + (1 - value) ** 2
     variance = sum((((g - value) ** 2).sum() + squares) / (len(g) + 1) / len(g) for g in (above, below))
     return value, varies, float(variance)
 
 
 def _placements(scores: ndarray, rising: ndarray) -> ndarray:
-    """Share of `rising` that each score beats, ties counted half."""
+    """Returns the fraction of `rising` that each score exceeds, ties counted half."""
     left = np.searchsorted(rising, scores, side="left")
     right = np.searchsorted(rising, scores, side="right")
     return (left + right) / (2 * len(rising))
 
 
 def _order_statistic_interval(rising: ndarray, falling: ndarray, fpr: float) -> tuple[float, float]:
-    """Interval of P(member > t*) that errs with probability at most `_SIDE` on each side, for any scores.
+    """Returns an interval of P(member > t*) that errs with probability at most `_SIDE` on each side, for any scores.
 
     Let X_j be the j-th largest of q non-members, and U_j the j-th smallest of q uniform numbers, Beta(j, q + 1 - j).
-    They can be drawn together so that P(non-member > X_j) <= U_j <= P(non-member >= X_j), where the sides differ by
-    the tie at X_j. If U_j <= fpr, then X_j is a threshold within the level, so X_j >= t* and at least as many members
-    are above t* as above X_j. If U_j > fpr, then every t < X_j is out of the level, so X_j <= t*, and at most as many
-    are. So a Clopper-Pearson bound on the members above X_j is one on those above t*, unless U_j is on the wrong side
-    of the level. Which j is taken depends on q and the level alone, and the bound gets what error that leaves.
+    They can be coupled so that P(non-member > X_j) <= U_j <= P(non-member >= X_j), the two sides differing by the tie
+    at X_j. If U_j <= fpr, then X_j is a threshold within the level, so X_j >= t* and at least as many members are above
+    t* as above X_j. If U_j > fpr, then every t < X_j exceeds the level, so X_j <= t*, and at most as many are. A
+    Clopper-Pearson bound on the members above X_j therefore bounds those above t*, unless U_j is on the wrong side of
+    the level. The choice of j depends on q and the level alone, and the bound gets the remaining error probability.
 
     Args:
         rising: scores of members, sorted.
@@ -345,7 +344,7 @@ def _order_statistic_interval(rising: ndarray, falling: ndarray, fpr: float) -> 
         return limit(above, p, (_SIDE - wrong) / (1 - wrong))
 
     # U_j > fpr if fewer than j of q uniform numbers are at most fpr, a binomial count. Half of the error is for the
-    # threshold, and all that is needed of it where that is not enough for the highest score.
+    # threshold, or all that it needs if half is not enough for the highest score.
     inside = stats.binom(q, fpr)
     low, high = 0.0, 1.0
     lower = max(1, int(inside.ppf(_SIDE / 2)))
@@ -358,7 +357,7 @@ def _order_statistic_interval(rising: ndarray, falling: ndarray, fpr: float) -> 
 
 
 def _best_threshold(positives: ndarray, negatives: ndarray) -> float:
-    """Half way down from the lowest score that should be called a member; -inf if all should."""
+    """Returns the midpoint below the lowest score that should be called a member; -inf if all should."""
     rising = np.unique(np.concatenate([positives, negatives]))
     above = len(positives) - np.searchsorted(np.sort(positives), rising, side="left")
     false = len(negatives) - np.searchsorted(np.sort(negatives), rising, side="left")
@@ -370,7 +369,7 @@ def _best_threshold(positives: ndarray, negatives: ndarray) -> float:
 
 def _between(below: float, above: float) -> float:
     middle = below / 2 + above / 2  # halved first: the sum could overflow
-    # Between neighbouring floats, or to an infinite end, there is no middle.
+    # Between neighbouring floats, or up to an infinite end, there is no midpoint.
     return middle if below <= middle < above else below
 
 

@@ -18,13 +18,13 @@ from .images import ImageValues, absent
 LPIPS_WEIGHTS = "LEAKBENCH_LPIPS_WEIGHTS"
 """Environment variable that names the file of AlexNet weights for LPIPS."""
 
-SSIM_WINDOW = 11  # pixels a side, of Wang et al.
+SSIM_WINDOW = 11  # pixels per side, as in Wang et al.
 LPIPS_SIDE = 32
-"""Least side of images for LPIPS, in pixels: of much smaller ones AlexNet's pooling leaves nothing."""
+"""Smallest image side for LPIPS, in pixels: AlexNet's pooling reduces much smaller images to nothing."""
 
 
 def ssim_values(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"]) -> ImageValues:
-    """Structural similarity: Gaussian window of 11x11 with sigma 1.5, per channel, where the window fits.
+    """Returns the structural similarity: Gaussian window of 11x11 with sigma 1.5, per channel, inside the border.
 
     Args:
         images: on [0, 1].
@@ -39,8 +39,8 @@ def ssim_values(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
     _, local = image.structural_similarity_index_measure(
         images, truth, sigma=1.5, reduction="none", data_range=1.0, k1=0.01, k2=0.03, return_full_image=True
     )
-    # torchmetrics, too, gives a Gaussian of sigma 1.5 a side of 11 pixels. Its own mean includes the border, where
-    # windows reach over reflected pixels.
+    # torchmetrics, too, uses 11 pixels per side for sigma 1.5. Its own mean includes the border, whose windows reach
+    # over reflected pixels.
     edge = SSIM_WINDOW // 2
     values = local[..., edge:-edge, edge:-edge].flatten(1).mean(dim=1)
     return ImageValues(n=len(truth), values=values.double().numpy())
@@ -49,18 +49,18 @@ def ssim_values(images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shap
 def lpips_values(
     images: Float[Tensor, "n *shape"], truth: Float[Tensor, "n *shape"], weights: str | None
 ) -> ImageValues:
-    """Learned perceptual distance; only ever with weights that the user supplies, never with random ones.
+    """Returns the learned perceptual distance, only with weights supplied by the user, never with random ones.
 
     Args:
         images: on [0, 1]; a single channel is repeated.
         truth: on [0, 1], aligned.
-        weights: file with the ImageNet weights of torchvision's AlexNet; None: what the environment variable
-            LEAKBENCH_LPIPS_WEIGHTS names. Its SHA-256 is recorded.
+        weights: file with the ImageNet weights of torchvision's AlexNet; None for the file named by the environment
+            variable LEAKBENCH_LPIPS_WEIGHTS. Its SHA-256 is recorded.
 
     Raises:
         ValueError: the file is named but cannot be read, or holds other weights.
     """
-    # Never downloaded: a number must not depend on the network, nor on what a host serves today.
+    # Never downloaded: a metric must not depend on the network, nor on the current content of a host.
     path, n = weights or os.environ.get(LPIPS_WEIGHTS), len(truth)
     if reason := _not_images(truth, LPIPS_SIDE):
         return absent(n, f"LPIPS needs {reason}")
@@ -81,11 +81,11 @@ def _lpips(images: Tensor, truth: Tensor, path: Path) -> ndarray:
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is wrong with the file, unpickling says it in its own way
+    except Exception as error:  # unpickling raises various exceptions
         raise ValueError(f"LPIPS weights must be a PyTorch state dictionary, {path} is not: {error}") from error
     # `pnet_rand` keeps the constructor from downloading; all of its random weights are replaced below.
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lpips calls torchvision by a parameter name that is deprecated there
+        warnings.simplefilter("ignore")  # lpips uses a parameter name deprecated in torchvision
         model = LPIPS(net="alex", version="0.1", pnet_rand=True, verbose=False)
     trunk = {
         f"net.{part}.{name}": f"features.{name}"
@@ -95,7 +95,7 @@ def _lpips(images: Tensor, truth: Tensor, path: Path) -> ndarray:
     missing = [theirs for theirs in trunk.values() if not isinstance(state, dict) or theirs not in state]
     if missing:
         raise ValueError(f"LPIPS weights must be those of torchvision's AlexNet, {path} has no {missing[0]}")
-    # Not strict: the linear layers on top come with the package, and are not in the user's file.
+    # Not strict: the linear layers on top come with the package, not with the user's file.
     model.load_state_dict({ours: state[theirs] for ours, theirs in trunk.items()}, strict=False)
     pair = [batch.float().expand(-1, 3, -1, -1) for batch in (images, truth)]
     with torch.no_grad():

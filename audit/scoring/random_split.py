@@ -1,13 +1,13 @@
-"""A lower bound on epsilon from one run whose members were drawn at random: who of each pair was trained on?
+"""A lower bound on epsilon from one run with a random split: the attack guesses the member of each pair.
 
 Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, on pairs of a member and a
-non-member. Members are a uniformly random part of the pool, so which of a pair is one is a fair coin, and no record has
-to be inserted. The pairs with the largest gaps are answered, as many as was declared before any score was seen.
+non-member. Members are a uniformly random part of the pool, so the member of a pair is decided by a fair coin, without
+inserted records. The pairs with the largest score gaps are guessed, a number declared before any score is computed.
 
 Guarantee:
-    With confidence 0.95 the training is not (epsilon, delta)-private, where one record replaces another, for any
-    epsilon below the value. Assumes that members were drawn at random of the pool that non-members are the rest of, and
-    that the attack was told nobody's membership: an informed attack's scores know the other pairs.
+    With confidence 0.95 the training is not (epsilon, delta)-private under replacement of a record, for any epsilon
+    below the value. Assumes that members were drawn uniformly at random from the pool whose remainder are the
+    non-members, and that the attack knew no membership: an informed attack's scores depend on the other pairs.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ..evidence.audit import audit_random_split
 from ..evidence.pairs import seed_of_split
 
 NAME = "epsilon_lower"
-"""Of the metric."""
+"""Name of the metric."""
 
 LEVEL, SURE = 0.95, 1 - 1e-6
-"""Confidence of the number; and of a verdict, which is one of very many looks."""
+"""Confidence of the value; and of a verdict, because very many cells are tested."""
 
 SHARE = 10
-"""One in so many pairs is answered."""
+"""Inverse fraction of pairs that are guessed."""
 
 
 def epsilon_lower(
     ids: Int[ndarray, " n"], scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], delta: float
 ) -> Metric:
-    """The least epsilon that scores of a random split prove, replace-one.
+    """Returns the least epsilon proved by scores of a random split, under replacement.
 
     Args:
-        ids: of the candidates; with the truth they decide who is matched to whom, and nothing else.
+        ids: of the candidates; with the truth they determine the pairing, and nothing else.
         scores: larger = more likely a member.
-        members: the truth.
+        members: the ground truth.
         delta: of the claim.
 
     Returns:
-        The metric, in nats; `detail` has pairs, answers, those that are right, the largest bound that so many answers
-        could prove (`ceiling`), and the bound at the confidence of a verdict (`value_at_verdict`).
+        The metric, in nats; `detail` has the numbers of pairs, guesses and right guesses, the largest bound provable
+        with that many guesses (`ceiling`), and the bound at the confidence of a verdict (`value_at_verdict`).
     """
     order = np.argsort(ids)
     positives, negatives = scores[order][members[order]], scores[order][~members[order]]
@@ -75,15 +75,15 @@ def epsilon_lower(
 
 
 def unmeasured(n: int, reason: str) -> Metric:
-    """The metric where nothing is proved by the scores, whatever they are."""
+    """Returns the metric without a value, for scores that can prove nothing."""
     return Metric(value=None, n=n, better="lower", reason=reason)
 
 
 def not_a_random_split(knows: Collection[str], flags: Collection[str]) -> str:
-    """Why scores prove nothing by their pairs; empty where they do.
+    """Returns the reason why pairs of scores prove nothing; empty if they do.
 
     Args:
-        knows: names of what the attack knew.
+        knows: names of the attack's knowledge.
         flags: of the record.
     """
     if "OTHERS" in knows:

@@ -1,14 +1,15 @@
-"""Metrics of reconstruction (gradient inversion) of images against the truth.
+"""Metrics of reconstruction (gradient inversion) of images against the ground truth.
 
-Images are compared on [0, 1]: the box of valid inputs is stretched to it, and what leaves it is clamped, but for
-`mse_raw`. They are matched to truths by the least total MSE (Hungarian method), so that the order in which an attack
-returns them does not matter. There are at most as many as truths: of more the matching would pick the best by the
-truth, and any pool of pictures would be a reconstruction.
+Images are compared on [0, 1]: the valid input range is rescaled to it, and values outside are clamped, except for
+`mse_raw`. Reconstructions are matched to truths by the least total MSE (Hungarian method), so their order does not
+matter. At most as many are accepted as there are truths: from more, the matching would pick the best by the truth, and
+any pool of pictures would be a reconstruction.
 
-Two floors stand beside every PSNR, because above 0 dB is nothing: `psnr_floor`, that of the mean public image, which
-anybody can guess without the update; and `psnr_match`, that of the best of as many public images as the attack had
-restarts, chosen by the truth, for a search that tries often looks like somebody by chance. An attack leaks (`leak`)
-where it exceeds both significantly. A failed attack has no value in any of these, which is not safety.
+Every PSNR is reported with two floors, because 0 dB is not a baseline: `psnr_floor`, the PSNR of the mean public image,
+which anybody can guess without the update; and `psnr_match`, that of the best of as many public images as the attack
+had restarts, chosen by the truth, because a search with many tries resembles some image by chance. An attack leaks
+(`leak`) if it exceeds both significantly. A failed attack has no value in any of these metrics, which does not mean
+safety.
 
 SSIM: Wang, Bovik, Sheikh & Simoncelli, IEEE TIP 2004. LPIPS: Zhang et al., CVPR 2018, AlexNet, version 0.1.
 Identifiability (`iip`): Yin et al., CVPR 2021, here by pixels.
@@ -48,27 +49,27 @@ def score_reconstruction(
     labels_given: bool = False,
     lpips_weights: str | None = None,
 ) -> dict[str, Metric]:
-    """Every reconstruction metric of one attack on one batch.
+    """Returns every reconstruction metric of one attack on one batch.
 
     Args:
-        result: what the attack returned; at most as many inputs as truths.
-        inputs: the truth, in model-input units.
+        result: the attack's result; at most as many inputs as truths.
+        inputs: the ground truth, in model-input units.
         labels: the true classes.
-        low: pixel value that is black, in model-input units.
-        high: pixel value that is white.
-        floor_image: best guess without the update, as the mean public image; unmatched truths score as if it
-            had been returned for them.
-        public_images: in an order that no truth decided; of the first ones the best is the second floor.
-        other_images: images that the truth has to be told from, chosen without looking at it.
-        labels_given: whether the attacker was told the labels; they are then nothing it recovered.
+        low: pixel value of black, in model-input units.
+        high: pixel value of white.
+        floor_image: best guess without the update, such as the mean public image; the reconstruction assigned to
+            unmatched truths.
+        public_images: in an order independent of the truth; the best of the first ones is the second floor.
+        other_images: images that the truth is distinguished from, chosen independently of it.
+        labels_given: whether the attacker was given the labels; they then do not count as recovered.
         lpips_weights: file of AlexNet weights; see `lpips_values`.
 
     Returns:
-        The metrics of kind "reconstruction"; what cannot be measured has no value and says why.
+        The metrics of kind "reconstruction"; an unmeasurable metric has no value but a reason.
 
     Raises:
-        ValueError: shapes do not fit, the box is empty, there are more inputs than truths, or truths stay unmatched
-            without a floor image.
+        ValueError: shapes do not fit, the input range is empty, there are more inputs than truths, or truths stay
+            unmatched without a floor image.
     """
     compared = compare(
         result,
@@ -98,22 +99,22 @@ def compare(
     labels_given: bool = False,
     lpips_weights: str | None = None,
 ) -> dict[str, ImageValues]:
-    """The metrics of one target, image by image.
+    """Returns the metrics of one target, image by image.
 
     Args:
-        result: what the attack returned.
-        inputs: the truth, in model-input units.
+        result: the attack's result.
+        inputs: the ground truth, in model-input units.
         labels: the true classes.
-        low: pixel value that is black, in model-input units.
-        high: pixel value that is white.
+        low: pixel value of black, in model-input units.
+        high: pixel value of white.
         floor_image: best guess without the update.
-        match_images: for each truth what `best_match` chose.
-        other_images: images that the truth has to be told from.
-        labels_given: whether the attacker was told the labels.
+        match_images: for each truth the choice of `best_match`.
+        other_images: images that the truth is distinguished from.
+        labels_given: whether the attacker was given the labels.
         lpips_weights: file of AlexNet weights.
 
     Raises:
-        ValueError: as of `score_reconstruction`.
+        ValueError: as in `score_reconstruction`.
     """
     result = _checked(result, inputs, labels, low, high)
     failed = result.status == "failed"
@@ -127,13 +128,13 @@ def compare(
         return {
             name: found.get(name, absent(n, _FAILED))
             for name, metric in METRICS.items()
-            # Those follow from the others, or from the ledger, or are about a choice among candidates.
+            # These follow from the others, or from the ledger, or concern a choice among candidates.
             if metric.kind == "reconstruction" and name not in ("leak", "rero_bound", "prior_success")
         }
     pair = Matched.of(result.inputs, inputs, low=low, high=high, floor_image=floor_image)
     found["lpips"] = lpips_values(pair.recovered, pair.truth, lpips_weights)
     found["label_accuracy"] = _label_accuracy(result.labels, labels, labels_given)
-    # What the attack minimised is one number for the whole batch.
+    # The attack's objective is a single number for the whole batch.
     found["objective"] = ImageValues(
         n=len(result.inputs),
         values=np.array([result.objective]),
@@ -157,16 +158,16 @@ def compare_pictures(
     match_images: Tensor | None,
     failed: bool,
 ) -> dict[str, ImageValues]:
-    """The metrics that pictures alone give, which `--verify` computes again.
+    """Returns the metrics that follow from pictures alone, which `--verify` recomputes.
 
     Args:
         found: at most as many reconstructions as truths, in model-input units.
-        inputs: the truth, in the same units.
-        low: pixel value that is black.
-        high: pixel value that is white.
+        inputs: the ground truth, in the same units.
+        low: pixel value of black.
+        high: pixel value of white.
         floor_image: best guess without the update.
         match_images: for each truth the best public match.
-        failed: whether the attack failed; there are only the floors then, which are properties of the batch.
+        failed: whether the attack failed; only the floors exist then, which are properties of the batch.
     """
     n, truth = len(inputs), unit(inputs, low, high)
     guesses = {
@@ -203,14 +204,14 @@ class Matched:
 
     Attributes:
         truth: true images on [0, 1].
-        recovered: one image a truth, on [0, 1]; the floor where none was matched.
-        raw: the same, stretched and not clamped.
-        rows: which reconstruction was matched ...
-        columns: ... to which truth.
+        recovered: one image per truth, on [0, 1]; the floor if unmatched.
+        raw: the same, rescaled but not clamped.
+        rows: indices of the matched reconstructions ...
+        columns: ... and of their truths.
     """
 
     def __init__(self, truth: Tensor, recovered: Tensor, raw: Tensor, rows: Tensor, columns: Tensor) -> None:
-        """Holds a matching that was made; see `of`."""
+        """Stores a finished matching; see `of`."""
         self.truth, self.recovered, self.raw, self.rows, self.columns = truth, recovered, raw, rows, columns
 
     @classmethod
@@ -229,15 +230,15 @@ def match(
     truth: Float[Tensor, "n *shape"],
     floor: Float[Tensor, "n *shape"] | None,
 ) -> tuple[Float[Tensor, "n *shape"], Int[Tensor, " m"], Int[Tensor, " m"]]:
-    """Gives each truth its reconstruction, by the least total MSE.
+    """Assigns a reconstruction to each truth, by the least total MSE.
 
     Args:
         found: reconstructed images on [0, 1].
         truth: true images on [0, 1].
-        floor: what stands in for truths that are left over; None refuses them.
+        floor: images for unmatched truths; None refuses them.
 
     Returns:
-        One image per truth, in the order of `truth`; and which reconstructions went to which truths.
+        One image per truth, in the order of `truth`; and the matched indices of reconstructions and of truths.
 
     Raises:
         ValueError: fewer images than truths, and no floor.
@@ -248,7 +249,7 @@ def match(
             f"got {len(found)} for {len(truth)}"
         )
     rows, columns = (torch.as_tensor(one) for one in linear_sum_assignment(_squares(found, truth).numpy()))
-    # Truths without a match score as the floor does. Without a floor there are none, and the clone is overwritten.
+    # Unmatched truths score like the floor. Without a floor there are none, and the clone is overwritten.
     recovered = truth.clone() if floor is None else floor.clone()
     recovered[columns] = found[rows]
     return recovered, rows, columns
@@ -257,17 +258,17 @@ def match(
 def best_match(
     public: Float[Tensor, "m *shape"] | None, inputs: Float[Tensor, "n *shape"], tries: int, *, low: float, high: float
 ) -> Float[Tensor, "n *shape"] | None:
-    """The best of some public images for each truth: what as many blind tries may come to.
+    """Returns the best of some public images for each truth: the success of as many blind tries.
 
     Args:
-        public: in an order that no truth decided; each truth takes the next ones, from the start again at the end.
-        inputs: the truth, in model-input units.
-        tries: how many for each truth; at least one, at most all.
-        low: pixel value that is black.
-        high: pixel value that is white.
+        public: in an order independent of the truth; each truth takes the next ones, cyclically.
+        inputs: the ground truth, in model-input units.
+        tries: number for each truth; at least one, at most all.
+        low: pixel value of black.
+        high: pixel value of white.
 
     Returns:
-        One public image a truth, in model-input units; None without public images.
+        One public image per truth, in model-input units; None without public images.
     """
     if public is None or len(public) == 0:
         return None
@@ -283,22 +284,22 @@ def _tries(restarts: int) -> int:
 
 
 def psnr(errors: Float[ndarray, " n"]) -> Float[ndarray, " n"]:
-    """Peak signal-to-noise ratio, dB, of images on [0, 1] with these mean squared errors; at most 120."""
+    """Returns the peak signal-to-noise ratio, dB, of images on [0, 1] with these mean squared errors; at most 120."""
     return -10 * np.log10(np.maximum(errors, MSE_RESOLUTION))
 
 
 def unit(images: Tensor, low: float, high: float) -> Tensor:
-    """Images on [0, 1], in float64 on the CPU; what leaves the box is clamped."""
+    """Returns images rescaled to [0, 1] and clamped, in float64 on the CPU."""
     return _stretched(images, low, high).clamp(0, 1)
 
 
 def _stretched(images: Tensor, low: float, high: float) -> Tensor:
-    # float64, so that stretching and squaring add no rounding to that of the pixels; on the CPU, where SciPy matches.
+    # float64, so that rescaling and squaring add no rounding to that of the pixels; on the CPU, where SciPy matches.
     return (images.detach().cpu().double() - low) / (high - low)
 
 
 def _checked(result: Reconstruction, inputs: Tensor, labels: Tensor, low: float, high: float) -> Reconstruction:
-    """A copy of a result that is about this batch."""
+    """Returns a copy of a result after checking that it fits this batch."""
     if not low < high:
         raise ValueError(f"low must be below high, got {low} and {high}")
     found = checked_reconstruction(result, len(inputs), inputs)
@@ -315,14 +316,14 @@ def _mse(images: Tensor, truth: Tensor) -> ndarray:
 
 
 def _squares(images: Tensor, others: Tensor) -> Tensor:
-    """Mean squared difference of every image to every other one."""
-    # By differences, and not |a|^2 - 2ab + |b|^2, which cancels to nothing where the match is good.
+    """Returns the mean squared difference of each image to each of `others`."""
+    # By differences, because |a|^2 - 2ab + |b|^2 cancels catastrophically for good matches.
     distances = torch.cdist(images.flatten(1), others.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
     return distances.square() / images[0].numel() if len(images) else distances
 
 
 def _decibels(errors: ndarray) -> ImageValues:
-    # Image by image: their mean is not the PSNR of the mean error, which the worst image would decide.
+    # Image by image: the PSNR of the mean error would be dominated by the worst image.
     capped = int((errors < MSE_RESOLUTION).sum())
     return ImageValues(n=len(errors), values=psnr(errors), detail={">=120": capped} if capped else {})
 
@@ -330,7 +331,7 @@ def _decibels(errors: ndarray) -> ImageValues:
 def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> ImageValues:
     if given:
         return absent(len(labels), "the attacker was given the labels")
-    # As multisets: recovered labels are in no order, and a class may be in the batch twice.
+    # As multisets: recovered labels have no order, and a class may be in the batch twice.
     common = Counter(found.tolist()) & Counter(labels.tolist())
     value = sum(common.values()) / len(labels)
     reason = "labels of one batch are not independent"
@@ -338,7 +339,7 @@ def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> ImageValues:
 
 
 def _identified(pair: Matched, others: Tensor | None, low: float, high: float) -> ImageValues:
-    """1 for each reconstruction that is nearer to its truth than to any other image of D, truths of others included."""
+    """Returns 1 for each reconstruction nearer to its truth than to any other image of D, other truths included."""
     if others is None or len(others) == 0:
         return absent(len(pair.truth), "there are no other images that the truth would have to be told from")
     if len(pair.rows) == 0:
@@ -348,25 +349,25 @@ def _identified(pair: Matched, others: Tensor | None, low: float, high: float) -
     distances = _squares(found, crowd)
     own = distances[torch.arange(len(found)), pair.columns].clone()
     distances[torch.arange(len(found)), pair.columns] = torch.inf
-    # Strictly nearer: an image that is the same as its truth and as another one tells nobody apart.
+    # Strictly nearer: an image equal to its truth and to another image identifies neither.
     hits = (own < distances.min(dim=1).values).double().numpy()
     detail: dict[str, float | int | str | None] = {"size_of_d": len(crowd), "reconstructions": len(found)}
     return ImageValues(n=len(found), values=hits, detail=detail)
 
 
 def _claimed_by_attack(result: Reconstruction, pair: Matched) -> dict[str, ImageValues]:
-    """What the attack says of its own result: the share of pixels the update decides, and images that it proves."""
+    """Returns the attack's own statements: the fraction of pixels that the update determines, and certified images."""
     n = len(pair.truth)
     coverage = absent(n, "the attack does not say which pixels the update decides")
     certified = absent(n, "the attack proves none of its images, right or wrong")
     if result.determined is not None:
-        shares = np.zeros(n)  # of a truth without a reconstruction nothing is decided
+        shares = np.zeros(n)  # a truth without a reconstruction has no determined pixels
         shares[pair.columns.numpy()] = result.determined[pair.rows].cpu().flatten(1).double().mean(dim=1).numpy()
         coverage = ImageValues(n=n, values=shares)
     if result.certified is not None:
         flags = torch.zeros(n, dtype=torch.bool)
         flags[pair.columns] = result.certified[pair.rows].cpu()
-        # A certificate that the truth contradicts is a mistake of the attack, and must be seen.
+        # A certificate contradicted by the truth is an error of the attack, and must be visible.
         errors = _mse(pair.raw, pair.truth)[flags.numpy()]
         worst = float(errors.max()) if len(errors) else None
         certified = ImageValues(n=n, values=flags.double().numpy(), detail={"largest_mse_certified": worst})

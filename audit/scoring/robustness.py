@@ -1,14 +1,14 @@
-"""Reconstruction robustness: what a claim allows any attacker who picks the truth out of some candidates.
+"""Reconstruction robustness: bound on any attacker who picks the truth out of some candidates, from a claim.
 
-Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023
-(arXiv:2302.07225): whoever succeeds with chance at most kappa before seeing the releases, succeeds afterwards with at
-most the largest probability that the releases with the record give to an event that those without it give kappa. For
-one Gaussian that is Phi(Phi^-1(kappa) + 1/sigma); for sampled ones it is found by Monte Carlo, whose estimate is no
-bound by itself: its upper confidence limit is.
+Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023 (arXiv:2302.07225): an
+attacker who succeeds with probability at most kappa before seeing the releases succeeds afterwards with at most the
+largest probability, under the releases with the record, of an event that has probability kappa under those without it.
+For one Gaussian that is Phi(Phi^-1(kappa) + 1/sigma); for sampled ones it is found by Monte Carlo, whose estimate is
+not a bound by itself: its upper confidence limit is.
 
 Guarantee:
-    Relation add/remove or zero-out, each release a Gaussian at `noise_multiplier` whatever its codec: a mask or a
-    projection changes what is released and not the bound. The candidates have to be exchangeable with the truth.
+    Relation add/remove or zero-out, each release a Gaussian at `noise_multiplier` for any codec: a mask or a projection
+    changes the release but not the bound. The candidates have to be exchangeable with the truth.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from leakbench.defenses.core import Ledger
 from leakbench.leaderboard.records.record import Metric
 
 RESAMPLES = 1000
-"""Of the bootstrap of a Monte-Carlo estimate."""
+"""Bootstrap resamples of a Monte-Carlo estimate."""
 
 VIOLATION = 1e-4
-"""A success this improbable under the bound refutes the claim: small, because a board looks at many cells."""
+"""A success this improbable under the bound refutes the claim: small, because a board tests many cells."""
 
 _NUMBERS = 10_000_000
-"""Random numbers in memory at once."""
+"""Random numbers in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobustnessBound:
-    """A bound on the chance of success.
+    """A bound on the success probability.
 
     Attributes:
         value: the bound, or its estimate.
-        upper: its upper 97.5 % confidence limit; the value where it is exact.
-        samples: of the Monte Carlo; 0 where it is exact.
+        upper: its upper 97.5 % confidence limit; the value if exact.
+        samples: Monte-Carlo samples; 0 if exact.
     """
 
     value: float
@@ -58,19 +58,19 @@ def reconstruction_bound(
     samples: int = 200_000,
     seed: int = 0,
 ) -> RobustnessBound:
-    """Largest chance to pick the truth, of an attacker who sees all releases and knows everybody else.
+    """Returns the largest success probability of an attacker who sees all releases and knows all other records.
 
     Args:
-        kappa: chance without the releases, in (0, 1): 1/n for n candidates that are equally likely.
+        kappa: success probability without the releases, in (0, 1): 1/n for n equally likely candidates.
         noise_multiplier: noise std / sensitivity of each step.
         steps: number of releases.
-        sample_rate: chance to take part in a step (Poisson sampling); 1 for every step, where the bound is exact.
-        samples: of the Monte Carlo.
-        seed: of the Monte Carlo.
+        sample_rate: probability to take part in a step (Poisson sampling); 1 for every step, with an exact bound.
+        samples: number of Monte-Carlo samples.
+        seed: Monte-Carlo seed.
 
     Raises:
-        ValueError: an argument out of range, or so little noise that `samples` do not give the mean of the likelihood
-            ratio, which is 1.
+        ValueError: an argument out of range, or so little noise that `samples` do not reproduce the mean of the
+            likelihood ratio, which is 1.
     """
     if not 0 < kappa < 1:
         raise ValueError(f"kappa must be in (0, 1), got {kappa}")
@@ -99,19 +99,20 @@ def reconstruction_bound(
 
 
 def gaussian_bound(kappa: float, mu: float) -> float:
-    """The same for Gaussians of total shift mu, in standard deviations of their noise."""
+    """Returns the bound for Gaussians of total shift mu, in standard deviations of their noise."""
     return float(ndtr(ndtri(kappa) + mu))
 
 
 def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
-    """The bound on `iip`, or on `prior_success`, of an update in which the record is known to be.
+    """Returns the bound on `iip`, or on `prior_success`, of an update that is known to contain the record.
 
     Args:
-        ledger: what was released of the batch.
-        others: candidates beside the truth, exchangeable with it. Other truths are none: who knows them rules them out.
-        batch: truths of one update. A reconstruction counts for whichever it was matched to, so each has as many
-            chances: the shares of r of them add up to at most r / (others + 1) for each of b truths before the release,
-            and the bound is concave, so that b times that of one covers every r.
+        ledger: the releases of the batch.
+        others: candidates beside the truth, exchangeable with it. Other truths do not count: an attacker who knows them
+            rules them out.
+        batch: truths of one update. A reconstruction counts for any truth that it was matched to, so each has as many
+            chances: the success rates of r of them add up to at most r / (others + 1) for each of b truths before the
+            release, and the bound is concave, so b times that of one covers every r.
     """
 
     def without(reason: str) -> Metric:
@@ -123,7 +124,7 @@ def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
         return without(f"nothing is proved: {'; '.join(reasons)}")
     if any(entry.noise_multiplier is None or entry.row is not None for entry in ledger.entries):
         return without("noise is correlated over steps, of which no bound is computed")
-    # Gaussians compose by their squares; participation is known, so that no sampling amplifies.
+    # Gaussians compose by their squares; participation is known, so no sampling amplifies.
     squares = sum(entry.steps / entry.noise_multiplier**2 for entry in ledger.entries if entry.noise_multiplier)
     kappa = 1 / (others + 1)
     detail: dict[str, float | int | str | None] = {"kappa": kappa, "mu": math.sqrt(squares), "batch": batch}
@@ -132,10 +133,10 @@ def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
 
 
 def refuted(success: Metric, bound: Metric) -> bool:
-    """Whether so much success has a chance below `VIOLATION` under the bound.
+    """True if a success rate this high has a probability below `VIOLATION` under the bound.
 
     Args:
-        success: a share of targets, as `iip` or `prior_success`.
+        success: a rate over targets, such as `iip` or `prior_success`.
         bound: of the same targets.
     """
     if success.value is None or bound.value is None or not success.n:
@@ -144,7 +145,7 @@ def refuted(success: Metric, bound: Metric) -> bool:
 
 
 def _likelihood_ratios(noise_multiplier: float, steps: int, sample_rate: float, samples: int, seed: int) -> ndarray:
-    """Ratios of "took part" to "did not", of releases that the record took no part in."""
+    """Returns likelihood ratios of "took part" to "did not", for releases without the record."""
     draw, logs = np.random.default_rng([seed, 0]), np.zeros(samples)
     together = max(1, _NUMBERS // samples)
     for first in range(0, steps, together):
@@ -156,8 +157,8 @@ def _likelihood_ratios(noise_multiplier: float, steps: int, sample_rate: float, 
 
 
 def _upper(ranked: ndarray, share: int, draw: np.random.Generator) -> float:
-    """The 97.5 % quantile of the bootstrap of (1/N) times the sum of the `share` largest."""
-    # Only the top is resampled: how often each occurs in a resample is Poisson(1), up to the sum of all.
+    """Returns the 97.5 % bootstrap quantile of (1/N) times the sum of the `share` largest values."""
+    # Only the top is resampled: each value occurs Poisson(1) times in a resample, up to the sum of all.
     top = ranked[: min(len(ranked), share + math.ceil(8 * math.sqrt(share)) + 1)]
     found = np.empty(RESAMPLES)
     for at in range(RESAMPLES):

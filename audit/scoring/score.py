@@ -28,20 +28,20 @@ from .truth import GroundTruth
 def score(
     result: MembershipScores | Reconstruction | LabelEstimate, truth: GroundTruth, *, delta: float | None = None
 ) -> dict[str, Metric]:
-    """Every metric of one result of an attack.
+    """Returns every metric of an attack's result.
 
     Args:
-        result: what an attack returned.
-        truth: of the same target.
-        delta: of the claim that membership scores are held against, for `implied_epsilon`.
+        result: the attack's result.
+        truth: ground truth of the same target.
+        delta: delta of the claim that membership scores are compared with, for `implied_epsilon`.
 
     Returns:
-        Metrics by name; what cannot be measured has no value and says why.
+        Metrics by name; an unmeasurable metric has no value but a reason.
 
     Raises:
-        TypeError: when it is no result, or holds tensors of a class of its own, which would be shown the truth.
-        ValueError: when the truth is about something else, scores are of others than the candidates, or there are more
-            guesses than examples.
+        TypeError: it is not a result, or holds tensors of a subclass, which would see the truth.
+        ValueError: the truth is of another kind, scores are for non-candidates, or there are more guesses than
+            examples.
     """
     for kind, scorer in SCORERS.items():
         if isinstance(result, kind):
@@ -52,7 +52,7 @@ def score(
 def _membership(result: MembershipScores, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
     if truth.candidates is None:
         raise ValueError("this truth is about reconstruction, it has no members")
-    # Copied into plain tensors before they meet the truth: a subclass would be handed it by `__torch_function__`.
+    # Copied into plain tensors before they meet the truth: `__torch_function__` would hand it to a subclass.
     scores = checked_scores(result, truth.candidates)
     return score_membership(scores, truth.membership(scores.ids), delta=delta)
 
@@ -96,10 +96,10 @@ def _labels(result: LabelEstimate, truth: GroundTruth, delta: float | None) -> d
 
 
 SCORERS: dict[type, Callable[[Any, Any, float | None], dict[str, Metric]]] = {
-    # Before the class that it is of.
+    # Before its base class.
     InclusionScores: _inclusion,
     MembershipScores: _membership,
     Reconstruction: _reconstruction,
     LabelEstimate: _labels,
 }
-"""Type of result -> (result, truth, delta of the claim) -> metrics; another kind of result is another row."""
+"""Type of result -> (result, truth, delta of the claim) -> metrics; a new kind of result is a new entry."""

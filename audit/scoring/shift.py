@@ -1,22 +1,21 @@
-"""Whether members and non-members differ by themselves: a two-sample test of what is known without the model.
+"""Two-sample test for a shift between members and non-members, based on data alone, without the model.
 
-A membership attack is measured by telling members from non-members. Where these are not of one distribution, as where a
-test set collected apart stands in for non-members, a score may tell the two sets apart and know nothing of membership.
-Lopez-Paz & Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017: a classifier learns to tell the two samples on
-one half of them, and ranks the other half; Das et al., "Blind Baselines Beat Membership Inference Attacks for
-Foundation Models", 2024, for what comes of not asking. Deviation: both halves take their turn.
+A membership attack is evaluated by how well it separates members from non-members. If these differ in distribution, as
+with a separately collected test set used as non-members, a score may separate the two sets without using membership.
+Lopez-Paz & Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017: a classifier is trained to separate half of the
+two samples, and ranks the other half; Das et al., "Blind Baselines Beat Membership Inference Attacks for Foundation
+Models", 2024, on the consequences of omitting such a test. Deviation: the two halves swap roles.
 
-Two things move every loss, and are a small part of what such a classifier looks at. So they are asked about by
-themselves: labels alone, and how hard labels are to tell from inputs, by a classifier that is fitted to examples of
-both samples, never told which is which, and asked about those that it was not fitted to. A tenth of wrong labels, or of
-mirrored images, in one sample shows there.
+Two properties affect every loss, but little of such a classifier. They are tested separately: labels alone, and how
+hard labels are to predict from inputs, by a classifier fitted to examples of both samples, without sample membership,
+and evaluated on examples that it was not fitted to. A tenth of wrong labels, or of mirrored images, in a sample is
+visible there.
 
 Guarantee:
-    Given a classifier, the ranks of the half that it has not seen are exchangeable under one distribution, so a
-    permutation test of their AUC errs with its level whatever the classifier is (Phipson & Smyth, 2010). Labels, and
-    what is said of them without regard to the samples, are exchangeable, too. The least of p-values, times their
-    number, errs no more often (Bonferroni, here with
-    weights).
+    Given a classifier, the ranks of the held-out half are exchangeable under equal distributions, so a permutation test
+    of their AUC has its level for any classifier (Phipson & Smyth, 2010). Labels, and statistics of them computed
+    without regard to the samples, are exchangeable, too. The smallest p-value, times the number of tests, has the same
+    level (Bonferroni, here with weights).
 """
 
 from __future__ import annotations
@@ -35,45 +34,46 @@ from torch import Tensor
 from leakbench.attacks.core import Examples
 
 LEVEL = 0.01
-"""A p-value below it is flagged: of a hundred splits without a shift, one is."""
+"""Significance level: without a shift, one split in a hundred is flagged."""
 
 LARGEST = 1000
-"""Examples of each kind that the classifier of samples looks at, drawn by the seed."""
+"""Largest number of examples per sample for the two-sample classifier, drawn by the seed."""
 
 _LARGEST_OF_HARD = 2000
-"""Examples of each kind of which it is asked how hard their labels are."""
+"""Largest number of examples per sample for the test of hard labels."""
 
 LEAST = 40
-"""Of each kind: with fewer a classifier learns nothing."""
+"""Smallest number of examples per sample: with fewer a classifier learns nothing."""
 
 _COMPONENTS = 32
 _WIDE = 4096
-"""Numbers of an input, above which it is projected at random before components are sought."""
+"""Dimension of an input above which it is projected at random before principal components are computed."""
 _PROJECTED = 512
 _ROWS = 64
-"""Of wide inputs, whose statistics are computed together."""
+"""Wide inputs per chunk in the computation of their statistics."""
 _PERMUTATIONS = 4000
 _DRAWN = 200
-"""Permutations in memory at once."""
+"""Permutations in memory at a time."""
 _FOLDS = 5
 _KEPT = 64
 _NEIGHBOURS = 10
 _FEWEST = 10
-"""Examples a class, on average: with fewer nothing is said of how hard labels are."""
+"""Smallest average number of examples per class for the test of hard labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """What can be told of membership without the model.
+    """Evidence of a shift between members and non-members, without the model.
 
     Attributes:
-        p_value: of exchangeable members and non-members, by three tests together; None with fewer than `LEAST` of
+        p_value: of exchangeable members and non-members, by three tests jointly; None with fewer than `LEAST` of
             either.
-        auc: of the classifier on examples that it was not fitted to, mean of both halves; None with too few.
-        members: looked at.
-        non_members: looked at.
-        detectable: AUC that would be flagged in four cases of five, so that silence can be read; None with too few.
-        by: which test says so: the least p-value.
+        auc: of the classifier on held-out examples, mean of both halves; None with too few.
+        members: number of members tested.
+        non_members: number of non-members tested.
+        detectable: AUC that would be flagged in four cases of five, so that a negative result can be read; None with
+            too few.
+        by: the test with the least p-value.
     """
 
     p_value: float | None
@@ -85,7 +85,7 @@ class Shift:
 
     @property
     def words(self) -> str:
-        """What tells the two apart."""
+        """The difference between the two samples, in words."""
         if self.by == "labels":
             return f"their labels alone have other shares, p {self.p_value:.2g}"
         if self.by == "hard labels":
@@ -94,11 +94,11 @@ class Shift:
 
     @property
     def found(self) -> bool:
-        """Whether members and non-members differ."""
+        """True if members and non-members differ significantly."""
         return self.p_value is not None and self.p_value < LEVEL
 
     def to_detail(self) -> dict[str, float | int | str | None]:
-        """As a metric's detail has it."""
+        """Returns the fields in the form of a metric's detail."""
         return {
             "shift_p_value": self.p_value,
             "shift_auc": self.auc,
@@ -109,12 +109,12 @@ class Shift:
 
 
 def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) -> Shift:
-    """Tests whether two samples are of one distribution, by inputs and labels.
+    """Tests whether two samples have the same distribution, by inputs and labels.
 
     Args:
-        members: of the private pool.
-        non_members: that stand beside them.
-        seed: of the choice of examples, halves and permutations.
+        members: from the private pool.
+        non_members: the comparison sample.
+        seed: for the choice of examples, halves and permutations.
     """
     draw = np.random.default_rng([seed, 0])
     inside, outside = (features_of(_some(part, draw)) for part in (members, non_members))
@@ -124,19 +124,19 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
     labelled = [_some(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
     features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
     halves = _halves(truth, draw)
-    # Here because it takes a second, and who asks about no members does without.
+    # Imported here because it takes a second, which tests without members can save.
     from threadpoolctl import threadpool_limits
 
-    # One thread: jobs have a core each, and sums of several are rounded in an order of their own.
+    # Single-threaded: each job has one core, and multi-threaded sums round in a varying order.
     with threadpool_limits(limits=1):
         found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
         hard = _of_hard_labels(labelled[0], labelled[1], seed)
     areas, values = zip(*found, strict=True)
     labels = of_labels(*(_numbers(part) for part in (members, non_members)))
-    # Half of the level is for labels, which the weakest attack follows, and a quarter for each of the others.
+    # Half of the level is for labels, which the weakest attack uses, and a quarter for each of the others.
     tests = {"labels": 2 * labels, "classifier": 4 * 2 * min(values), "hard labels": 4 * hard}
     by: Any = min(tests, key=lambda name: tests[name])
-    # Of a half, at a quarter of the level that both halves share; 0.8 is four cases of five.
+    # For a half, at a quarter of the level shared by both halves; 0.8 is four cases of five.
     deviation = math.sqrt((p + q) / 2 / (12 * (p / 2) * (q / 2)))
     needed = (stats.norm.isf(LEVEL / 8) + stats.norm.isf(0.2)) * deviation
     return Shift(
@@ -150,10 +150,10 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
 
 
 def features_of(examples: Examples) -> ndarray:
-    """What anybody sees of examples: inputs, a few of their statistics, labels; one row each.
+    """Returns features of examples: inputs, a few of their statistics, labels; one row each.
 
-    Of wide inputs there are random projections instead (Johnson & Lindenstrauss), the same for all examples and drawn
-    without them: components of these are nearly those of the inputs, at a tenth of the time and the memory.
+    Wide inputs are replaced by random projections (Johnson & Lindenstrauss), the same for all examples and drawn
+    independently of them: their principal components are nearly those of the inputs, at a tenth of the time and memory.
     """
     inputs = examples.inputs.detach().cpu().flatten(1)
     labels = examples.labels.detach().cpu().double().reshape(len(inputs), -1)
@@ -163,14 +163,14 @@ def features_of(examples: Examples) -> ndarray:
     told = torch.cat([_statistics(part.double().nan_to_num()) for part in inputs.split(_ROWS)])
     projected, coins = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
     for part in inputs.split(_WIDE, dim=1):
-        # Axes of some columns at a time: all of them would outweigh the inputs.
+        # Projection axes of some columns at a time: all of them would exceed the size of the inputs.
         projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=coins)
     return torch.cat([labels, told, projected.double() / math.sqrt(_PROJECTED)], dim=1).numpy()
 
 
 def _statistics(inputs: Tensor) -> Tensor:
-    """Mean, deviation, ends, zeros, roughness and distance from bytes of each row, [n, 7]."""
-    # Rounding, compression and cropping show in these sooner than in any one pixel.
+    """Returns mean, deviation, ends, zeros, roughness and distance from bytes of each row, [n, 7]."""
+    # Rounding, compression and cropping are more visible in these than in any single pixel.
     found = [
         inputs.mean(1), inputs.std(1, unbiased=False), inputs.amin(1), inputs.amax(1), (inputs == 0).double().mean(1),
         inputs.diff(dim=1).abs().mean(1) if inputs.shape[1] > 1 else inputs[:, 0],
@@ -180,11 +180,11 @@ def _statistics(inputs: Tensor) -> Tensor:
 
 
 _OWN = 8
-"""Leading columns that are no inputs, where a label is one number."""
+"""Leading columns that are not inputs, if a label is a single number."""
 
 
 def of_labels(some: ndarray, others: ndarray) -> float:
-    """P-value of labels of one distribution: chi-square among permutations, which needs no large counts.
+    """Returns a p-value for equal label distributions: chi-square among permutations, valid for small counts.
 
     Args:
         some: labels of one sample.
@@ -196,7 +196,7 @@ def of_labels(some: ndarray, others: ndarray) -> float:
         return 1.0
     draw, table = np.random.default_rng(0), np.zeros((1 + _PERMUTATIONS, len(counts)))
     table[0] = np.bincount(places[: len(some)], minlength=len(counts))
-    # Of a random part of all labels the counts are those of balls drawn without replacement.
+    # Counts in a random part of all labels are hypergeometric.
     table[1:] = draw.multivariate_hypergeometric(counts, len(some), size=_PERMUTATIONS)
     expected = counts * len(some) / len(whole)
     distances = (((table - expected) ** 2) / counts).sum(1)
@@ -204,11 +204,11 @@ def of_labels(some: ndarray, others: ndarray) -> float:
 
 
 def _of_hard_labels(members: Examples, non_members: Examples, seed: int) -> float:
-    """P-value of labels that are equally hard to tell from inputs, by classifiers that know no membership.
+    """Returns a p-value for labels equally hard to predict from inputs, by classifiers without sample membership.
 
-    The mean of 1 - p over a sample, for the probability p that an example's own label is given by a classifier fitted
-    to other examples of both samples. The lesser of two p-values, doubled: neighbours see the few that lie apart, and a
-    linear classifier what many have a little of.
+    The statistic is the mean of 1 - p over a sample, p the probability of an example's own label under a classifier
+    fitted to other examples of both samples. The result is twice the smaller of two p-values: nearest neighbours detect
+    few outliers, and a linear classifier a small shift of many examples.
     """
     kinds, labels = np.unique(np.concatenate([_numbers(members), _numbers(non_members)]), return_inverse=True)
     if len(kinds) == 1 or len(kinds) > len(labels) / _FEWEST:
@@ -228,7 +228,7 @@ def _of_hard_labels(members: Examples, non_members: Examples, seed: int) -> floa
 
 
 def _components(inputs: ndarray, seed: int) -> ndarray:
-    """Inputs, or principal components of all of them where they are many numbers, which no membership decides."""
+    """Returns inputs, or their principal components if high-dimensional; independent of membership."""
     from sklearn.decomposition import PCA
 
     if inputs.shape[1] <= _KEPT or np.ptp(inputs, axis=0).max() == 0:
@@ -238,16 +238,16 @@ def _components(inputs: ndarray, seed: int) -> ndarray:
 
 
 def _missed_by_neighbours(inputs: ndarray, labels: ndarray) -> ndarray:
-    """Share of the nearest other examples that have another label, [n] in [0, 1]."""
+    """Returns the fraction of the nearest other examples with a different label, [n] in [0, 1]."""
     from sklearn.neighbors import NearestNeighbors
 
-    # Of nobody in particular: an example is not among its own neighbours.
+    # Without query points: an example is then not among its own neighbours.
     near = NearestNeighbors(n_neighbors=_NEIGHBOURS, algorithm="brute").fit(inputs).kneighbors(return_distance=False)
     return (labels[near] != labels[:, None]).mean(axis=1)
 
 
 def _missed(features: ndarray, labels: ndarray, seed: int) -> ndarray:
-    """What linear classifiers fitted to the other parts lack of certainty in each example's own label, in [0, 1]."""
+    """Returns 1 - p of each example's own label under linear classifiers fitted to the other folds, in [0, 1]."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -258,7 +258,7 @@ def _missed(features: ndarray, labels: ndarray, seed: int) -> ndarray:
         if len(np.unique(labels[fitted])) < 2:
             continue
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100))
-        with warnings.catch_warnings(action="ignore"):  # that it has not converged, which makes it no less valid
+        with warnings.catch_warnings(action="ignore"):  # about convergence, which does not affect validity
             model.fit(features[fitted], labels[fitted])
         places = np.searchsorted(model.classes_, labels[asked]).clip(max=len(model.classes_) - 1)
         known = model.classes_[places] == labels[asked]
@@ -267,7 +267,7 @@ def _missed(features: ndarray, labels: ndarray, seed: int) -> ndarray:
 
 
 def _numbers(examples: Examples) -> ndarray:
-    """Labels as numbers of classes [n]; of probabilities the largest's."""
+    """Returns labels as class numbers [n]; for probabilities, the class of the largest."""
     labels = examples.labels.detach().cpu()
     return (labels if labels.ndim == 1 else labels.flatten(1).argmax(1)).numpy()
 
@@ -278,7 +278,7 @@ def _some(examples: Examples, draw: np.random.Generator, most: int = LARGEST) ->
 
 
 def _halves(truth: ndarray, draw: np.random.Generator) -> ndarray:
-    """Half of each kind, at random."""
+    """Returns a random half of each sample, as a mask."""
     second = np.zeros(len(truth), dtype=bool)
     for kind in (True, False):
         places = draw.permutation(np.flatnonzero(truth == kind))
@@ -287,19 +287,19 @@ def _halves(truth: ndarray, draw: np.random.Generator) -> ndarray:
 
 
 def _judged(features: ndarray, truth: ndarray, *, fit_on: ndarray, seed: int) -> tuple[float, float]:
-    """AUC on one half of a classifier fitted to the other, and the p-value of a permutation test."""
+    """Returns the AUC on one half of a classifier fitted to the other, and the p-value of a permutation test."""
     from sklearn.decomposition import PCA
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     seen, asked = features[fit_on], features[~fit_on]
     columns = features.shape[1] - _OWN
     if np.ptp(seen[:, _OWN:], axis=0).max() == 0:
-        # Constant inputs have no components: PCA would divide by their variance.
+        # Constant inputs have no components: PCA would divide by their zero variance.
         seen, asked = seen[:, :_OWN], asked[:, :_OWN]
     elif columns > _COMPONENTS:
         components = PCA(min(_COMPONENTS, len(seen) - 1), random_state=seed).fit(seen[:, _OWN:])
         seen, asked = (np.hstack([part[:, :_OWN], components.transform(part[:, _OWN:])]) for part in (seen, asked))
-    # Without a validation set by default: scikit-learn makes one from 10,000 examples on.
+    # No validation set: scikit-learn makes one by default from 10,000 examples on.
     model = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=8, random_state=seed)
     ranks = stats.rankdata(model.fit(seen, truth[fit_on]).predict_proba(asked)[:, 1])
     members = truth[~fit_on]

@@ -1,4 +1,4 @@
-"""Ground truth of an attack, members or private inputs; only scorers get it."""
+"""Ground truth of an attack, members or private inputs; visible to scorers only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class GroundTruth:
-    """What one attack tries to find out: who are members, or which inputs are behind an update.
+    """The ground truth of one attack: the members, or the inputs behind an update.
 
     Attributes:
         inputs: the private inputs behind an update [b, *shape]; None for membership.
         labels: their labels [b].
         members: ids of the examples that took part; None for reconstruction.
-        candidates: ids of the examples that were asked about; given with `members`, because scores of anybody else
-            could be made up.
+        candidates: ids of the candidates; given with `members`, because scores of non-candidates could be made up.
         low: smallest valid input, in model-input units.
         high: largest valid input.
-        floor: mean public image, the best guess without looking at the update; None without public data.
-        public: public images in an order that no truth decided; the best of a few for each input is the second floor.
-        public_labels: labels of public examples, in any order; their shares are the floor of label recovery.
-        others: images that the inputs have to be told from, chosen without looking at them.
-        labels_given: whether the attacker was told the labels.
-        prior: images that the attacker was told to pick from, the first of `inputs` one of them; its result is then
-            scored as a choice. None where it was told none.
-        gaussian: whether the claim that canaries are held against is of Gaussian steps in which everybody takes part.
+        floor: mean public image, the best guess without the update; None without public data.
+        public: public images in an order independent of the truth; the best of a few for each input is the second
+            floor.
+        public_labels: labels of public examples, in any order; their class frequencies are the floor of label recovery.
+        others: images that the inputs are distinguished from, chosen independently of them.
+        labels_given: whether the attacker was given the labels.
+        prior: candidate images given to the attacker, including the first of `inputs`; its result is then scored as a
+            choice. None without candidates.
+        gaussian: whether the claim compared with canaries is of Gaussian steps with full participation.
         apart: whether contributions of canaries are orthogonal in every step.
     """
 
@@ -54,7 +54,7 @@ class GroundTruth:
             )
 
     def membership(self, ids: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Which of these examples took part."""
+        """Returns which of these examples took part."""
         if self.members is None:
             raise ValueError("this truth is about reconstruction, it has no members")
         return torch.isin(ids.cpu(), self.members.cpu())

@@ -18,12 +18,12 @@ from .allowed import clopper_pearson
 
 
 def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> dict[str, Metric]:
-    """`accuracy` (Clopper-Pearson) and `loss` (mean cross-entropy in nats, float64, t interval).
+    """Returns `accuracy` (Clopper-Pearson) and `loss` (mean cross-entropy in nats, float64, t interval).
 
-    A model that diverged has an accuracy, in which a row of logits with a NaN is a wrong answer, and no loss.
+    A diverged model has an accuracy, in which a row of logits with a NaN counts as wrong, but no loss.
 
     Args:
-        logits: the model's outputs on examples it was not trained on.
+        logits: the model's outputs on held-out examples.
         labels: the true classes, in [0, classes).
 
     Raises:
@@ -32,7 +32,7 @@ def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"])
     n = len(labels)
     if n == 0 or len(logits) != n:
         raise ValueError(f"labels must have one entry per row of logits and at least one, got {n} for {len(logits)}")
-    undefined = logits.isnan().any(dim=1)  # argmax takes a NaN for the largest, and could be right by chance
+    undefined = logits.isnan().any(dim=1)  # argmax treats a NaN as the largest, and could be right by chance
     correct = int(((logits.argmax(dim=1) == labels) & ~undefined).sum())
     low, high = clopper_pearson(correct, n)
     accuracy = Metric(
@@ -47,12 +47,12 @@ def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"])
 
 
 def losses(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """The cross-entropy of each example, in nats, float64."""
+    """Returns the cross-entropy of each example, in nats, float64."""
     return functional.cross_entropy(logits.double(), labels.long(), reduction="none")
 
 
 def mean_loss(values: Float[ndarray, " n"]) -> Metric:
-    """Mean of per-example losses; without a value where one of them is not finite."""
+    """Returns the mean of per-example losses; without a value if any loss is not finite."""
     if infinite := int((~np.isfinite(values)).sum()):
         reason = f"the loss of {infinite} of {len(values)} examples is not finite: the model diverged"
         return Metric(value=None, n=len(values), better="lower", reason=reason)
@@ -67,19 +67,19 @@ def mean_metric(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Metric:
-    """Mean with a t interval, clipped to the range the number can have.
+    """Returns the mean with a t interval, clipped to its possible range.
 
     Args:
         values: one finite number per example; at least one.
-        better: which direction is good for the defender.
-        one: why there is no interval when there is a single value, as "one image".
-        least: end of the range of the mean.
-        most: other end.
+        better: direction that is good for the defender.
+        one: reason for a missing interval with a single value, such as "one image".
+        least: lower end of the range of the mean.
+        most: upper end.
     """
     n, value = len(values), float(np.mean(values))
     if n == 1:
         return Metric(value=value, n=1, better=better, reason=one)
-    # ddof=1: the unbiased variance, of n - 1 degrees of freedom as the t quantile.
+    # ddof=1: the unbiased variance, with the n - 1 degrees of freedom of the t quantile.
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
     detail: dict[str, float | int | str | None] = {
         "min": float(np.min(values)),

@@ -1,13 +1,13 @@
-"""Verification of a record (`--verify`): its metrics computed again from the per-example arrays beside it.
+"""Verification of a record (`--verify`): its metrics recomputed from the stored per-example arrays.
 
-Compared are those that arrays decide: accuracy and loss; AUC, TPR, advantage, implied epsilon and its proved lower
-bound; PSNR, its floors, the gains over them with the verdict, MSE and SSIM of the images; picks of candidates; each
-with its interval, and with what its detail counts: a board shows numbers of one half of the candidates, and a verdict
-rests on a bound, that are nowhere else. Flags that decide whether a bound is one have to agree with the rest of the
-record, and a claim has to follow from its steps, noise and budget. What needs more than arrays is left out: LPIPS
-(weights), accuracy of labels, coverage and certificates (which the attack said), identifiability (the other images),
-an attack's objective, the cosine of successive updates (no file keeps it), what a claim allows; SSIM where
-torchmetrics is not installed, here or where the record was written.
+Compared are the metrics that follow from arrays: accuracy and loss; AUC, TPR, advantage, implied epsilon and its proved
+lower bound; PSNR, its floors, the gains over them with the verdict, MSE and SSIM of the images; picks of candidates;
+each with its interval and the numbers in its detail, which hold values of half of the candidates and the bound behind a
+verdict. Flags that decide whether a bound is valid have to agree with the rest of the record, and a claim has to follow
+from its steps, noise and budget. Metrics that need more than arrays are left out: LPIPS (weights), accuracy of labels,
+coverage and certificates (statements of the attack), identifiability (the other images), an attack's objective, the
+cosine of successive updates (stored in no file), the bounds allowed by a claim; SSIM if torchmetrics is not installed,
+here or on the machine that wrote the record.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from .shift import LEVEL as SHIFTED
 from .utility import mean_loss
 
 OF_EXTRAS = ("ssim", "lpips")
-"""Metrics that are null where an optional package is not installed."""
+"""Metrics that are null if an optional package is not installed."""
 
 TOLERANCE = 1e-6
-"""Relative, of values and ends of intervals: arrays hold images in single precision."""
+"""Relative tolerance of values and interval ends: arrays hold images in single precision."""
 
 
 def contradiction(record: Record, folder: Path) -> str:
-    """The first number of a record that its arrays do not give, in a sentence; empty where they give all.
+    """Returns the first disagreement between a record and its arrays, as a sentence; empty if all numbers agree.
 
     Args:
         record: with status "ok".
-        folder: where its arrays lie.
+        folder: folder of its arrays.
     """
     if record.arrays is None:
         return "it names no arrays, so its numbers cannot be computed again"
@@ -60,7 +60,7 @@ def contradiction(record: Record, folder: Path) -> str:
     try:
         table = pd.read_parquet(io.BytesIO(read_bytes(folder / record.arrays, "arrays")))
         again = AGAIN[record.kind](record, table)
-    except Exception as error:  # whatever a file of others holds
+    except Exception as error:  # a third-party file may raise any exception
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
     if fault := claim_fault(record):
         return fault
@@ -68,14 +68,14 @@ def contradiction(record: Record, folder: Path) -> str:
         said = record.metrics.get(name)
         if name in OF_EXTRAS and said is not None and (_without_an_extra(said) or _without_an_extra(metric)):
             continue
-        if said is None:  # else a record that somebody cut a bad number from would pass
+        if said is None:  # otherwise a record with a bad number removed would pass
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
             (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
         )
         if not all(_same(a, b) for a, b in pairs):
             return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
-        # Of what both have: records from before a number was counted say nothing of it.
+        # Keys in both: older records lack numbers that were introduced later.
         for key in metric.detail.keys() & said.detail.keys():
             ours, theirs = metric.detail[key], said.detail[key]
             if not _alike(ours, theirs):
@@ -84,12 +84,12 @@ def contradiction(record: Record, folder: Path) -> str:
 
 
 def _without_an_extra(metric: Metric) -> bool:
-    """Tells that nothing was measured because an optional package was missing, here or where the record was written."""
+    """True if a metric is missing because an optional package was, here or on the machine that wrote the record."""
     return metric.value is None and "which is not installed" in (metric.reason or "")
 
 
 def _unlike_itself(record: Record) -> str:
-    """What flags and knowledge say of an attack on membership that the rest of its record contradicts."""
+    """Returns a contradiction between a membership record's flags or knowledge and the rest of it; empty if none."""
     if record.kind == "canaries":
         return _unflagged(record, record.metrics[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:
@@ -102,7 +102,7 @@ def _unlike_itself(record: Record) -> str:
         )
         if row is not None and ("participation_known" in record.flags) != row.participation_known:
             return f"it is flagged participation_known or not against its access, {access}"
-        # By name alone: what is given by path would be executed.
+        # By name only: a method given by path would be executed.
         if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
             return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if "shift_p_value" in auc:
@@ -115,11 +115,11 @@ def _unlike_itself(record: Record) -> str:
 
 
 def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
-    """What a proved bound says of the claim that the record does not; empty where nothing."""
+    """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none."""
     proved, claimed = bound.detail.get("value_at_verdict"), bound.detail.get("claimed")
     if isinstance(proved, int | float) and isinstance(claimed, int | float):
         least = None if record.claim is None else record.claim.epsilon
-        # Of replacement, and at a smaller delta, a claim is of a larger epsilon.
+        # For replacement, or at a smaller delta, the claimed epsilon is larger.
         if least is None or claimed < least * (1 - TOLERANCE):
             return f"its claim is epsilon {least}, and {relation} it says {claimed}"
         if proved > claimed and "claim_violated" not in record.flags:
@@ -128,7 +128,7 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
 
 
 def _granted(name: str) -> str | None:
-    """What an attack is granted, as far as it decides how its scores are read; None for one that is not installed."""
+    """Returns an attack's access as far as it decides how scores are read; None if the attack is not installed."""
     try:
         return _decisive(catalog.attack(name).requires.to_dict())
     except CatalogError:
@@ -136,12 +136,12 @@ def _granted(name: str) -> str | None:
 
 
 def _decisive(requires: Mapping[str, Any]) -> str:
-    # No more of it: what else an attack declares may be another in another version.
+    # Other declared requirements may differ between versions.
     return f"{requires.get('access')}{' and the others' if Knows.OTHERS.name in requires.get('knows', ()) else ''}"
 
 
 def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    # An undefined prediction (NaN logits) was written as -1, which is no label.
+    # An undefined prediction (NaN logits) was written as -1, an invalid label.
     right = table["label"].to_numpy() == table["predicted"].to_numpy()
     correct, n = int(right.sum()), len(right)
     low, high = clopper_pearson(correct, n)
@@ -150,16 +150,16 @@ def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
 
 
 def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    # Copies, because columns of a table may be read-only, and torch warns of those.
+    # Copies, because columns of a table may be read-only, about which torch warns.
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
-    # What else an attack said of its scores enters no metric.
+    # Other statements of an attack about its scores enter no metric.
     found = MembershipScores(ids=ids, scores=scores, exact=False)
-    # Without a budget, as of a model that somebody brings, no epsilon was computed for one cell by itself.
+    # Without a budget, as for an external model, no epsilon was computed for a single cell.
     again = score_membership(found, members, delta=record.budget.get("delta"))
     knows = () if record.requires is None else record.requires["knows"]
     said = record.metrics.get(random_split.NAME)
-    # Records from before this metric have none; of others it is a number wherever the split was a random one.
+    # Older records lack this metric; in others it is a number if the split was random.
     if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
         again.pop(random_split.NAME, None)
     return again
@@ -168,7 +168,7 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
 def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     included = torch.from_numpy(table["member"].to_numpy().astype(bool))
-    # What is assumed of the mechanism and of canaries has to be so by the rest of the record.
+    # Assumptions on the mechanism and on canaries have to agree with the rest of the record.
     method = record.metrics[canaries.NAME].detail.get("method")
     gaussian, apart = method != canaries.ASSUMES_NOTHING, method == canaries.ASSUMES_APART
     if gaussian and record.task.get("sampling") != "full" and record.task.get("sample_rate") != 1:
@@ -192,7 +192,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     def _all(images: torch.Tensor, rows: int) -> torch.Tensor | None:
         return images if len(images) == rows else None
 
-    # One image for all targets, in the first row.
+    # The same image for all targets, in the first row.
     guess = pictures(table["floor"])
     scored = [
         compare_pictures(
@@ -203,7 +203,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
             floor_image=guess[0] if len(guess) else None,
             # Without public images the column is empty.
             match_images=_all(pictures(group["public_match"]), len(group)),
-            failed="failed" in record.flags,  # of one target or more: then there is no mean over all to compare
+            failed="failed" in record.flags,  # of at least one target: then there is no mean over all to compare
         )
         for _, group in table.groupby("target", sort=True)
     ]
@@ -211,7 +211,7 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
 
 
 def _choices(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    if "failed" in record.flags:  # of one target or more: then there is no share over all to compare
+    if "failed" in record.flags:  # of at least one target: then there is no overall rate to compare
         return {}
     right = table["picked"].to_numpy() == table["sought"].to_numpy()
     return {"prior_success": share_metric([np.array([float(one)]) for one in right])}
@@ -228,7 +228,7 @@ AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
     "labels": _labels,
     "canaries": _canaries,
 }
-"""Kind of result -> what its arrays give, computed again."""
+"""Kind of result -> function that recomputes its metrics from arrays."""
 
 
 def _same(a: float | None, b: float | None) -> bool:
@@ -236,7 +236,7 @@ def _same(a: float | None, b: float | None) -> bool:
 
 
 def _alike(a: float | str | None, b: float | str | None) -> bool:
-    if isinstance(a, str) or isinstance(b, str):  # words of a method may become others
+    if isinstance(a, str) or isinstance(b, str):  # names of methods may change
         return isinstance(a, str) and isinstance(b, str)
     return _same(a, b)
 

@@ -1,1 +1,1 @@
-"""Subjects of attacks, with their private data inside: a trained model, a shared update."""
+"""Subjects of attacks with their private data: a trained model, or shared updates."""

@@ -1,4 +1,4 @@
-"""Canaries of a training as a subject: an attack scores them all, and their coins bound the epsilon from below."""
+"""Canaries of a training as a subject: an attack scores them, and their inclusion bits bound epsilon from below."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .trained_run import TrainedRun
 
 
 def canaries(model: TrainedRun, cell: Cell) -> Finding:
-    """Runs one attack on the canaries of a trained model, and holds what their coins prove against the claim.
+    """Runs one attack on the canaries of a trained model, and compares the resulting bound with the claim.
 
     Raises:
         NotApplicable: the training has no canaries.
-        ValueError: no suite offers what the attack needs, or the run is too long to be shown as a whole.
+        ValueError: the attack needs access that no suite offers, or the run is too long for its transcript.
     """
     asked = cell.request.asked_attack
     attack = catalog.attack(asked.name)
@@ -50,7 +50,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
     coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
     result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
     claim = model.run.claim(model.request.budget.delta)
-    # Of such a claim any refutation is one of the curve of a Gaussian, which takes fewer canaries.
+    # Such a claim is refuted if the trade-off curve of a Gaussian is, which takes fewer canaries.
     steps = claim.gaussians
     gaussian = steps is not None and all(step.sample_rate == 1 for step in steps)
     truth = GroundTruth(
@@ -67,16 +67,16 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
 
 
 def _apart(model: TrainedRun, found: Canaries) -> bool:
-    """Whether every canary contributed to a direction of its own in every step, orthogonal to those of all others.
+    """True if in every step each canary contributed to its own direction, orthogonal to those of all other canaries.
 
-    Then noise that is alike in all directions makes independent trials of them.
+    With isotropic noise, canaries are then independent trials.
     """
     if found.directions is None:
         return False
     seen: set[tuple[int, bytes]] = set()
     for step in model.all_steps:
         plan = None if step.plan is None else step.plan.plan
-        # Exactly these classes: what mixes coordinates, or counts rows in one of its own, brings canaries together.
+        # Exact classes only: mixed coordinates, or a coordinate that counts rows, would couple canaries.
         if plan is None or len(plan.blocks) != 1:
             return False
         codec, place = plan.blocks[0].codec, found.of_step[step.step]
@@ -93,4 +93,4 @@ def _apart(model: TrainedRun, found: Canaries) -> bool:
 
 
 _ORTHOGONAL = 1e-4
-"""Inner product of directions of length 1 that is rounding."""
+"""Largest inner product of unit directions that is attributed to rounding."""

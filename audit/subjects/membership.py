@@ -31,10 +31,10 @@ from .trained_run import TrainedRun
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
-    """Runs one attack on a trained model, and scores how well it tells members from non-members.
+    """Runs one attack on a trained model, and scores how well it separates members from non-members.
 
     Raises:
-        ValueError: there is nobody to ask about, or the attack compares candidates with one another.
+        ValueError: there are no candidates, or the attack compares candidates with one another.
     """
     asked = cell.request.asked_attack
     attack = catalog.attack(asked.name)
@@ -48,7 +48,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         # Members come first; `Candidates.draw` shuffles them before an attack gets them.
         pools = asked_pools(model.splits, model.request.training.candidates, model.device)
         examples, members = join(*pools), model.members.ids
-    # Public examples are copied for attacks, so those that do not read them go without.
+    # Public examples are copied for attacks, so the copy is skipped for attacks that do not read them.
     world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
 
     def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
@@ -69,23 +69,23 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             model.replay,
             steps=steps,
         )
-        # The same coins at every call: scores alone and among others may differ by what was given, and not by chance.
+        # The same generator at every call: scores alone and among others may differ by their inputs, not by chance.
         coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
         if row.build is None:
             raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
-        # A deep copy of the settings: an attack may write into a list of them, and the record has them, too.
+        # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
         return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
 
     with progress_events.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
-        # Without noise there is nothing to cancel: a remainder shows who took part by itself.
+        # Without noise there is nothing to cancel: a remainder alone reveals participation.
         steps_noisy = model.defense[0].calibrated_multiplier > 0
         noisy = steps_noisy or any(seen.noise_multiplier > 0 for seen in model.run.transcript.one_offs)
         if Knows.OTHERS in knows and noisy:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
             chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
-            # By places in the order of content: keys would tell places in the pools, where members come first.
+            # By position in content order: keys would reveal positions in the pools, where members come first.
             place = content_order(examples).argsort()
             for alone in model.all_steps.read_by(
                 [partial(asked_about, pick(examples, one[None]), f"alone {int(place[one])}") for one in chosen]
@@ -114,16 +114,16 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
 
 
 def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
-    """The claim that bounds an attacker of this threat model; records show what it allows beside each number.
+    """Returns the claim that bounds an attacker of this threat model; records show its bound beside each metric.
 
-    For a reader: the bounds hold for one run per question, while all candidates here share a run. Where participation
-    is known, sampling does not amplify the step that is seen; the parameters that it was taken at are seen as well, and
-    the steps before have left in them what they left.
+    For a reader: the bounds hold for one run per test, while all candidates here share a run. If participation is
+    known, sampling does not amplify the visible step; the parameters at that step are visible as well, including the
+    traces of earlier steps.
     """
     delta = model.request.budget.delta
     if row.reads == "beside the steps" and all(seen.step == 0 for seen in model.run.transcript.one_offs):
-        # What was released before any step was taken at a model that no step had moved: the others of these releases,
-        # as statistics of features, are all that it may have seen of a record.
+        # One-off releases before any step, at a model that no step had changed: only the other one-off releases, such
+        # as feature statistics, may have depended on a record before.
         ledger = model.run.ledger
         return replace(ledger, entries=[entry for entry in ledger.entries if entry.one_off]).claim(delta)
     if not row.participation_known:
@@ -132,31 +132,31 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
 
 
 def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
-    """Flags that say how to read the scores, taken from the run: what an attack says of them nobody has checked."""
+    """Returns flags on how to read the scores, derived from the run and not from the attack's unverified statements."""
     flags = ["participation_known"] if row.participation_known else []
     test = model.splits.test
-    # A test set may be collected apart: members and non-members then differ by more than membership.
+    # A test set may be collected separately: members and non-members then differ by more than membership.
     if test is not None and torch.equal(test.ids, model.splits.non_member.ids):
         flags.append("non_members_are_test")
     if model.shift.found:
         flags.append("distribution_shift")
-    # Who does not know the others of a batch reads nobody off a sum, with noise or without.
+    # Without the others of a batch, no record can be read off a sum, with noise or without.
     noiseless = row.reads in ("last step", "every step") and model.defense[0].calibrated_multiplier == 0
     if row.reads in ("beside the steps", "every step"):
         noiseless |= any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
     if noiseless and Knows.OTHERS in knows:
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows
-    # Ratios of single steps multiply to that of the run under independent coins and independent noise only, and what a
-    # trial released is in none of them.
+    # Likelihood ratios of single steps multiply to that of the run only under independent participation and independent
+    # noise, and none of them includes the releases of a trial.
     entries = model.run.ledger.entries
     plans = [step.plan.plan for step in model.run.transcript.steps if step.plan]
     dependent = participation(model.sampling[0]) == "dependent" or any(plan.correlated or plan.trial for plan in plans)
-    # Of the steps that no transcript could keep the ledger knows the same.
+    # For steps outside the transcript, the ledger has the same information.
     if informed and (dependent or any(entry.row is not None or entry.trial for entry in entries)):
         flags.append("not_most_powerful")
-    # Charged to the claim that bounds this attack, and no part of any step. Scores behind a mask are read by whoever
-    # knows the others; statistics are of features of a model that is not trained yet, and the transcript has none.
+    # Charged to the claim that bounds this attack, but in no step. Scores behind a mask are visible to an informed
+    # adversary; statistics are of features of a model before its training, and the transcript has none.
     shown = len(model.run.transcript.one_offs) if informed or row.reads == "beside the steps" else 0
     charged = sum(entry.steps for entry in entries if entry.one_off)
     if row.reads != "nothing" and shown < charged:
@@ -165,10 +165,11 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
 
 
 def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:
-    """Candidates for an attack on the last update, who took part in it or are non-members, and ids of the former."""
+    """Returns candidates for an attack on the last update, participants and non-members, and ids of participants."""
     sampling, steps = model.sampling
     took_part = sampling.indices(steps - 1, len(model.trained_on), model.run.sampler_key)
-    # In the negative control the positions are of others; members at the same ones stand in, and must not show.
+    # In the negative control the positions are of other examples; members at the same positions replace them, and must
+    # not be detected.
     inside = pick(model.members, took_part[took_part < len(model.members)])
     outside = examples_of(model.splits.non_member, model.device)
     if (limit := model.request.training.candidates) is not None:

@@ -1,4 +1,4 @@
-"""The noise in a run's releases against the noise claimed, found by its auditor, who holds data and sampler's key."""
+"""Comparison of the noise in a run's releases with the claimed noise, by an auditor with data and sampler key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..targets.observed_step import Observed
 
 
 def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, float]:
-    """How the noise in a run's releases compares with the noise that its plans claim.
+    """Compares the noise in a run's releases with the noise that its plans claim.
 
     Args:
         view: of a run whose releases all carry noise.
-        steps: the steps, or releases beside them, to look at together.
+        steps: the steps, or one-off releases, to test jointly.
 
     Returns:
-        The standard deviation found over the one claimed (NaN where nothing was released), a z-score, negative for too
-        little noise, and the largest z-score of what independent noise lacks: of its size, but known, it would protect
-        nobody.
+        Measured over claimed standard deviation (NaN if nothing was released), its z-score, negative for too little
+        noise, and the largest z-score for dependence in the noise: noise of the right size protects no record if it can
+        be predicted.
     """
     return looked_over(_whitened(view, step) for step in steps)
 
@@ -36,12 +36,12 @@ def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
 
 
 def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
-    """What `noise_found` returns, of noise over its standard deviation, and of whether it follows from that before."""
+    """Returns `noise_found` for standardized noise, each with a flag whether it is correlated over steps."""
     energy, degrees = 0.0, 0
     patterns: dict[tuple[str, bool], list[float]] = {}
     before: Float64[Tensor, " m"] | None = None
     for noise, correlated in releases:
-        if not noise.numel():  # a mask may keep nothing: nothing is released then
+        if not noise.numel():  # a mask may keep nothing, so that nothing is released
             continue
         energy += float(noise.square().sum())
         degrees += noise.numel()
@@ -50,7 +50,7 @@ def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple
         before = noise
     if not degrees:
         return math.nan, 0.0, 0.0
-    # A sum of scores of steps that follow from one another may spread as wide as their number, and not as its root.
+    # For correlated steps, the standard deviation of a sum of scores may grow like their number, not its square root.
     largest = max(
         abs(sum(scores)) / (len(scores) if correlated else math.sqrt(len(scores)))
         for (_, correlated), scores in patterns.items()
@@ -59,14 +59,14 @@ def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple
 
 
 def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | None) -> dict[str, float]:
-    """Scores that are standard normal where the noise is, exactly and however few its coordinates.
+    """Returns scores that are standard normal if the noise is, exactly and for any number of coordinates.
 
-    The product of two vectors of independent normal numbers, over the length of one, is a normal number. Other
-    dependence, as of coordinates far apart, is not looked for.
+    The inner product of two independent standard normal vectors, over the length of one, is standard normal. Other
+    dependence, such as between distant coordinates, is not tested.
 
     Args:
         noise: over its standard deviation.
-        before: the same of another release; None where there is none, or noise is claimed to follow from it.
+        before: standardized noise of another release; None if there is none, or if correlation is part of the plan.
     """
     found = {"mean": float(noise.sum()) / math.sqrt(noise.numel())}
     pairs = {"neighbors": (noise[:-1:2], noise[1::2])}
@@ -76,10 +76,10 @@ def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | Non
 
 
 def deviations(energy: float, degrees: int) -> float:
-    """The z-score of a sum of squares, chi-square under the claim: its cube root is normal to a good approximation.
+    """Returns the z-score of a sum of squares, chi-square under the claim: its cube root is approximately normal.
 
-    Wilson & Hilferty, "The Distribution of Chi-Square", PNAS 1931; the sum itself has a longer tail, by which honest
-    noise on a few coordinates would be accused. Of very few coordinates too little noise cannot be told.
+    Wilson & Hilferty, "The Distribution of Chi-Square", PNAS 1931; the sum itself has a longer tail, which would flag
+    honest noise on a few coordinates. On very few coordinates, too little noise is undetectable.
 
     Args:
         energy: sum of (noise / standard deviation)^2 over all coordinates.

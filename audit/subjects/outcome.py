@@ -21,20 +21,20 @@ from ..targets.observe import World
 
 @dataclass
 class Outcome:
-    """What was computed for one cell, or why nothing was.
+    """The result of one cell, or the reason why there is none.
 
     Attributes:
         metrics: by name.
-        task: what the data decided: sizes, rates, digests; a record has it beside what was asked for.
-        claim: of the run, as fields of a record's claim.
+        task: values that follow from the data: sizes, rates, digests; stored in the record beside the request.
+        claim: privacy claim of the run, as fields of a record's claim.
         noise_multiplier: of the run.
-        noise: where its noise came from.
-        engine: how sums were computed.
+        noise: source of the noise.
+        engine: method that computed the clipped sums.
         flags: remarks for the board.
         arrays: per-example columns.
-        seconds: wall clock; what cells of a job share is counted in the first of them.
-        skipped: why it was not run; empty where it was.
-        error: the sentence of the exception that ended it; empty where there was none.
+        seconds: wall clock; time shared by the cells of a job is counted in the first of them.
+        skipped: reason why it was not run; empty if it was.
+        error: message of the exception that ended it; empty without one.
     """
 
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class Finding:
 
 
 def finite(epsilon: float) -> float | None:
-    """Epsilon as records have it: None where it is infinite, which JSON cannot write."""
+    """Returns epsilon in record form: None if infinite, because JSON has no infinity."""
     return epsilon if math.isfinite(epsilon) else None
 
 
 def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
-    """A claim as a record has it: an infinite epsilon is None with its reason."""
-    # Of the events a record has the words.
+    """Returns a claim in record form: an infinite epsilon becomes None with its reason."""
+    # A record stores the events as words, so the structured form is dropped.
     return {key: value for key, value in claim.items() if key != "gaussians"} | {
         "epsilon": finite(claim["epsilon"]),
         "epsilon_rdp": finite(claim["epsilon_rdp"]),
@@ -81,7 +81,7 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
 
 
 def world_of(splits: Splits, device: torch.device) -> World:
-    """The `World` of a data set: what everybody knows about it, its public examples included."""
+    """Returns the `World` of a data set: public knowledge about it, including its public examples."""
     return World(
         input_shape=splits.input_shape,
         classes=splits.classes,
@@ -92,25 +92,25 @@ def world_of(splits: Splits, device: torch.device) -> World:
 
 
 def population_of(splits: Splits, device: torch.device) -> Examples | None:
-    """The public examples; None where there are none."""
+    """Returns the public examples; None if there are none."""
     return examples_of(splits.public, device) if len(splits.public) else None
 
 
 def examples_of(split: Split, device: torch.device, limit: int | None = None) -> Examples:
-    """A pool on the device, its first `limit` examples only."""
-    # Sliced first, so that only these are moved.
+    """Returns the first `limit` examples of a pool, on the device."""
+    # Sliced first, so that no other example is moved.
     ids, inputs, labels = (values[:limit].to(device) for values in (split.ids, split.inputs, split.labels))
     return Examples(ids=ids, inputs=inputs, labels=labels)
 
 
 def pick(examples: Examples, chosen: Tensor) -> Examples:
-    """Some of the examples, by position."""
+    """Returns the examples at the given positions."""
     chosen = chosen.to(examples.ids.device)
     return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
 
 
 def join(a: Examples, b: Examples) -> Examples:
-    """Both, one after the other."""
+    """Concatenates two sets of examples."""
     return Examples(
         ids=torch.cat([a.ids, b.ids]),
         inputs=torch.cat([a.inputs, b.inputs]),
@@ -119,12 +119,12 @@ def join(a: Examples, b: Examples) -> Examples:
 
 
 def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
-    """As many members as non-members, drawn by the digest of the splits alone: the same for every defense and attack.
+    """Draws as many members as non-members by the digest of the splits alone: the same for every defense and attack.
 
     Args:
-        splits: whose pools they are of.
-        limit: most of each; as many as there are where None.
-        device: where they are wanted.
+        splits: data splits with both pools.
+        limit: largest number of each; None for as many as possible.
+        device: device of the result.
 
     Raises:
         ValueError: there are no non-members.
@@ -134,11 +134,11 @@ def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tupl
         raise ValueError("membership needs non-members, and the sizes of this task leave none")
     count = min(limit or len(members), len(members), len(outside))
     coins = keyed(seed_of_data(splits.digest, "candidates"))
-    # Prefixes of permutations of the whole pools: fewer candidates are a part of more.
+    # Prefixes of permutations of the whole pools, so that smaller selections are subsets of larger ones.
     inside = pick(members, torch.randperm(len(members), generator=coins)[:count])
     return inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count])
 
 
 def column(values: Tensor) -> np.ndarray:
-    """A tensor as a column of a per-example table: an array on the CPU."""
+    """Returns a tensor as a column of a per-example table: an array on the CPU."""
     return values.detach().cpu().numpy()

@@ -1,18 +1,18 @@
-"""Shadow banks: models that are trained as a target was, on random halves of its candidates; their answers are kept.
+"""Shadow banks: models trained like a target, on random halves of its candidates, whose outputs are kept.
 
-Shokri et al., S&P 2017; Carlini et al., S&P 2022. They come from the very trainer, defense, noise, sampler and length
-of the target, because models of another training answer otherwise, and a test that is calibrated on them finds less.
-Each is trained on as many examples as the target: half of the candidates, and others of the pools who are not asked
-about. Where there are more members than non-members, these others are members of the target in the main: nobody else is
-left. Halves are drawn by the digest of the splits, for candidates in the order of a hash of their content, and tell
-nothing of who is a member of the target: the digest is in every record, and with it the place of a candidate can be
-read off the models that were trained on it.
+Shokri et al., S&P 2017; Carlini et al., S&P 2022. Shadow models use the target's trainer, defense, noise, sampler and
+length, because outputs of another training differ, and a test calibrated on them finds less. Each is trained on as many
+examples as the target: half of the candidates, and others from the pools that are not candidates. If members outnumber
+non-members, these others are mostly members of the target, because no other examples are left. Halves are drawn by the
+digest of the splits, for candidates in the order of a hash of their content, and are independent of membership in the
+target: the digest is in every record, and a candidate's position can be inferred from the models that were trained on
+it.
 
-Canaries are in no model of a bank: whoever trains one does not know them, and a target that has some is trained on
-these records more.
+Canaries are in no model of a bank: a trainer of shadow models does not have them. A target with canaries is trained on
+these additional records.
 
-A target is no model of its bank. Where one of a balanced set is taken for the target, the others give its members away:
-who is in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
+A target is never a model of its own bank. If a model of a balanced set were the target, the other models would reveal
+its members: an example in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..targets.observe import logits_of
 from .outcome import asked_pools, examples_of, join, pick
 
 TOGETHER = 8
-"""Models of one artifact, which are trained at once, or in one process; with them an interrupted run loses no more."""
+"""Models per artifact, trained at once or in the same process; an interrupted run loses at most these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ class ShadowStack:
     """Some models of a bank; calling it trains them.
 
     Attributes:
-        request: the training of the target, of no suite and no part as a control: banks are shared by what they are.
+        request: the training of the target, without suite and control role: banks are shared by content.
         first: number of the first model, even.
-        count: of models, even: the second of each pair is trained on the candidates that the first was not.
-        views: of each candidate that they are asked about.
+        count: number of models, even: the second of each pair is trained on the candidates left out of the first.
+        views: augmented views of each candidate that the models are queried on.
     """
 
     request: TrainingRequest
@@ -61,29 +61,29 @@ class ShadowStack:
     views: int
 
     def content(self) -> dict[str, Any]:
-        """Everything that decides the answers, as plain JSON values."""
+        """Returns everything that determines the outputs, as plain JSON values."""
         return self._training() | {"shadows": {"first": self.first, "count": self.count, "views": self.views}}
 
     def _training(self) -> dict[str, Any]:
-        """What is trained, whichever models of it: seeds derive from it, so that they are those of a larger bank."""
+        """Returns the training alone, without model numbers: seeds derive from it, so a larger bank has the same."""
         content = self.request.canonical()
         return {key: content[key] for key in content if key not in ("suite", "control")}
 
     def seed_for(self, purpose: str, model: int) -> int:
-        """A seed for one random process of one model.
+        """Returns a seed for one random process of one model.
 
         Args:
-            purpose: what is drawn, as "noise".
-            model: its number in the bank.
+            purpose: name of the random draw, such as "noise".
+            model: number of the model in the bank.
         """
         return seed_of(self._training(), f"shadow {model} {purpose}")
 
     def __call__(self, device: torch.device) -> dict[str, Any]:
-        """Trains the models and asks them; their answers as plain JSON values."""
+        """Trains and queries the models; returns their outputs as plain JSON values."""
         splits = load_splits(self.request, device)
         asked = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
-        seen = viewed(asked.inputs, self.views)  # refused for inputs that are no images, before anything is trained
+        seen = viewed(asked.inputs, self.views)  # refuses inputs that are not images, before any training
         halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
         others = _others(splits, asked, device)
         size = len(splits.private)
@@ -99,10 +99,10 @@ class ShadowStack:
         return {"logits": packed(torch.stack(answers)), "population": packed(torch.stack(population))}
 
     def _trained(self, pool: Examples, members: list[Tensor], public: Examples, splits: Splits) -> list[nn.Module]:
-        """The models, trained at once where the trainer of stacks takes them, and one after another elsewhere."""
+        """Trains the models: at once if stacked training supports the defense, else sequentially."""
         request, numbers = self.request, range(self.first, self.first + self.count)
         alike = len({len(chosen) for chosen in members}) == 1
-        # Secret noise, and an engine that was asked for by name, are the trainer's own.
+        # Secret noise, and an explicitly requested engine, need the ordinary trainer.
         plain = not (request.secure or reads_public(request.defense)) and request.training.engine == "auto"
         if alike and plain:
             models = [self._begun(number, public, splits) for number in numbers]
@@ -133,7 +133,7 @@ class ShadowStack:
 
     def _begun(self, number: int, public: Examples, splits: Splits) -> nn.Module:
         request = self.request
-        # Random weights are the trainer's own; those of pretraining on public examples are known to everybody.
+        # Random weights are the trainer's own; weights pretrained on public examples are public.
         if request.training.pretrain is None:
             request = replace(request, seed=self.seed_for("model", number))
         return starting_model(request, splits, public).to(public.inputs.device)
@@ -158,36 +158,35 @@ class ShadowStack:
 
 
 def halves_of(splits: Splits, count: int, models: int) -> Tensor:
-    """Whom of the candidates, by content, each of the first models is trained on, bool [models, count], on the CPU.
+    """Returns the candidates, by content, that each model is trained on: bool [models, count], on the CPU.
 
     Args:
-        splits: whose digest decides it.
-        count: of candidates.
+        splits: its digest is the seed.
+        count: number of candidates.
         models: even.
     """
     return balanced_halves(count, models, keyed(seed_of_data(splits.digest, "shadow halves")))
 
 
 def by_content(asked: Examples) -> Examples:
-    """The candidates in the order of a bank, which does not tell members from others."""
+    """Returns the candidates in the order of a bank, which is independent of membership."""
     return pick(asked, content_order(asked))
 
 
 def _others(splits: Splits, asked: Examples, device: torch.device) -> Examples:
-    """Who is in the pools and not asked about."""
+    """Returns the examples of the pools that are not candidates."""
     everybody = join(examples_of(splits.private, device), examples_of(splits.non_member, device))
     return pick(everybody, (~torch.isin(everybody.ids, asked.ids)).nonzero()[:, 0])
 
 
 def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
-    """What the cell of an attack waits for: the stacks of its bank; nothing for attacks that read no shadow models.
+    """Returns the prerequisites of an attack's cell: the stacks of its bank; none without shadow models.
 
     Args:
-        request: of a cell with an attack, whose settings `shadows` and `views` say how many models, and what they
-            are asked.
+        request: of a cell with an attack, whose settings `shadows` and `views` give the number of models and of views.
 
     Raises:
-        ValueError: an impossible number of models or views, or an attack that says nothing of it.
+        ValueError: an impossible number of models or views, or an attack without these settings.
     """
     asked = request.asked_attack
     if Knows.SHADOWS not in catalog.attack(asked.name).requires.knows:
@@ -220,14 +219,14 @@ def _artifact(stack: ShadowStack) -> Artifact:
 
 
 def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, asked: Examples, ids: Tensor) -> Shadows:
-    """The answers of a bank about candidates in the order in which an attack gets them.
+    """Returns the outputs of a bank on the candidates, in the attack's order.
 
     Args:
         needs: stacks of the bank, in order.
-        results: what came of them, by name.
-        splits: that they were trained on.
+        results: results of the stacks, by name.
+        splits: the splits that the models were trained on.
         asked: the candidates, in any order.
-        ids: of the candidates, in the order that is wanted.
+        ids: ids of the candidates, in the order of the result.
 
     Raises:
         NotApplicable: a model of the bank diverged.
@@ -251,16 +250,16 @@ def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, ask
 
 
 def packed(values: Tensor) -> dict[str, Any]:
-    """A tensor as plain JSON values: float32, little-endian, in base64; NaN and infinity included."""
+    """Encodes a tensor as plain JSON values: float32, little-endian, in base64; NaN and infinity included."""
     array = values.detach().cpu().numpy().astype("<f4")
     return {"shape": list(array.shape), "float32": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()}
 
 
 def unpacked(content: dict[str, Any]) -> Tensor:
-    """What `packed` was given.
+    """Decodes the result of `packed`.
 
     Raises:
-        ValueError: numbers and shape do not fit.
+        ValueError: number of values and shape do not fit.
     """
     raw, shape = base64.b64decode(content["float32"], validate=True), tuple(content["shape"])
     if len(raw) != 4 * math.prod(shape):

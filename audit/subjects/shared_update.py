@@ -1,8 +1,8 @@
-"""Shared updates as a subject: inputs or labels of single updates, one target batch after another.
+"""Shared updates as a subject: reconstruction of inputs or labels from single updates, for several target batches.
 
-Each update is that of a fresh model under the defense, with the noise of the cell's budget, or without noise to see
-what the release alone hides. In the negative control another batch (a decoy) is shared than the one that is scored
-against: an attack that still seems to find it finds what any picture looks like.
+Each update comes from a fresh model under the defense, with the noise of the cell's budget, or without noise to measure
+the protection by the release alone. In the negative control, a decoy batch is shared instead of the batch used for
+scoring: an attack that still seems to succeed only finds features common to all images.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ..targets.simulated_update import Shared, simulate_share
 from .outcome import Outcome, column, finite_claim, world_of
 
 CROWD = 1000
-"""Most images that a truth has to be told from, for identifiability; the metric states how many there were."""
+"""Largest number of images that a truth is compared with, for identifiability; the metric states the actual number."""
 
 
 @dataclass(frozen=True)
 class _Attacked:
-    """One target batch, the update that was shared of it, and what the attack found.
+    """One target batch, its shared update, and the attack's result.
 
     Attributes:
-        match: for each input the best of some public images; None without any, and for labels.
-        values: of images that were reconstructed, before they are summed up.
-        choice: what an attack picked of the candidates that it was given; None for attacks without any.
+        match: for each input the best match among some public images; None without public images, and for labels.
+        values: per-image metrics of reconstructed images, before aggregation.
+        choice: the attack's pick among given candidates; None for attacks without candidates.
     """
 
     inputs: Tensor
@@ -57,29 +57,29 @@ class _Attacked:
 
 
 class SharedUpdates:
-    """The shared updates of one cell, one a target batch."""
+    """The shared updates of one cell, one per target batch."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
-        """Names the updates of the job's only cell; nothing is computed yet."""
-        (cell,) = cells  # `expand` gives every cell on an update a job of its own: there is no training to share
+        """Names the updates of the job's only cell; computes nothing yet."""
+        (cell,) = cells  # `expand` gives every cell on an update its own job: there is no training to share
         self._request, self._update, self._device = cell.request, cell.request.asked_update, device
         self._splits: Splits = load_splits(cell.request, device, of=self._update)
 
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, update, splits = self._request, self._update, self._splits
-        # Of the training, not of the update's pool: the noise is calibrated to the run that the update stands for.
+        # Of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
         examples = len(load_splits(request, torch.device("cpu")).private)
         defense, matched = defend(request, examples)
-        # Kept, because switching the noise off replaces the multiplier.
+        # Saved, because switching off the noise replaces the multiplier.
         calibrated, noisy = defense.calibrated_multiplier, update.release_noise != "none"
         if not noisy:
             defense = defense.with_noise(0.0)
-        # One source for all targets: a new one each would be keyed alike, and draw the same noise again.
+        # One source for all targets: separate sources would share a key, and repeat the same noise.
         noise = noise_for(request)
         seen = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
         last = seen[-1].shared
-        # Targets are disjoint batches, each with an update of its own: one ledger is the cost to each of them.
+        # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))
         if not noisy and calibrated > 0:
             claim["reason"] = "the noise is switched off to see what the release alone hides"
@@ -92,7 +92,7 @@ class SharedUpdates:
             if seen[-1].choice is None:
                 success, others, batch = metrics["iip"], min(CROWD, len(splits.non_member)), update.batch
             else:
-                # One record of the batch is sought, so that there is one chance.
+                # A single record of the batch is sought, so the attacker has a single try.
                 success, others, batch = metrics["prior_success"], update.prior - 1, 1
                 if splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids):
                     flags.append("non_members_are_test")
@@ -117,7 +117,7 @@ class SharedUpdates:
         )
 
     def _found(self, seen: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
-        """Metrics over all targets, and the arrays that decide them."""
+        """Returns metrics over all targets, and the arrays that they follow from."""
         named = [(one, one.result) for one in seen if isinstance(one.result, LabelEstimate)]
         if not named:
             choices = [one.choice for one in seen if one.choice is not None]
@@ -131,7 +131,7 @@ class SharedUpdates:
         return score_labels(batches), label_columns(batches)
 
     def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
-        """Shares target number `image`, attacks what is released, and scores what was found."""
+        """Shares target number `image`, attacks the release, and scores the result."""
         request, update, splits = self._request, self._update, self._splits
         asked = request.asked_attack
         attack = catalog.attack(asked.name)
@@ -161,7 +161,7 @@ class SharedUpdates:
             return _Attacked(
                 inputs, labels, shared, checked_labels(found, len(inputs), splits.classes, inputs), None, {}
             )
-        # By the true size, also where the attack was not told: of more guesses the truth would pick the best.
+        # The true size, even if hidden from the attack: of more guesses the truth would pick the best.
         result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
         if prior is not None:
             choice = chosen(result, prior.given.inputs, prior.place)
@@ -169,7 +169,7 @@ class SharedUpdates:
         low, high = splits.low, splits.high
         public = None
         if world.population is not None:
-            # In another order for each target, which nothing private decides.
+            # In another order for each target, independent of private data.
             order = torch.randperm(
                 len(world.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
             )
@@ -183,16 +183,16 @@ class SharedUpdates:
             high=high,
             floor_image=shared.truth.floor,
             match_images=matched,
-            # None of them is a target, and no attacker is given any.
+            # None of them is a target, and no attacker receives any.
             other_images=splits.non_member.inputs[:CROWD],
             labels_given=Knows.LABELS in knows,
         )
         return _Attacked(inputs, labels, shared, result, matched, values)
 
     def _batch(self, image: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Target number `image`; for the negative control also another batch, which is shared in its place."""
+        """Returns target number `image`; for the negative control also the decoy batch that is shared instead."""
         update, pool = self._update, self._splits.private
-        # By the data alone: every defense and attack gets the same targets.
+        # Seeded by the data alone: every defense and attack gets the same targets.
         coins = keyed(seed_of_data(self._splits.digest, "targets"))
         order = torch.randperm(len(pool), generator=coins)
         size = update.batch
@@ -204,22 +204,22 @@ class SharedUpdates:
         return inputs, labels, (decoy.inputs[others].to(self._device), decoy.labels[others].to(self._device))
 
     def _decoys(self, image: int) -> Tensor:
-        """Positions of the non-members that the negative control shares."""
+        """Returns positions of the non-members that the negative control shares."""
         size = self._update.batch
         return torch.arange(image * size, (image + 1) * size) % len(self._splits.non_member)
 
     def _past(self, image: int) -> Tensor:
-        """Positions of the non-members of the steps before the shared one."""
+        """Returns positions of the non-members in the steps before the shared step."""
         update, count = self._update, len(self._splits.non_member)
         needed = update.step * (update.batch if update.local is None else update.local["batch"])
-        # From the far end of the pool: decoys of the negative control are taken from the near one.
+        # From the far end of the pool: decoys of the negative control come from the near end.
         return count - 1 - (torch.arange(needed) + image * needed) % count
 
     def _prior(self, image: int, inputs: Tensor, labels: Tensor) -> Prior:
-        """Candidates for the first record of target number `image`, the same for every defense and control."""
+        """Draws candidates for the first record of target number `image`, the same for every defense and control."""
         pool = self._splits.non_member
         free = torch.ones(len(pool), dtype=torch.bool)
-        # The parameters may tell who took part in the steps before, and the decoy of the control did in this one.
+        # Parameters may reveal participants of earlier steps, and the control's decoy took part in the shared step.
         free[self._decoys(image)] = free[self._past(image)] = False
         key = seed_of_data(self._splits.digest, f"prior {image}")
         return Prior.draw(
@@ -227,7 +227,7 @@ class SharedUpdates:
         )
 
     def _history(self, image: int) -> tuple[Tensor, Tensor] | None:
-        """Other people's examples for the steps before the shared one."""
+        """Returns non-member examples for the steps before the shared step."""
         update, pool = self._update, self._splits.non_member
         if not update.step:
             return None
@@ -240,7 +240,7 @@ class SharedUpdates:
 
 
 def _choices(choices: list[Pick]) -> dict[str, Any]:
-    """Columns of what was picked, a row a target; -1 for nobody."""
+    """Returns columns of the picks, one row per target; -1 without a pick."""
     return {
         "target": list(range(len(choices))),
         "candidates": [choice.candidates for choice in choices],
@@ -250,9 +250,9 @@ def _choices(choices: list[Pick]) -> dict[str, Any]:
 
 
 def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
-    """Columns of true and reconstructed images, flattened (the record's task has their shape); null if none was found.
+    """Returns columns of true and reconstructed images, flattened (shape in the record's task); null without a result.
 
-    The floor, the best guess without any update, is one image for all: it is in the first row alone.
+    The floor, the best guess without any update, is the same image for all, stored in the first row only.
     """
     found: list[list[float] | None] = []
     matches: list[list[float] | None] = []

@@ -1,4 +1,4 @@
-"""Table of subjects, by name, and their protocol: another subject is a file beside this one and a row here."""
+"""Registry of subjects by name, and their protocol: a new subject is a file in this folder and an entry here."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .trained_model import TrainedModel
 
 
 class Subject(Protocol):
-    """What the cells of one job attack. What they share, as a training, is computed when the first of them asks."""
+    """The object that the cells of one job attack. Shared work, such as training, is done at the first cell."""
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes one cell.
 
         Args:
-            cell: one of those that the subject was made for.
+            cell: a cell of the subject's job.
         """
         ...
 
 
-# Artifacts are for subjects that wait for other trainings, as a bank of shadow models; shared updates wait for none.
+# Artifacts are for subjects that depend on other trainings, such as a bank of shadow models; shared updates do not.
 SUBJECTS: dict[str, Callable[[tuple[Cell, ...], torch.device, Artifacts], Subject]] = {
     "trained_model": lambda cells, device, artifacts: TrainedModel(cells, device, artifacts),
     "shared_update": lambda cells, device, artifacts: SharedUpdates(cells, device),
 }
-"""Name -> what makes one from the cells of a job, the device to compute on, and what its cells waited for."""
+"""Name -> factory of a subject, from the cells of a job, the device, and the artifacts that its cells depend on."""

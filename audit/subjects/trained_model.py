@@ -1,6 +1,6 @@
-"""A trained model as a subject: its utility, attacks on it under each access, and whether the run refutes its claim.
+"""A trained model as a subject: its utility, attacks under each access, and checks of its privacy claim.
 
-An attack gets a target from `observe`, its result goes to `score` together with the truth, and only metrics and
+An attack gets a target from `observe`, its result goes to `score` together with the ground truth, and only metrics and
 per-example arrays leave.
 """
 
@@ -27,18 +27,18 @@ from .outcome import Finding, Outcome, column, finite_claim
 from .trained_run import TrainedRun, watched
 
 NOISE_TOLERANCE = 6.0
-"""Standard deviations by which the noise found may differ from the noise claimed: one false alarm in 10^9 runs."""
+"""Accepted deviation of measured from claimed noise, in standard deviations: 1 false alarm in 10^9 runs."""
 
 
 def utility(model: TrainedRun, cell: Cell) -> Finding:
-    """How useful the model is on held-out examples."""
+    """Measures the model's utility on held-out examples."""
     test = model.test
     logits = logits_of(model.run.model, test.inputs)
     columns = {
         "id": column(test.ids),
         "label": column(test.labels),
         "loss": column(losses(logits, test.labels)),
-        # NaN sorts above every number, so that argmax would name a class: -1, which is no label, counts as wrong.
+        # NaN sorts above every number, so argmax would return a class: -1, an invalid label, counts as wrong.
         "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
     }
     return Finding(score_utility(logits, test.labels) | {"successive_cosine": model.cosines.score()}, columns)
@@ -49,27 +49,27 @@ ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {
     "membership": membership,
     "canaries": canaries,
 }
-"""Kind of result -> what computes it on a trained model."""
+"""Kind of result -> function that computes it on a trained model."""
 
 
 class TrainedModel:
-    """The subject of all cells that attack, or measure, one training run."""
+    """The subject of all cells that attack, or measure, the same training run."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device, artifacts: Artifacts | None = None) -> None:
-        """Names the run that these cells share; nothing is computed before a cell asks."""
+        """Names the run that these cells share; computes nothing yet."""
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
-        # Transcripts may take gigabytes: all steps are kept only where an attack of the job reads them.
+        # Transcripts may take gigabytes: all steps are kept only if an attack of the job reads them.
         every_step = any(row is not None and row.reads == "every step" for row in rows)
         self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step, artifacts=artifacts)
 
     def outcome(self, cell: Cell) -> Outcome:
-        """Trains, unless that was done for an earlier cell, and computes one cell."""
+        """Computes one cell, after training unless an earlier cell has trained."""
         answer = ANSWERS[cell.kind](self.model, cell)
-        # From the plans that were executed, and not from the budget that was asked for.
+        # From the executed plans, not from the requested budget.
         claim = asdict(self.model.run.claim(self.model.request.budget.delta))
         flags = list(answer.flags)
-        # Not an error: a model that its training destroyed has a utility, too.
+        # Not an error: a diverged model has a utility, too.
         if any(not torch.isfinite(p).all() for p in self.model.run.model.parameters()):
             flags.append("diverged")
         if self.model.defense[1]:
@@ -98,7 +98,7 @@ class TrainedModel:
         return {
             "digest": splits.digest,
             "private": len(self.model.members),
-            # Without canaries: how many of them were put in is the sum of coins that only scorers know.
+            # Without canaries: the number inserted is the sum of inclusion bits that only scorers may see.
             "trained_on": len(self.model.uninserted),
             "non_member": len(splits.non_member),
             "public": len(splits.public),
@@ -112,11 +112,11 @@ class TrainedModel:
 
     @cached_property
     def _violations(self) -> list[str]:
-        """Flags for what refutes a claim outright, found by the auditor, who holds the data and the sampler's key.
+        """Returns flags for evidence that refutes a claim, measured by the auditor with the data and the sampler's key.
 
         An attack's ROC refutes no claim: scores of candidates of one run share its noise, and a lower bound on epsilon
-        takes independent runs or canaries. The noise itself can be measured instead: releases less everybody's
-        contribution, of some steps, and of every release beside them.
+        takes independent runs or canaries. The noise itself can be measured instead: releases minus all contributions,
+        for some of the steps and for every one-off release.
         """
         model = self.model
         claim = model.run.claim(model.request.budget.delta)
@@ -127,17 +127,17 @@ class TrainedModel:
             model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over, replay=model.replay
         )
         transcript, looked_at = model.run.transcript, watched(model.sampling[1])
-        # A transcript for attacks on every step holds more than these; to look at all would cost a second training.
-        # By how their flags end.
+        # A transcript for attacks on every step holds more steps than these; checking all would cost a second training.
+        # Keys are suffixes of the flags.
         found = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
-        # Each by itself: among the coordinates of all those steps too little noise in one release would not show.
+        # Each separately: among the coordinates of all those steps, missing noise in a single release would not show.
         found |= {f"_in_one_off_{number}": noise_found(view, [one]) for number, one in enumerate(transcript.one_offs)}
-        # Too much noise violates no claim; below, it is flagged all the same, because utility suffers from it.
+        # Excess noise violates no claim; it is flagged below, because utility suffers from it.
         patterned = [where for where, (_, _, pattern) in found.items() if pattern > NOISE_TOLERANCE]
         violated = overspent or patterned or any(deviations < -NOISE_TOLERANCE for _, deviations, _ in found.values())
         flags = ["claim_violated"] if violated else []
         flags += [f"dependent_noise{where}" for where in patterned]
-        # What is no number is no noise that was claimed.
+        # NaN also counts as wrong: it is not the claimed noise.
         wrong = {
             where: ratio for where, (ratio, deviations, _) in found.items() if not abs(deviations) <= NOISE_TOLERANCE
         }

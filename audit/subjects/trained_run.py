@@ -1,7 +1,7 @@
-"""One training run with its private data, as the auditor holds it: members, non-members, defense, sampler, transcript.
+"""One training run with its private data, held by the auditor: members, non-members, defense, sampler, transcript.
 
 Private data, the sampler's key and the noise stay in here. In the negative control the model is trained on public
-examples, so that it never saw a member.
+examples, so that no member was in the training.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from ..targets.residual_noise import LeftOver
 from .outcome import examples_of, join, pick, world_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
-"""Bytes that the steps of a run may take in memory where an attack reads all of them; more are taken once more."""
+"""Memory for the steps of a run if an attack reads all of them, bytes; longer runs are recomputed."""
 
 WATCHED = 32
-"""Steps of a run whose noise is measured against the claim, as far as they fit into memory."""
+"""Largest number of steps whose noise is compared with the claim, memory permitting."""
 
 WATCHED_MEMORY = 2**29
-"""Bytes that these may take; the last step is kept whatever it takes."""
+"""Memory for these steps, bytes; the last step is always kept."""
 
 _SHIFTS: dict[str, Shift] = {}
-"""By digest of the splits, which says who is in which pool: the same for every defense and budget."""
+"""Digest of the splits, which fixes the pools -> distribution shift; shared by every defense and budget."""
 
 
 class TrainedRun:
-    """A training and its data; each part is computed when a cell first asks for it, and kept.
+    """A training and its data; each part is computed at its first use, and kept.
 
     Attributes:
         request: of the training.
-        device: where it is computed.
+        device: device of the computation.
         every_step: whether attacks read all of its steps.
-        artifacts: what the cells waited for, as shadow models, by name.
+        artifacts: prerequisites of the cells, such as shadow models, by name.
         splits: of the data set.
-        left_over: number of a step -> its noise and contributions of candidates, shared by the views of all cells.
+        left_over: step number -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainedRun:
         every_step: bool,
         artifacts: Artifacts | None = None,
     ) -> None:
-        """Reads the data; nothing is trained before it is asked for."""
+        """Reads the data; trains nothing yet."""
         self.artifacts: Artifacts = {} if artifacts is None else artifacts
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
@@ -83,43 +83,44 @@ class TrainedRun:
 
     @cached_property
     def members(self) -> Examples:
-        """The private examples, whose membership is the question."""
+        """The private examples, whose membership is tested."""
         return examples_of(self.splits.private, self.device)
 
     @cached_property
     def uninserted(self) -> Examples:
-        """The members; for the negative control public examples, so that the model never saw a member."""
+        """The members; for the negative control public examples, so that no member is in the training."""
         return self.members if not self.request.never_saw else self._stand_ins[0]
 
     @cached_property
     def canaries(self) -> Canaries | None:
-        """The canaries that the training was offered, each with its coin; None where there are none."""
+        """The candidate canaries of the training with their inclusion bits; None without canaries."""
         return drawn(self.request, self.splits, self._start, self.sampling, self.device)
 
     @cached_property
     def trained_on(self) -> Examples:
-        """Everybody in the training: with the canaries that were put in, of which the negative control sees none."""
+        """All training examples, with the inserted canaries, of which the negative control has none."""
         if self.canaries is None or self.request.never_saw:
             return self.uninserted
         return join(self.uninserted, self.canaries.put_in)
 
     @cached_property
     def _start(self) -> nn.Module:
-        """The model as the training begins, pretrained or fresh."""
+        """The model at the start of training, pretrained or fresh."""
         return starting_model(self.request, self.splits, self._public_pool)
 
     @cached_property
     def _read(self) -> Examples:
-        """The defense's public data; in the negative control those public examples that are not trained on."""
+        """The defense's public data; in the negative control the public examples that are not trained on."""
         return self._public_pool if not self.request.never_saw else self._stand_ins[1]
 
     @cached_property
     def _stand_ins(self) -> tuple[Examples, Examples]:
-        """The negative control's public pool in two: as many to train on as there are members, the rest to read."""
+        """The negative control's public pool in two parts: training examples in the members' number, and the rest."""
         public = self._public_pool
         if not len(public):
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
-        # `train` refuses public data with a private example among them, so a defense that reads some needs others.
+        # `train` refuses public data with a private example among them, so a defense that reads some needs a disjoint
+        # part.
         most = len(public) // 2 if self._reads_public else len(public)
         coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
         order = torch.randperm(len(public), generator=coins)
@@ -136,13 +137,13 @@ class TrainedRun:
 
     @cached_property
     def test(self) -> Examples:
-        """What utility is measured on: the data set's own test set, or the non-members where it has none."""
+        """The examples for utility: the data set's own test set, or the non-members if it has none."""
         splits = self.splits
         return examples_of(splits.non_member if splits.test is None else splits.test, self.device)
 
     @cached_property
     def shift(self) -> Shift:
-        """Whether members can be told from non-members without any model; once in a process for the same splits."""
+        """The test for a shift between members and non-members, without any model; cached per process and splits."""
         if (found := _SHIFTS.get(self.splits.digest)) is None:
             found = shift_between(self.members, examples_of(self.splits.non_member, self.device))
             _SHIFTS[self.splits.digest] = found
@@ -150,34 +151,34 @@ class TrainedRun:
 
     @cached_property
     def defense(self) -> tuple[Defense, bool]:
-        """The defense at its noise, and whether that was matched instead of calibrated."""
+        """The defense at its noise, and whether the noise was matched instead of calibrated."""
         return defend(self.request, len(self.uninserted))
 
     @cached_property
     def sampling(self) -> tuple[Sampling, int]:
-        """The sampler, and the number of steps: those of the same training without canaries."""
+        """The sampler and the number of steps: those of the same training without canaries."""
         return planned(self.request, len(self.uninserted))
 
     @cached_property
     def replay(self) -> StepReplay:
-        """Steps of the run computed once more, for the views of all cells."""
+        """The recomputation of the run's steps, shared by the views of all cells."""
         return StepReplay(self.run, self.trained_on, self.sampling[0], self.world.loss)
 
     @property
     def _recipe(self) -> Recipe:
-        """How it is trained; sums are divided by a constant that the coins of canaries do not change."""
+        """The training recipe; sums are divided by a constant that is independent of the inclusion bits of canaries."""
         recipe = recipe_of(self.request.training, self.splits)
         if self.canaries is None:
             return recipe
-        # With a nominal size it is one already.
+        # With a nominal size the divisor is already constant.
         expected = None if recipe.nominal_size else self.sampling[0].expected_batch(len(self.uninserted))
-        # Where masks change canaries are views of themselves, and of the examples' own views there are none then.
+        # Under changing masks canaries use the views mechanism, and examples then have no views of their own.
         views = recipe.augmentation if self.canaries.schedule is None else self.canaries.schedule
         return replace(recipe, expected_batch=expected, augmentation=views)
 
     @property
     def _sampler_key(self) -> int | None:
-        """Seed of who takes part in which step; None, for a key of the operating system's, with secure noise.
+        """Seed of the sampler; None, for a key from the operating system, with secure noise.
 
         Amplification by sampling needs a secret key, and a request, from which seeds derive, is in every record.
         """
@@ -185,16 +186,16 @@ class TrainedRun:
 
     @cached_property
     def cosines(self) -> SuccessiveCosines:
-        """How alike the updates of successive steps are; filled while the run is trained."""
+        """The cosine similarity of successive updates; filled during training."""
         return SuccessiveCosines(self.sampling[1])
 
     @cached_property
     def run(self) -> Run:
-        """The training, computed when it is first asked for."""
+        """The training, computed at its first use."""
         steps = self.sampling[1]
         recording = Recording(
             observer="updates",
-            # Whatever it takes: attacks on one update read it, and the noise is measured.
+            # Whatever its size: attacks on a single update read it, and its noise is measured.
             always=[steps - 1],
             only=None if self.every_step else watched(steps),
             memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
@@ -202,29 +203,29 @@ class TrainedRun:
         )
         run = self._training(recording, self._sampler_key).run()
         if self.every_step and run.transcript.truncated:
-            # The first of them serve nobody who reads all.
+            # The first steps alone are useless to attacks on every step, so only the watched steps stay.
             run.transcript.steps = [step for step in run.transcript.steps if step.step in watched(steps)]
-        # The trainer knows of methods alone. A claim on a pretrained model, or on inputs in units of the public
-        # examples, assumes the same of these.
+        # The trainer sees methods only. A claim on a pretrained model, or on inputs scaled by public examples, makes
+        # the same assumption about public data.
         used = self.request.training.pretrain is not None or self.splits.scaled_by_public
         return replace(run, public_used=run.public_used or used)
 
     @cached_property
     def all_steps(self) -> AllSteps:
-        """All steps of the run, for attacks that read every one; taken once more where they outgrow the memory.
+        """Returns all steps of the run, for attacks that read every step; recomputed if they exceed the memory.
 
-        Noise that nobody can draw again makes that an error when they are read.
+        Reading then fails if the noise cannot be drawn again.
         """
         return AllSteps(self.run, self._again)
 
     def _again(self) -> Iterator[Step]:
-        # An attack may ask for steps where it keeps no graphs, and a model that is made there cannot be trained.
+        # An attack may read steps under inference mode, in which a new model could not be trained.
         with torch.inference_mode(mode=False):
             training = self._training(Recording(observer="updates"), self.run.sampler_key)
         return training.retake(self.run)
 
     def _training(self, recording: Recording, sampler_key: int | None) -> OngoingRun:
-        """The training before its first step, with its noise and coins from their beginning."""
+        """Returns the training before its first step, with its noise and public randomness at their start."""
         request, task = self.request, self.request.training
         data, public = self.trained_on, self._read
         sampling, steps = self.sampling
@@ -240,19 +241,19 @@ class TrainedRun:
             execution=Execution(engine=task.engine, device=self.device, unchecked=task.unchecked),
             recording=recording,
         )
-        # Also of the negative control, which is trained on public examples: pretrained as all others are.
+        # Also for the negative control, which is trained on public examples: the same start for all.
         model = with_canaries(copy.deepcopy(self._start), self.canaries, self.splits)
         pool = (public.inputs, public.labels) if len(public) else None
         return OngoingRun(model, (data.inputs, data.labels), pool, settings)
 
     @cached_property
     def world(self) -> World:
-        """What everybody knows about the data set, its public examples included."""
+        """The public knowledge about the data set, including its public examples."""
         return world_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:
-    """Numbers of the steps whose noise is measured: spread evenly over the run, the last one among them."""
+    """Returns the steps whose noise is measured: spread evenly over the run, including the last."""
     count = min(steps, WATCHED)
     # Counted from the end in integers: the last step has i = 0, and rounding repeats none.
     return sorted({steps - 1 - i * steps // count for i in range(count)})

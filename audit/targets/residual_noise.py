@@ -1,7 +1,7 @@
-"""What is left of a step's noisy sums once contributions are taken off: the noise, or that and one candidate's own.
+"""Remainders of a step's noisy sums minus contributions: noise, or noise plus a candidate's contribution.
 
-Computed by the auditor from the private data, row by row as the reference does, for checks of the noise and for attacks
-that read the remainders themselves; `replay.py` has what scores need of them at the price of training.
+The auditor computes them from the private data, row by row like the reference, for checks of the noise and for attacks
+that read the remainders themselves; `replay.py` computes the statistics for scores at the cost of training.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from leakbench.defenses.core import Loss, Run, Sampling, Step
 
 from .observed_step import ROWS, Observed, refuse_too_many
 
-_KEPT = 2**25  # numbers of left-over noise and rows that all views of a run share, 256 MiB at most
+_KEPT = 2**25  # entries of noise and rows shared by all views of a run, 256 MiB at most
 
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A step's noisy sums, in parts.
+    """A step's noisy sums, split into noise and contributions.
 
     Attributes:
-        noise: the sums less everybody's contribution [m], float64.
+        noise: the sums minus all contributions [m], float64.
         asked: ids of the candidates that it was computed for.
-        joined: ids of those of them that took part, sorted.
-        rows: contributions of these [n, m], as they were taken off.
+        joined: ids of the participants among them, sorted.
+        rows: contributions of these participants [n, m], as subtracted.
     """
 
     noise: Tensor
@@ -38,33 +38,33 @@ class LeftOver:
 
     @property
     def size(self) -> int:
-        """Numbers that it holds."""
+        """The number of cached entries."""
         return self.noise.numel() + self.rows.numel()
 
 
 def joined_by(step: Step, sampling: Sampling, size: int, key: int) -> Int[Tensor, " b"]:
-    """Positions of those who are in a step or a one-off release, which is of everybody.
+    """Returns the positions of the participants in a step, or in a one-off release, which covers all records.
 
     Args:
-        step: of the transcript.
+        step: from the transcript.
         sampling: the sampler of the run's steps.
-        size: examples in the training.
-        key: of the sampler.
+        size: number of training examples.
+        key: key of the sampler.
     """
     return torch.arange(size) if step.one_off is not None else sampling.indices(step.step, size, key)
 
 
 @dataclass(frozen=True)
 class Remainders:
-    """The steps of a run with contributions taken off.
+    """The remainders of a run's steps.
 
     Attributes:
         run: trained with observer="updates".
-        private: the training data, in the trainer's order: the sampler answers with positions in it.
+        private: the training data, in the trainer's order: the sampler returns positions in it.
         sampling: the sampler of the run.
         loss: per-example loss.
-        kept: key of a step -> its parts, shared by all who ask: each takes the gradients of a whole batch.
-        latest: the same of the last step that `kept` has no room for, whose candidates are asked for a few at a time.
+        kept: key of a step -> its parts, shared by all readers: each entry costs the gradients of a whole batch.
+        latest: the last step that did not fit into `kept`; its candidates are read in small slices.
     """
 
     run: Run
@@ -75,41 +75,41 @@ class Remainders:
     latest: dict[int, LeftOver] = field(default_factory=dict)
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
-        """The noise of a step: its noisy sums less everybody's contribution, in float64."""
+        """Returns the noise of a step: its noisy sums minus all contributions, in float64."""
         nobody = self.private.ids.new_empty(0)
         return self._left_over(step, nobody, nobody)[0]
 
     def without_others(
         self, step: Step, candidates: Int[Tensor, " n"], part: slice = slice(None)
     ) -> Float[Tensor, "part m"]:
-        """The noisy sums less everybody but one candidate, for each of them: noise, plus its own if it took part.
+        """Returns the noisy sums minus all other contributions: noise, plus the candidate's own if it took part.
 
         Args:
             step: with its plan and noisy blocks.
-            candidates: ids of all who will be asked for.
-            part: of these, who is asked for now.
+            candidates: ids of all candidates that will be read.
+            part: slice of them to return now.
         """
         asked = candidates[part]
         refuse_too_many(len(asked), self.run.transcript.layout.dim, width=8)
         noise, own = self._left_over(step, asked, candidates)
-        # Into `own`, which is fresh at every call; `noise` is that of `kept`, which other cells read.
+        # Into `own`, which is fresh at every call; `noise` belongs to `kept`, which other cells read.
         return own.add_(noise)
 
     def _left_over(self, step: Step, asked: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """A step's noisy sums less everybody's contribution [m], and contributions to it of who is asked for [n, m].
+        """Returns a step's noisy sums minus all contributions [m], and the contributions of `asked` to it [n, m].
 
-        Rows are computed from the private data, and not from what an attack was given and may have changed.
-        In float64: noise drawn in float32 gives members away by the last digits of a release, and a remainder rounded
-        to float32 would hide that from the audit.
+        Rows are computed from the private data, because an attack may have changed its own copy. In float64: noise
+        drawn in float32 reveals members by the last digits of a release, and a remainder rounded to float32 would hide
+        that from the audit.
         """
         found = self.kept.get(step.key)
         if found is None or not torch.isin(asked, found.asked).all():
             found = self.latest.get(step.key)
         if found is None or not torch.isin(asked, found.asked).all():
-            # All who will be asked for, because each call takes a pass over the batch; unless their rows are too many.
+            # Rows for all candidates at once, because each call takes a pass over the batch; unless they are too many.
             found = self._parted(step, candidates if self._few(step, candidates) else asked)
             others = sum(one.size for number, one in self.kept.items() if number != step.key)
-            # First come, first kept: attacks read all steps in order, and putting the oldest out would never hit.
+            # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if others + found.size <= _KEPT:
                 self.kept[step.key] = found
             else:
@@ -122,20 +122,20 @@ class Remainders:
         return found.noise, own
 
     def _few(self, step: Step, candidates: Tensor) -> bool:
-        """Whether rows of all candidates that took part fit into memory."""
+        """True if the rows of all participating candidates fit into memory."""
         joined = torch.isin(candidates, self.private.ids[self._took_part(step)])
         return int(joined.sum()) * self.run.transcript.layout.dim <= ROWS
 
     def _took_part(self, step: Step) -> Int[Tensor, " b"]:
-        # The trainer's own draw again: a batch is a pure function of step and key, and no transcript holds it.
+        # The trainer's draw, repeated: a batch is a pure function of step and key, and no transcript holds it.
         joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
         return joined.to(self.private.inputs.device)
 
     def _parted(self, step: Step, asked: Tensor) -> LeftOver:
-        """A step's noisy sums in parts: the noise, and the rows of those with the ids `asked`.
+        """Splits a step's noisy sums into the noise and the rows of the ids `asked`.
 
-        All of the step's rows are computed, also for the rows of a few: the last digits of a row follow from the rows
-        beside it, and only the very row that was taken off the sums leaves nothing of itself when it is put back.
+        All rows of the step are computed, even if few are returned: the last digits of a row depend on the rows in the
+        same batch, and only the exact row that was subtracted leaves no trace when it is added back.
         """
         private, layout = self.private, self.run.transcript.layout
         seen = Observed(step, self.run.model, layout, self.loss, self.run.views_behind(step))
