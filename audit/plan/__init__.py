@@ -1,1 +1,1 @@
-"""Plans of a run: a suite expanded into cells with typed requests, and what a request names, built."""
+"""Plan of a run: a suite expanded into cells with typed requests, and builders of the requested objects."""

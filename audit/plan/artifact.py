@@ -1,7 +1,7 @@
-"""Artifacts: intermediate results that cells wait for, named by a hash of the request that decides them.
+"""Artifacts: intermediate results that cells depend on, named by a hash of the request that determines them.
 
-A point of a hyperparameter search is one, some models of a shadow bank are another. Cells of several jobs may wait for
-the same one: by its name it is known to be the same, and computed once.
+Examples are a point of a hyperparameter search, and some models of a shadow bank. Cells of several jobs may depend on
+the same artifact: equal names identify it, and it is computed once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .request import MethodAsked, digest_of
 
 @dataclass(frozen=True)
 class Artifact:
-    """One result that is to be computed.
+    """One result to compute.
 
     Attributes:
-        request: everything that decides it, as plain JSON values.
-        words: what it is, for progress and errors.
-        make: computes it on a device, as plain JSON values; picklable, because workers are sent it.
-        methods: defenses and attacks whose code decides it, too; a kept result of other code is refused.
+        request: full specification, as plain JSON values.
+        words: description, for progress and errors.
+        make: computes it on a device, as plain JSON values; picklable, because it is sent to workers.
+        methods: defenses and attacks whose code determines it, too; a stored result of other code is refused.
     """
 
     request: dict[str, Any]
@@ -39,6 +39,6 @@ class Artifact:
 
 @runtime_checkable
 class Artifacts(Protocol):
-    """Results that cells waited for, by name; a mapping, of which each is read when it is asked for."""
+    """Results that cells depend on, by name; a mapping whose entries are read on access."""
 
     def __getitem__(self, name: str, /) -> dict[str, Any]: ...

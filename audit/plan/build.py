@@ -1,4 +1,4 @@
-"""Builders of what a request names: data splits, model, sampler, number of steps, defense with calibrated noise."""
+"""Builders of requested objects: data splits, model, sampler, number of steps, defense with calibrated noise."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from .splits_cache import load_data
 
 
 def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | None = None) -> Splits:
-    """The splits that a request is about.
+    """Returns the splits of a request.
 
     Args:
         request: names the data set of its training, the sizes of the pools, and the seed.
-        device: where they are wanted.
-        of: a shared update, whose data set is wanted instead.
+        device: device of the result.
+        of: a shared update, whose data set is used instead.
     """
     asked = of or request.training
     splits = load_data(asked.data, request.seed, asked.sizes, device)
@@ -52,33 +52,33 @@ def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | 
 
 
 def build_model(request: TrainingRequest, splits: Splits, *, of: Update | None = None) -> nn.Module:
-    """A fresh model of a request; the same weights for every defense of a seed.
+    """Returns a fresh model of a request; the same weights for every defense of a seed.
 
     Args:
         request: names the architecture of its training, and the seed.
-        splits: decide the shape of inputs and the number of classes.
-        of: a shared update, whose architecture is wanted instead.
+        splits: determine the shape of inputs and the number of classes.
+        of: a shared update, whose architecture is used instead.
     """
     asked = of or request.training
     return initialised(asked.model, asked.model_settings, splits, request.seed)
 
 
 def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
-    """A model with the weights that a seed gives it.
+    """Returns a model with weights initialised by a seed.
 
     Layers of torchvision's models that mix examples become GroupNorm, without which no defense could train them.
 
     Args:
-        name: of an architecture, or the path of the user's own.
-        settings: those given.
-        splits: decide the shape of inputs and the number of classes.
-        seed: of the suite.
+        name: of an architecture, or path of the user's own model.
+        settings: the given settings.
+        splits: determine the shape of inputs and the number of classes.
+        seed: from the suite.
     """
     model = models.build(
         name,
         input_shape=splits.input_shape,
         classes=splits.classes,
-        # Not of the request, which names the defense: all defenses of a seed start from the same weights.
+        # Not the request's seed, which depends on the defense: all defenses of a seed start from the same weights.
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )
@@ -86,25 +86,26 @@ def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
 
 
 def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
-    """The sampler and the number of steps of a request's training.
+    """Returns the sampler and the number of steps of a request's training.
 
     Args:
         request: of any cell.
-        examples: number of examples it trains on.
+        examples: number of training examples.
     """
     task = request.training
     rate = 1.0 if task.sampling == "full" else task.batch / (task.nominal_size or examples)
     if request.never_saw:
-        rate = min(rate, 1.0)  # `check_sizes` looked at the members; the public pool may be smaller than a batch
+        rate = min(rate, 1.0)  # `check_sizes` checked the members; the public pool may be smaller than a batch
     capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}
     sampling = Sampling(task.sampling, rate, groups=task.groups, **capped)
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
 
 
 def recipe_of(training: Training, splits: Splits) -> Recipe:
-    """How a model is trained, with the range of its inputs where the data set is one of ours, which declares it.
+    """Returns the training recipe, with the input range if the data set is built in and declares it.
 
-    The range of a user's own data is read off them, private ones included, and the model must not be checked on it.
+    The range of a user's own data is computed from them, including private examples, and must not be used to check the
+    model.
 
     Args:
         training: of a request.
@@ -117,14 +118,14 @@ def recipe_of(training: Training, splits: Splits) -> Recipe:
 
 
 def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
-    """The defense of a request at its budget's noise, and whether that noise was matched instead of calibrated.
+    """Returns the defense of a request at its budget's noise, and whether that noise was matched instead of calibrated.
 
-    A defense without a bound on an example's contribution proves nothing at any noise. For a budget that noise is
-    calibrated to it gets what a bounded one would need: its record is flagged, and its epsilon stays infinite.
+    A defense without a bound on an example's contribution proves nothing at any noise. For a calibrated budget it gets
+    the noise that a bounded defense would need: its record is flagged, and its epsilon stays infinite.
 
     Args:
         request: of any cell.
-        examples: number of examples it trains on.
+        examples: number of training examples.
     """
     defense, budget = made(request.defense), request.budget
     if defense.noise_multiplier is not None or not budget.draws_noise:
@@ -132,14 +133,14 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     if budget.noise_multiplier is not None:
         return defense.with_noise(float(budget.noise_multiplier)), False
     sampling, steps = planned(request, examples)
-    # Sampling and steps of the very run: a multiplier that was calibrated for others proves another epsilon.
+    # Sampling and steps of this run: a multiplier calibrated for another run proves another epsilon.
     run = {"sampling": sampling, "steps": steps}
     statistics = request.training.recipe.statistics
     before = () if statistics is None else statistics.plans()
-    # At any positive multiplier: an entry of the ledger has a reason where its plan has no bound.
+    # At any positive multiplier: a ledger entry has a reason if its plan has no bound.
     entries = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before).entries
     if not any(entry.reason for entry in entries):
-        # By the method's own plans, because what it releases once beside its steps spends budget, too.
+        # From the method's own plans, because one-off releases spend budget, too.
         return calibrate(defense, **budget.wanted, **run, before=before), False
     beside = tuple(entry for entry in entries if entry.one_off and not entry.reason)
     if budget.epsilon is not None:
@@ -149,23 +150,23 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
 
 
 def made(method: MethodAsked) -> Defense:
-    """The defense that a request names, before its noise is decided."""
+    """Returns the requested defense, before its noise is set."""
     return catalog.defense(method.name, method.settings)
 
 
 def noise_for(request: TrainingRequest) -> Noise:
-    """The secret noise of a request: from its hash, or from the operating system."""
+    """Returns the secret noise of a request: seeded by its hash, or from the operating system."""
     return secure() if request.secure else seeded(request.seed_for("noise"))
 
 
 def reads_public(method: MethodAsked) -> bool:
-    """Whether a defense reads public data, found by a dry run of its plans on a toy."""
+    """True if a defense reads public data, found by a dry run of its plans on a toy."""
     return _reads_public(method.name, json.dumps(method.settings))
 
 
 @cache
 def _reads_public(name: str, settings: str) -> bool:
-    # Settings come as JSON because a cache needs keys that can be hashed; the noise does not matter here.
+    # Settings come as JSON because a cache needs hashable keys; the noise does not matter here.
     defense = catalog.defense(name, json.loads(settings))
     toy = ToyRows(TOY_DIM)
     predict(defense.with_noise(defense.noise_multiplier or 0.0), sampling=Sampling("poisson", 0.5), steps=4, public=toy)

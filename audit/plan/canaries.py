@@ -1,16 +1,17 @@
-"""Canaries of a training: records that a suite puts into it, each by a fair coin of its own, to find them again.
+"""Canaries of a training: records that a suite inserts, each by an independent fair coin, for attacks to detect.
 
-Input space: a mislabelled example that no pool has any more, a blank with one pixel lit, a pattern of noise at the ends
-of the range. Gradient space, Nasr et al., "Adversary Instantiation", S&P 2021, and Andrew et al., ICLR 2024: a record
-whose gradient is a chosen direction. No image of an ordinary network has a chosen gradient, so the trained model gets
-one input more: an image of one value beyond the range, which is the number of a canary, and whose first logit is the
-inner product of the parameters with that canary's direction. Examples do not see it, and the parameters, their order
-and their names stay as they are. Like all records, canaries pass the trainer's sampling, encoding and bound. Where a
-method's masks are public before the run, single coordinates and orthonormal sets are drawn in each mask anew: the view
-of a canary in a step is the number of its direction there.
+Input space: a mislabelled example that was removed from every pool, a blank with one pixel lit, a noise pattern at the
+ends of the input range. Gradient space, Nasr et al., "Adversary Instantiation", S&P 2021, and Andrew et al., ICLR 2024:
+a record whose gradient is a chosen direction. No image of an ordinary network has a chosen gradient, so the trained
+model accepts one additional kind of input: a constant image beyond the input range, whose value is the number of a
+canary, and whose first logit is the inner product of the parameters with that canary's direction. Examples are
+unaffected, and the parameters, their order and their names stay the same. Like all records, canaries pass the trainer's
+sampling, encoding and bound. If a method's masks are public before the run, single coordinates and orthonormal sets are
+drawn within each mask: the view of a canary in a step is the number of its direction there.
 
-The coins are drawn from the request as the noise is, or by the operating system with secure noise. Whoever scores
-canaries is not told them. How many are put in is no public number, so sampling must not depend on it.
+The inclusion bits are drawn from the request like the noise, or by the operating system with secure noise. They are
+hidden from attacks that score canaries. The number of included canaries is not public, so sampling must not depend on
+it.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
 
 GRADIENT_KINDS = get_args(CanaryKind)
-"""Kinds whose gradient is chosen."""
+"""Kinds with a chosen gradient."""
 
-_BEYOND = 1000.0  # from the largest valid input to the first number of a canary, which no attack's inputs reach
-_ENGINES = ("auto", "torch.func")  # that take any module
-_MOST_NUMBERS = 2**26  # of all directions together: 256 MiB
+_BEYOND = 1000.0  # from the largest valid input to the value of the first canary; no attack's inputs reach it
+_ENGINES = ("auto", "torch.func")  # engines that accept any module
+_MOST_NUMBERS = 2**26  # entries of all directions together: 256 MiB
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """The canaries of a training, and the truth about them.
+    """The canaries of a training, with their inclusion bits.
 
     Attributes:
         examples: as records, under ids below 0, which no example of a data set has.
-        included: bool [n], the outcome of each coin; for the trainer and for scorers alone.
-        directions: [masks, n, dim] of length 1, of the gradients under each mask; None in input space.
-        norm: of these gradients, before anything is bounded.
-        of_step: which of these masks each step has; empty in input space.
-        schedule: the canaries' views, by which they follow the masks; None where all masks are one.
+        included: bool [n], the inclusion bits; for the trainer and for scorers only.
+        directions: [masks, n, dim] of length 1, directions of the gradients under each mask; None in input space.
+        norm: norm of these gradients before the bound.
+        of_step: mask index of each step; empty in input space.
+        schedule: the canaries' views, by which they follow the masks; None if all masks are equal.
     """
 
     examples: Examples
@@ -70,7 +71,7 @@ class Canaries:
 
     @property
     def put_in(self) -> Examples:
-        """Those whose coin fell that way."""
+        """The included canaries."""
         chosen = self.included.to(self.examples.ids.device)
         return Examples(
             ids=self.examples.ids[chosen], inputs=self.examples.inputs[chosen], labels=self.examples.labels[chosen]
@@ -78,20 +79,20 @@ class Canaries:
 
 
 class CanaryInput(nn.Module):
-    """A model with one input more: canaries, whose gradients are chosen directions."""
+    """A model with an additional kind of input: canaries, whose gradients are chosen directions."""
 
     def __init__(self, model: nn.Module, directions: Float[Tensor, "n dim"], scale: float, first: float) -> None:
         """Takes a model's parameters and buffers under their own names.
 
         Args:
             model: without dropout.
-            directions: one a canary, in the order of the trained parameters.
-            scale: what the first logit multiplies them by.
-            first: value of the images of canary 0; the next one's is larger by 1.
+            directions: one per canary, in the order of the trained parameters.
+            scale: factor of the first logit.
+            first: value of canary 0's image; each next canary's is larger by 1.
         """
         super().__init__()
-        # In a list, so that the model is no part of this one: an engine that works layer by layer would not see
-        # what the canaries' logit reads of the parameters. Empty modules of no known kind hold these here.
+        # In a list, so that the model is not a submodule: a layerwise engine would miss the canaries' logit, which
+        # reads the parameters. Empty modules of unknown type hold the tensors here.
         self._inside = [model]
         self._names = Layout.of(model).names
         for name, parameter in model.named_parameters():
@@ -102,7 +103,7 @@ class CanaryInput(nn.Module):
         self.register_buffer("canary_directions", directions * scale)
 
     def _holder(self, name: str) -> nn.Module:
-        """The empty module at the place where a tensor is in the model."""
+        """Returns the empty module at the position of a tensor in the model."""
         holder: nn.Module = self
         for part in name.split(".")[:-1]:
             if part not in holder._modules:
@@ -111,7 +112,7 @@ class CanaryInput(nn.Module):
         return holder
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The model's logits; of a canary its own, and 0 for all other classes."""
+        """Returns the model's logits; for a canary its own logit, and 0 for all other classes."""
         tensors = dict(self.named_parameters()) | dict(self.named_buffers())
         directions = tensors.pop("canary_directions")
         number = inputs.flatten(1)[:, 0] - self._first
@@ -120,23 +121,23 @@ class CanaryInput(nn.Module):
         logits = functional_call(self._inside[0], tensors, (blank,))
         chosen = directions[number.round().clamp(0, len(directions) - 1).long()]
         along = chosen @ torch.cat([tensors[name].flatten() for name in self._names])
-        # Worth 0 whatever was learnt, so that the gradient is of the same length in every step.
+        # Zero for any parameters, so that the gradient has the same length in every step.
         along = (along - along.detach()).unsqueeze(1)
         own = torch.cat([along, torch.zeros_like(logits[:, 1:])], dim=1)
         return torch.where(is_canary.unsqueeze(1), own, logits)
 
 
 def with_canaries(model: nn.Module, canaries: Canaries | None, splits: Splits) -> nn.Module:
-    """The model that a training with these canaries starts from.
+    """Returns the initial model of a training with these canaries.
 
     Args:
         model: of the request.
-        canaries: of the training; None, or those of the input space, need no other model.
-        splits: whose range of inputs and classes it has.
+        canaries: of the training; None, or input-space canaries, need no other model.
+        splits: determine input range and classes.
     """
     if canaries is None or canaries.directions is None:
         return model
-    # Of K equal logits the gradient by the first is 1 / K for a record of another class.
+    # With K equal logits the gradient by the first is 1 / K for a record of another class.
     scale = canaries.norm * splits.classes
     return CanaryInput(model, canaries.directions.flatten(0, 1), scale, splits.high + _BEYOND)
 
@@ -148,14 +149,14 @@ def drawn(
     planned: tuple[Sampling, int],
     device: torch.device,
 ) -> Canaries | None:
-    """The canaries of a training; None where it asks for none, or none is possible.
+    """Draws the canaries of a training; None if it requests none, or none is possible.
 
     Args:
-        request: whose coins are drawn.
-        splits: as `load_splits` gives them, without the examples that are mislabelled.
-        model: that the training starts from.
+        request: seeds the inclusion bits.
+        splits: from `load_splits`, without the mislabelled examples.
+        model: the initial model of the training.
         planned: its sampler and number of steps.
-        device: where they are wanted.
+        device: device of the result.
     """
     table = canary_table(request.training)
     if table is None or why_none(request, model, splits, planned):
@@ -199,15 +200,15 @@ def drawn(
 
 
 _NORM = 10.0
-"""Of a gradient canary: what is left of it in a mask of a hundredth of the coordinates is still as long as 1."""
+"""Gradient norm of a canary: its part in a mask of 1 % of the coordinates still has norm 1."""
 
 
 def why_none(request: TrainingRequest, model: nn.Module, splits: Splits, planned: tuple[Sampling, int]) -> str:
-    """Why a training can have none of the canaries that it asks for; empty where it can, or asks for none.
+    """Returns the reason why a training cannot have its requested canaries; empty if it can, or requests none.
 
     Args:
         request: of the training.
-        model: that it starts from.
+        model: its initial model.
         splits: its data.
         planned: its sampler and number of steps.
     """
@@ -245,10 +246,10 @@ def why_none(request: TrainingRequest, model: nn.Module, splits: Splits, planned
 def _masks(
     request: TrainingRequest, kind: str, model: nn.Module, planned: tuple[Sampling, int]
 ) -> list[Coordinates | None]:
-    """The mask of each step that canaries are drawn in; None for the whole space.
+    """Returns the mask of each step within which canaries are drawn; None for the whole space.
 
-    What is left of a random direction in a mask is a random direction in it, long enough to fill the bound, and is the
-    same record in all of them.
+    A random direction restricted to a mask is a random direction in it, long enough to fill the bound, and is the same
+    record in all masks.
     """
     sampling, steps = planned
     if kind == "random":
@@ -258,14 +259,14 @@ def _masks(
 
 
 def _distinct(masks: Sequence[Coordinates | None]) -> tuple[list[Coordinates | None], list[int]]:
-    """The different masks, and which of them each step has."""
+    """Returns the distinct masks, and the mask index of each step."""
     keys = [b"" if mask is None else mask.kept.numpy().tobytes() for mask in masks]
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     return [masks[keys.index(key)] for key in places], [places[key] for key in keys]
 
 
 def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Examples of nobody's any more, each with one of the labels that are not its own."""
+    """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
     taken = withheld(whole, count)

@@ -1,4 +1,4 @@
-"""Cells and jobs: what is to be recorded, and what is computed together."""
+"""Cells, which become records, and jobs, which compute cells together."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .request import Request, digest_of
 
 @dataclass(frozen=True)
 class Cell:
-    """One defense against one attack, or utility, at one budget and seed: what becomes one record.
+    """One defense against one attack, or utility, at one budget and seed; becomes one record.
 
     Attributes:
-        request: everything that decides the result.
-        subject: what is attacked, a key of `leakbench.audit.subjects.SUBJECTS`.
-        skip: why it cannot be run; empty if it can.
+        request: full specification of the result.
+        subject: the attacked object, a key of `leakbench.audit.subjects.SUBJECTS`.
+        skip: reason why it cannot run; empty if it can.
         reported: the papers' figures for it, as (metric, value, source).
         needs: artifacts that have to be computed before.
-        changes: overrides of the suite's file that touch it, in words.
+        changes: overrides of the suite's file that affect it, in words.
     """
 
     request: Request
@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def kind(self) -> str:
-        """Kind of its result, as `membership`."""
+        """Kind of its result, such as `membership`."""
         return self.request.kind
 
 
@@ -54,23 +54,23 @@ class Job:
 
     @property
     def subject(self) -> str:
-        """What its cells attack, a key of `leakbench.audit.subjects.SUBJECTS`."""
+        """Subject of its cells, a key of `leakbench.audit.subjects.SUBJECTS`."""
         return self.cells[0].subject
 
     @property
     def name(self) -> str:
-        """Hash of what its cells ask for: the same cells are the same job."""
+        """Hash of its cells' ids: the same cells are the same job."""
         return digest_of({"cells": [cell.id for cell in self.cells]})
 
     @property
     def needs(self) -> dict[str, Artifact]:
-        """What its cells wait for, by name."""
+        """Artifacts that its cells depend on, by name."""
         return {artifact.name: artifact for cell in self.cells for artifact in cell.needs}
 
     @property
     def words(self) -> str:
-        """What it is, for progress."""
-        # Of the first cell: what is told here, the training or the update, is the same for all cells of a job.
+        """Description for progress output."""
+        # From the first cell: training or update are the same for all cells of a job.
         first = self.cells[0].request
         control = f" ({first.control} control)" if first.control else ""
         noise = "" if first.release_noise is None else f", noise {first.release_noise}"
@@ -80,11 +80,11 @@ class Job:
 
 @dataclass
 class Plan:
-    """All cells of a run, those that are computed together in one job.
+    """All cells of a run, grouped into jobs.
 
     Attributes:
         jobs: to be computed.
-        skipped: cells that cannot be run, each with its reason.
+        skipped: cells that cannot run, each with its reason.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -93,11 +93,11 @@ class Plan:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell: those of jobs in the order of the suite, then those that cannot be run."""
+        """Every cell: those of jobs in the order of the suite, then the skipped ones."""
         return [cell for job in self.jobs for cell in job.cells] + self.skipped
 
     def add(self, cells: list[Cell], suite_digest: str) -> None:
-        """Files cells that are computed together, without those that are there: two entries may come to the same."""
+        """Adds cells of one job, without those already present: two entries may expand to the same cell."""
         new = [cell for cell in cells if cell.id not in self._ids]
         self._ids |= {cell.id for cell in new}
         self.skipped += [cell for cell in new if cell.skip]

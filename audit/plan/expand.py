@@ -1,7 +1,7 @@
 """Expansion of a suite into cells: every defense x attack x budget x seed as a resolved request, before any compute.
 
-Cells that attack the same model share one training, and all defenses of one seed start from the same weights. What
-cannot be run is found here, from declarations, dry runs and shapes, and becomes a cell that says why.
+Cells that attack the same model share one training, and all defenses of a seed start from the same weights. Cells that
+cannot run are found here, from declarations, dry runs and shapes, and carry the reason.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ BASELINE = "sgd"
 """The defense that must leak: with controls, its cells are the positive control."""
 
 OF_MODEL, OF_UPDATE = "trained_model", "shared_update"
-"""Subjects that cells without an attack, and attacks that no suite serves, are filed under; keys of `SUBJECTS`."""
+"""Subjects for cells without an attack, and for attacks that no suite supports; keys of `SUBJECTS`."""
 
 
 @dataclass(frozen=True)
 class _Aimed:
-    """An attack of the suite with its kind of result, its subject, and why it cannot be run, whatever the defense."""
+    """An attack of the suite with its kind of result, its subject, and the reason why it can never run."""
 
     choice: AttackChoice
     kind: str
@@ -61,15 +61,15 @@ class _Aimed:
 
 
 def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
-    """Resolves a suite into jobs and checks everything that can be checked without computing.
+    """Resolves a suite into jobs and runs all checks that need no computation.
 
     Args:
         suite: with its overrides and selection.
-        secure_noise: whether noise comes from the operating system; a part of the request, so that such results never
-            pass for seeded ones.
+        secure_noise: whether noise comes from the operating system; part of the request, so that such results are
+            distinct from seeded ones.
 
     Returns:
-        The jobs, and the cells that cannot be run with their sentences.
+        The jobs, and the cells that cannot run with their reasons.
 
     Raises:
         SuiteError: sizes that the data do not have, or a model that does not fit them.
@@ -78,7 +78,7 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
-        # A model that never saw the members leaks nothing of them at any budget: one cell each tests the attack.
+        # A model trained without the members leaks nothing at any budget: one cell per seed tests the attack.
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(found, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
@@ -88,14 +88,14 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
 def _check_fits(suite: Suite) -> None:
     """Refuses sizes that the data do not have, and models that do not fit them."""
     task, share = suite.task, suite.share
-    # Of the first seed alone: a seed decides who is in a pool, and not how many.
+    # For the first seed only: a seed decides the members of a pool, not its size.
     first = _first_splits(f"{suite.source}: task.data", task.data, _sizes(task), suite.seeds[0])
     shared = (
         None if share is None else _first_splits(f"{suite.source}: share.data", share.data, Sizes(), suite.seeds[0])
     )
     check_sizes(suite, len(first.private), n_share=None if shared is None else len(shared.private))
     if share is not None and shared is not None and any(_picks(attack) for attack in suite.attack_grid()):
-        # Those of the steps before, and of the negative control, are no candidates: an attacker could rule them out.
+        # Examples of earlier steps, and of the negative control, are no candidates: an attacker could rule them out.
         left = len(shared.non_member) - share.batch * (share.step + 1)
         if (prior := share.prior or Update.prior) - 1 > left:
             raise SuiteError(
@@ -112,12 +112,12 @@ def _check_fits(suite: Suite) -> None:
 
 
 def _picks(attack: AttackChoice) -> bool:
-    """Whether an attack is given candidates."""
+    """True if an attack picks among given candidates."""
     return Knows.PRIOR in catalog.attack(attack.name).requires.knows
 
 
 def _check_views(suite: Suite, splits: Splits) -> None:
-    """Refuses views of what is no image, or too small an image."""
+    """Refuses augmentation for inputs that are not images, or too small."""
     for choice in suite.defense_grid():
         views = training_of(suite.task_for(choice)).recipe.augmentation
         if views is not None:
@@ -129,7 +129,7 @@ def _check_views(suite: Suite, splits: Splits) -> None:
 
 
 def _check_statistics(suite: Suite, splits: Splits) -> None:
-    """Refuses statistics of what is no part of the model that computes fixed features from its inputs."""
+    """Refuses statistics of a module that does not compute fixed features from the model's inputs."""
     task = suite.task
     if (statistics := training_of(task).recipe.statistics) is not None:
         model = initialised(task.model.name, task.model.settings, splits, 0)
@@ -140,13 +140,13 @@ def _check_statistics(suite: Suite, splits: Splits) -> None:
 
 
 def _check_pretraining(suite: Suite, splits: Splits) -> None:
-    """Refuses pretraining without public examples, or of which the part to be trained is not there."""
-    # The task by itself, too: controls are trained on it.
+    """Refuses pretraining without public examples, or with a trainable part that the model lacks."""
+    # The task by itself, too, because controls are trained on it.
     tasks = [("task.pretrain", suite.task)]
     tasks += [(f"pretrain of {choice.name!r}", suite.task_for(choice)) for choice in suite.defense_grid()]
     fine = []
     for where, task in tasks:
-        if task.pretrain in fine:  # nothing else that is checked is a defense's own
+        if task.pretrain in fine:  # a defense overrides nothing else that is checked
             continue
         try:
             check_pretraining(training_of(task), splits)
@@ -156,7 +156,7 @@ def _check_pretraining(suite: Suite, splits: Splits) -> None:
 
 
 def _check_canaries(suite: Suite, splits: Splits) -> None:
-    """Refuses more mislabelled canaries than there are non-members, and samplers that see how many were put in."""
+    """Refuses more mislabelled canaries than non-members, and samplers that depend on how many are included."""
     for where, task in [
         ("task", suite.task),
         *((choice.name, suite.task_for(choice)) for choice in suite.defense_grid()),
@@ -185,7 +185,7 @@ def _sizes(task: TaskTable) -> Sizes:
 
 
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
-    """Every defense with its role as a control; controls that are asked for and not listed are added."""
+    """Returns every defense with its role as a control; requested controls that are not listed are added."""
     chosen: list[tuple[DefenseChoice, Control | None]] = [(choice, None) for choice in suite.defense_grid()]
     if not suite.controls:
         return chosen
@@ -195,38 +195,38 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
         return chosen  # controls judge a suite as a whole
     if all(control is None for _, control in chosen):
         chosen.append((baseline, "positive"))
-    # The negative control trains as the positive one does: they differ in who is trained on, and in nothing else.
+    # The negative control trains like the positive control, except for the training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    # A second one, with noise: without, the remainder of somebody who took no part is 0, and leaves nothing to score.
+    # A second control, with noise: without noise, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
-    # A method without public data, if there is any: the control trains on those, and would leave it one half to read.
+    # Preferably without public data: the control trains on public examples, which would leave half of them to read.
     never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
 
 @cache
 def _proves(name: str, settings: str) -> bool:
-    """Whether a defense proves an epsilon once it has noise; found by a dry run on a toy."""
+    """True if a defense proves an epsilon once it has noise; found by a dry run on a toy."""
     defense = catalog.defense(name, json.loads(settings))
     if defense.noise_multiplier is not None:
-        return False  # it decides its noise itself, and adds none
+        return False  # it sets its own noise, and adds none
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
     except (Exception, SystemExit):
-        return False  # its cells record how it fails
+        return False  # the failure is recorded in its cells
     return math.isfinite(claim.epsilon)
 
 
 def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
-    """The budgets of a defense; one that adds no noise is trained once, whatever the grid."""
+    """Returns the budgets of a defense; a defense without noise is trained once, whatever the grid."""
     if catalog.defense(choice.name, choice.settings).noise_multiplier is None:
         return suite.budget_grid()
     return [{"delta": suite.budget.delta}]
 
 
 def asked(choice: DefenseChoice) -> MethodAsked:
-    """A defense of a suite as requests name it."""
+    """Returns a defense of a suite in request form."""
     return MethodAsked(kind="defenses", name=choice.name, settings=choice.settings)
 
 
@@ -242,17 +242,17 @@ class _Run:
 
 
 def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
-    """Files the cells of one training as one job, and every shared update as a job of its own."""
+    """Adds the cells of one training as one job, and every shared update as a separate job."""
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
     reason = _cannot_run(trained.defense)
-    told = vars(trained)  # the training's fields, which the request of every cell repeats
+    told = vars(trained)  # the training's fields, repeated in the request of every cell
 
     def cell(request: Request, aimed: _Aimed | None, skip: str) -> Cell:
         attack = None if aimed is None else aimed.choice
         shared = aimed is not None and aimed.subject == OF_UPDATE
         changes = suite.changes_for(run.choice, attack, shared=shared)
-        # A paper's figure is about a model that was trained on its members, by the suite as its file has it.
+        # A paper's figure applies to a model trained on its members, under the unchanged suite file.
         figures = [] if trained.never_saw or changes else suite.reported_for(choice, run.budget, attack)
         told = tuple((f.metric, f.value, f.source) for f in figures)
         needs: tuple[Artifact, ...] = ()
@@ -263,7 +263,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
                 raise SuiteError(f"{suite.source}: attack: {error}") from None
         return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs, changes)
 
-    # Utility first: the time that the training takes is counted in the first cell of a job.
+    # Utility first: the training time is counted in the first cell of a job.
     group = [cell(Request(**told, kind="utility"), None, reason)]
     for aimed in attacks:
         request, why = Request(**told, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
@@ -273,7 +273,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             group.append(cell(request, aimed, why))
             continue
         if trained.never_saw and choice.name != BASELINE:
-            continue  # images have one negative control, the one without noise, where they would show most clearly
+            continue  # images have one negative control, the noiseless one, in which they would be clearest
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or _cannot_share(trained.defense, suite)
@@ -283,7 +283,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
 
 
 def _no_canaries(request: TrainingRequest, attack: str) -> str:
-    """Why a training has no canaries for an attack that looks for them; empty where it has."""
+    """Returns the reason why a training has no canaries for an attack on them; empty if it has."""
     training = request.training
     if training.canaries is None:
         return f"{attack} needs canaries in the training; set task.canaries"
@@ -307,14 +307,14 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
             tuning_digest=tuning_digest,
             **_own(task.data, task.model.name, _sizes(task), run.seed),
         ),
-        # Only where noise is drawn: a cell without noise has one id, and is not computed again for --secure-noise.
+        # Only with noise: a cell without noise has one id, and is not recomputed for --secure-noise.
         secure=run.secure and budget.draws_noise,
     )
 
 
 def training_of(task: TaskTable) -> Training:
-    """The training that a suite's table describes, as requests have it."""
-    # Of what there are no views of, nothing: it would name another cell that is the same.
+    """Returns the training that a suite's table describes, in request form."""
+    # Without views their settings are left out, because they would give the same cell another id.
     kept = () if task.views is None else ("crop_padding", "horizontal_flip")
     views = {key: value for key in kept if (value := getattr(task, key)) is not None}
     return Training(
@@ -347,7 +347,7 @@ def training_of(task: TaskTable) -> Training:
 
 
 def _release_noises(suite: Suite, choice: DefenseChoice, budget: Budget) -> tuple[Literal["none", "calibrated"], ...]:
-    """Variants in which updates are shared; a defense without noise would release the same in both."""
+    """Returns the noise variants of shared updates; a defense without noise would release the same in both."""
     kinds: tuple[Literal["none", "calibrated"], ...] = ("none",) if suite.share is None else suite.share.noise
     alone = choice.training.get("release_noise")
     if alone is not None:
@@ -360,7 +360,7 @@ def _release_noises(suite: Suite, choice: DefenseChoice, budget: Budget) -> tupl
 
 
 def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrated"], attack: AttackChoice) -> Request:
-    """The request of an attack on a shared update, from that of the same attack on the training."""
+    """Returns the request of an attack on a shared update, from that of the same attack on the training."""
     secure, share = request.secure and noise != "none", suite.share
     if share is None:
         return replace(request, secure=secure, no_update=noise)
@@ -375,7 +375,7 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
         lr=suite.task.lr if share.lr is None else share.lr,
         release_noise=noise,
         local=None if share.local is None else share.local.model_dump(exclude_none=True),
-        # Whoever is given no candidates is the same cell whatever their number.
+        # The default for attacks without candidates, whose cell does not depend on their number.
         prior=(share.prior or Update.prior) if _picks(attack) else Update.prior,
         **_own(share.data, share.model.name, Sizes(), request.seed),
     )
@@ -383,7 +383,7 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
 
 
 def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
-    """Digests of the user's own data and model: behind the same path may lie something else tomorrow."""
+    """Returns digests of the user's own data and model, because the content behind a path may change."""
     found = {}
     # The user's own data are named as `folder:PATH`, a model as `FILE.py:FUNCTION`.
     if ":" in data:
@@ -391,14 +391,14 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
         content = [file.read_bytes() for file in plugins.source_files(str(path.resolve()) + ":f")]
-        # A file alone stands for itself; one that imports what lies beside it is all of them.
+        # A single file has its own digest; with local imports, all files are hashed.
         parts = content if len(content) == 1 else [hashlib.sha256(one).digest() for one in content]
         found["model_digest"] = hashlib.sha256(b"".join(parts)).hexdigest()
     return found
 
 
 def _cannot_run(defense: MethodAsked) -> str:
-    """Why a defense cannot run here, for want of an extra; found by a dry run of its plans on a toy."""
+    """Returns the reason why a defense cannot run without an extra; found by a dry run of its plans on a toy."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
 
@@ -410,12 +410,12 @@ def _toy_run(name: str, settings: str) -> str:
     except catalog.MissingExtra as error:
         return str(error)
     except (Exception, SystemExit):
-        return ""  # a defense that fails does so in its cells, which record it
+        return ""  # the failure is recorded in its cells
     return ""
 
 
 def _cannot_share(defense: MethodAsked, suite: Suite) -> str:
-    """Why a defense's local steps cannot be shared as their sum, found by asking it for plans on a toy."""
+    """Returns the reason why a defense's local steps cannot be shared as a sum, found by planning on a toy."""
     share = suite.share
     if share is None or share.local is None:
         return ""
@@ -429,11 +429,11 @@ def _toy_share(name: str, settings: str, local: str, examples: int, step: int) -
         defense = catalog.defense(name, json.loads(settings))
         return why_not_summed(defense, LocalTraining(**json.loads(local)), examples, step=step)
     except (Exception, SystemExit):
-        return ""  # a defense that fails does so in its cells, which record it
+        return ""  # the failure is recorded in its cells
 
 
 def _aim(attack: AttackChoice) -> _Aimed:
-    """Holds an attack's requirements against the threat models that suites offer."""
+    """Checks an attack's requirements against the threat models of suites."""
     method = catalog.attack(attack.name)
     row = threat_model(method.kind, method.requires.access)
     if row is None:
@@ -448,10 +448,10 @@ def _aim(attack: AttackChoice) -> _Aimed:
 def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
     for key, default in models.defaults(choice.name).items():
         value = choice.settings.get(key, default)
-        # Not isinstance, which takes true for 1.
+        # Not isinstance, which accepts true for 1.
         if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
-    # RuntimeError, too, which is what torch raises for sizes that do not fit.
+    # RuntimeError, too, which torch raises for mismatched sizes.
     try:
         refuse_batch_norm(initialised(choice.name, choice.settings, splits, 0))
     except (ModuleNotFoundError, TypeError, ValueError, RuntimeError) as error:

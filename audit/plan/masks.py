@@ -1,4 +1,4 @@
-"""Masks of a training's steps, where they are public before it: for records that are to be valid in them."""
+"""Masks of a training's steps that are public before it, for records constructed to be valid in them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from leakbench.defenses.core import Context, Coordinates, Defense, Layout, Sampl
 def public_masks(
     defense: Defense, layout: Layout, sampling: Sampling, steps: int, *, seed: int, device: torch.device
 ) -> list[Coordinates | None]:
-    """The coordinates that each step of a training keeps; None for all of them, and where nobody knows before.
+    """Returns the coordinates kept by each step; None for all of them, and if they are unknown in advance.
 
-    A method without memory that reads no public data draws its masks from the run's public seed alone. They are asked
-    for as the run will ask, with nothing released yet.
+    A method without memory that reads no public data draws its masks from the run's public seed alone. The plans are
+    computed as in the run, with nothing released yet.
 
     Args:
         defense: of the training.
         layout: of its parameters.
-        sampling: whose epochs masks go by.
+        sampling: determines the epochs on which masks depend.
         steps: planned length.
-        seed: of the public coins.
+        seed: of the public randomness.
+        device: of the run.
         device: of the run.
     """
     if not isinstance(defense.method, Stateless):
@@ -36,7 +37,7 @@ def public_masks(
     for step in range(steps):
         try:
             _, plan = defense.plan(None, replace(start, step=step))
-        except (ValueError, AttributeError, TypeError):  # it looks at what a run has, and a look ahead has not
+        except (ValueError, AttributeError, TypeError):  # the plan reads state of a run that does not exist in advance
             return [None] * steps
         codec = plan.blocks[0].codec
         alone = len(plan.blocks) == 1 and type(codec) is Coordinates

@@ -1,4 +1,4 @@
-"""Examples that are taken out of the non-members, because they are canaries under another label."""
+"""Examples removed from the non-members, because they are canaries under another label."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .request import Training, seed_of_data
 
 
 def canary_table(training: Training) -> CanaryTable | None:
-    """What a training asks for; None for no canaries."""
+    """Returns a training's canary settings; None without canaries."""
     return None if training.canaries is None else CanaryTable(**training.canaries)
 
 
 def without_mislabelled(splits: Splits, training: Training) -> Splits:
-    """The pools without the examples that are canaries under another label: these are nobody's non-members.
+    """Returns the pools without the examples that are canaries under another label, which are no longer non-members.
 
     Raises:
-        ValueError: as many as there are non-members, or more.
+        ValueError: at least as many as there are non-members.
     """
     table = canary_table(training)
     if table is None or table.kind != "mislabelled":
@@ -36,24 +36,24 @@ def without_mislabelled(splits: Splits, training: Training) -> Splits:
         )
     _, rest = _reserved(splits, table.number)
     left = _some(splits.non_member, rest)
-    # Without a test set of its own utility is measured on the non-members; one that stands in for them is the same.
+    # Without a separate test set, the non-members stand in for it and shrink in the same way.
     same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
     digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
     return replace(splits, non_member=left, test=left if same else splits.test, digest=digest)
 
 
 def withheld(splits: Splits, count: int) -> Split:
-    """The examples that are taken out of a data set's own pools, with their labels.
+    """Returns the examples removed from a data set's own pools, with their labels.
 
     Args:
-        splits: of the data set, as it deals them.
-        count: of canaries.
+        splits: of the data set, unmodified.
+        count: number of canaries.
     """
     return _some(splits.non_member, _reserved(splits, count)[0])
 
 
 def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
-    """Positions of the non-members that are canaries, and of the others."""
+    """Returns positions of the non-members that are canaries, and of the others."""
     coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
     order = torch.randperm(len(splits.non_member), generator=coins)
     return order[:count], order[count:].sort().values

@@ -1,16 +1,16 @@
-"""Pretraining: the model that a private training starts from, trained on public examples first, without privacy.
+"""Pretraining: the initial model of a private training, trained on public examples without privacy.
 
 De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022; Tramèr & Boneh,
 "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: features come from public data,
-and the private data move all parameters (fine-tuning) or the last linear layer alone (linear probing). Yu et al.,
-"Differentially Private Fine-tuning of Language Models", ICLR 2022: or that layer, and a low-rank product beside each
-other weight, which stays as it is (LoRA).
-Deviation: the public examples are those of the task, and not of another data set.
+and the private training moves all parameters (fine-tuning) or only the last linear layer (linear probing). Yu et al.,
+"Differentially Private Fine-tuning of Language Models", ICLR 2022: that layer, and a low-rank product added to each
+other weight, which stays fixed (LoRA).
+Deviation: the public examples are those of the task, not of another data set.
 
 Guarantee:
-    The starting model is a function of public things: the public examples with their labels, the architecture, the
-    suite's seed and settings. No private example is read, so it costs no privacy. Assumes, as a claim on it says, that
-    the public examples tell nothing of the private ones.
+    The initial model is a function of public things: the public examples with their labels, the architecture, the
+    suite's seed and settings. No private example is read, so it costs no privacy. Assumes, as stated in a claim on it,
+    that the public examples are independent of the private ones.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from ..suite.schema import PretrainTable
 from .build import build_model, initialised
 from .request import Training, TrainingRequest
 
-# Two: of seeds or settings that take turns. A model is smaller than the splits that it was trained on.
+# Two: for alternating seeds or settings. A model is smaller than the splits that it was trained on.
 _MOST = 2
 
-_kept: dict[str, dict[str, Tensor]] = {}  # the one that was used last comes last
+_kept: dict[str, dict[str, Tensor]] = {}  # in order of last use
 
 
 def starting_model(request: TrainingRequest, splits: Splits, public: Examples | Split) -> nn.Module:
-    """The model that a request's training starts from: fresh, or pretrained; the same for every defense of a seed.
+    """Returns the initial model of a request's training: fresh or pretrained; the same for every defense of a seed.
 
     Args:
         request: names the architecture, the seed and the settings.
-        splits: decide the shape of inputs and the number of classes.
-        public: labelled examples to pretrain on; unread where the request asks for no pretraining.
+        splits: determine the shape of inputs and the number of classes.
+        public: labelled examples for pretraining; unread without pretraining.
 
     Raises:
-        ValueError: there is no linear layer to train alone, or a layer of no larger rank.
+        ValueError: there is no linear layer to train alone, or no layer of sufficient rank.
     """
     model, settings = build_model(request, splits), request.training.pretraining
     if settings is None:
@@ -70,16 +70,16 @@ def starting_model(request: TrainingRequest, splits: Splits, public: Examples | 
 
 
 def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, seed: int) -> None:
-    """Freezes what the defense does not train of a pretrained model, in place; adds the products of `lora`.
+    """Freezes the parameters of a pretrained model that the defense does not train, in place; adds `lora` products.
 
     Args:
         model: on the device of the inputs.
-        settings: of pretraining, which name what is trained.
-        inputs: public examples [n, *shape] on which the layers are looked for.
-        seed: of the suite; what is drawn is public, and the same for every defense.
+        settings: of pretraining, which name the trainable part.
+        inputs: public examples [n, *shape] for a trace of the layers.
+        seed: from the suite; the random draws are public, and the same for every defense.
 
     Raises:
-        ValueError: there is no such part.
+        ValueError: the model has no such part.
     """
     if settings.train == "last":
         freeze_features(model, inputs)
@@ -91,17 +91,17 @@ def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, 
             adapt(model, head, rank=settings.rank, scale=scale, coins=keyed(seed_from("low rank", seed)))
             with _looking(inputs):
                 model(inputs)
-        # Attributes: of a network that reads its layers' weights by itself, and finds none.
+        # AttributeError: from a network that reads its layers' weights directly, which are replaced.
         except (ValueError, AttributeError, RuntimeError) as error:
             raise ValueError(f"train = 'lora' does not fit the model: {' '.join(str(error).split())}") from error
 
 
 def check_pretraining(training: Training, splits: Splits) -> None:
-    """Refuses what could not be pretrained, before anything is computed.
+    """Refuses impossible pretraining before any computation.
 
     Raises:
-        ValueError: there are no public examples with labels, fewer than a batch, features that are standardised
-            later, a last layer that is no linear one, or a rank that a layer does not have.
+        ValueError: no public examples with labels, fewer than a batch, features that are standardised later, a last
+            layer that is not linear, or a rank that a layer does not have.
     """
     settings, public = training.pretraining, splits.public
     if settings is None:
@@ -128,7 +128,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
 
     Args:
         model: on the device of the inputs.
-        inputs: public examples [n, *shape] on which the layers are looked for.
+        inputs: public examples [n, *shape] for a trace of the layers.
 
     Raises:
         ValueError: the last layer with parameters is no `nn.Linear`, is used more than once, or gets other features in
@@ -142,7 +142,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
         parameter.requires_grad_(True)
     model.eval()
     head.train()
-    # Trap: `train` puts a model that is itself in evaluation mode in training mode, with all its parts.
+    # Trap: `train` may put a model that is itself in evaluation mode into training mode, with all its submodules.
     model.training = True
     with _looking(inputs):
         first, again = (seen_by(head, model, inputs) for _ in range(2))
@@ -155,24 +155,24 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
 
 @contextmanager
 def _looking(inputs: Tensor) -> Iterator[None]:
-    """Without gradients, and with generators put back: dropout may draw, and a look must move nothing of the run's."""
+    """Disables gradients and restores generators: dropout may draw, and tracing must not affect the run."""
     with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
         yield
 
 
 def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'") -> nn.Linear:
-    """The layer with parameters whose forward pass ends last.
+    """Returns the layer with parameters whose forward pass ends last.
 
     Args:
         model: on the device of the inputs.
-        inputs: [n, *shape], on which the layers are looked for.
-        of: what wants it, for errors.
+        inputs: [n, *shape], for a trace of the layers.
+        of: the requesting setting, for errors.
 
     Raises:
         ValueError: that layer is no `nn.Linear`, or is used more than once.
     """
     ran: list[nn.Module] = []
-    # A layer's own parameters: a container has those of its layers, and ends after all of them.
+    # A layer's own parameters: a container has only those of its layers, and ends after all of them.
     layers = [part for part in model.modules() if any(True for _ in part.parameters(recurse=False))]
     hooks = [layer.register_forward_hook(lambda part, *_: ran.append(part)) for layer in layers]
     try:
@@ -190,7 +190,7 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
 
 
 def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
-    """What a layer gets in a pass over inputs."""
+    """Returns a layer's input in a pass over inputs."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
@@ -203,17 +203,17 @@ def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
 def _pretrained(
     model: nn.Module, request: TrainingRequest, settings: PretrainTable, public: Examples | Split
 ) -> dict[str, Tensor]:
-    """The weights after pretraining, kept for the other trainings of a seed in this process.
+    """Returns the weights after pretraining, cached for the other trainings of a seed in this process.
 
     Args:
-        model: fresh; it is left as it is.
+        model: fresh; not modified.
         request: names the architecture and the seed.
         settings: of pretraining.
         public: labelled examples.
     """
     key = _content(request, settings, public)
     where = f"{public.inputs.device} {key}"
-    weights = _kept.pop(where, None)  # and put back below, at the end: a dictionary keeps the order of insertion
+    weights = _kept.pop(where, None)  # reinserted at the end below: a dictionary keeps the order of insertion
     if weights is None:
         weights = pretrained(copy.deepcopy(model), settings, public, seed_from("pretraining", key)).state_dict()
     _kept[where] = weights
@@ -223,10 +223,10 @@ def _pretrained(
 
 
 def _content(request: TrainingRequest, settings: PretrainTable, public: Examples | Split) -> str:
-    """What the pretrained weights depend on, as text.
+    """Returns everything that the pretrained weights depend on, as text.
 
-    By the public examples themselves, and not by the digest of the splits, which says who is private, too. Without
-    what is trained after it: fine-tuning and linear probing start from the same weights.
+    Includes the public examples themselves, not the digest of the splits, which depends on the private pool, too.
+    Excludes the part trained afterwards: fine-tuning and linear probing start from the same weights.
     """
     training = request.training
     content = {
@@ -244,13 +244,13 @@ def pretrained(model: nn.Module, settings: PretrainTable, public: Examples | Spl
     """Trains a model in place on public examples, by cross-entropy and without a bound or noise.
 
     Args:
-        model: fresh; its parts keep the mode that they are in.
+        model: fresh; its submodules keep their mode.
         settings: epochs, learning rate, batch and optimizer.
         public: labelled examples.
-        seed: of the order of the examples, and of dropout.
+        seed: for the order of the examples, and for dropout.
     """
     modes = {part: part.training for part in model.modules()}
-    # By the trainer of private data, without a defense: devices, models and dropout are treated alike.
+    # By the private trainer, without a defense: devices, models and dropout are treated alike.
     train(
         model,
         (public.inputs, public.labels),
@@ -262,7 +262,7 @@ def pretrained(model: nn.Module, settings: PretrainTable, public: Examples | Spl
         seed=seed,
         sampler_key=seed,
         recipe=Recipe(optimizer=settings.optimizer),
-        # Nothing is claimed of public examples.
+        # Nothing is claimed about public examples.
         execution=Execution(device=public.inputs.device, unchecked=True),
     )
     for part, mode in modes.items():

@@ -1,8 +1,8 @@
-"""Requests: everything that decides one record, typed and frozen, and the id and seeds that are hashed from it.
+"""Requests: the full specification of one record, typed and frozen, from which its id and seeds are hashed.
 
-The id is a hash of the request's canonical form: by it a run over existing results knows what is missing, and adding a
-cell to a suite moves no other. Seeds derive from the same form. Fields, and settings of methods, are left out at their
-default: one that is introduced later moves no id that exists. Fields without a default are always in it.
+The id is a hash of the request's canonical form, so a run over existing results finds missing records, and adding a
+cell to a suite changes no other id. Seeds derive from the same form. Fields, and settings of methods, are omitted at
+their default, so introducing a new field changes no existing id. Fields without a default are always included.
 """
 
 from __future__ import annotations
@@ -20,67 +20,67 @@ from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
 from ..suite.schema import BUDGETS, PretrainTable, SamplingName
 
-SCHEMA = 1  # of the canonical form; part of every id
+SCHEMA = 1  # version of the canonical form; part of every id
 
 Control = Literal["positive", "negative"]
-"""A cell's part as a control: it must leak, or must not."""
+"""Role of a cell as a control: it must leak (positive), or must not (negative)."""
 
 
 def digest_of(content: dict[str, Any]) -> str:
-    """SHA-256 of plain content, cut to 128 bits: the same for the same values, whatever the order of keys."""
+    """Returns SHA-256 of plain content, cut to 128 bits, independent of the order of keys."""
     canonical = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def seed_of(content: dict[str, Any], purpose: str) -> int:
-    """A seed of 63 bits for one random process, a pure function of plain content and the process's name."""
+    """Returns a seed of 63 bits for one random process, a pure function of plain content and the process's name."""
     return seed_from(json.dumps(content, sort_keys=True), purpose)
 
 
 def seed_of_data(digest: str, purpose: str) -> int:
-    """A seed that every cell on the same split shares: defenses are compared on the same candidates and targets.
+    """Returns a seed shared by every cell on the same split: defenses are compared on the same candidates and targets.
 
     Args:
         digest: of the splits.
-        purpose: what is drawn, as "candidates".
+        purpose: name of the random draw, such as "candidates".
     """
     return seed_of({"digest": digest}, purpose)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodAsked:
-    """A defense or an attack by name, with every setting decided.
+    """A defense or an attack by name, with all settings resolved.
 
     Attributes:
         kind: "defenses" or "attacks".
         name: as in a suite file, or the path of a function, `FILE.py:FUNCTION`.
-        settings: all of them, the noise multiplier of a defense excepted.
+        settings: all settings, without the noise multiplier of a defense.
     """
 
     kind: MethodKind
     name: str
-    # A dictionary, so that no request can be hashed by Python: caches go by JSON.
+    # A dictionary, which makes requests unhashable for Python: caches use their JSON.
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and settings, as a record has them."""
+        """Returns name and settings in record form."""
         return {"name": self.name, "settings": recorded(self.kind, self.name, self.settings)}
 
     def canonical(self) -> dict[str, Any]:
-        """Name and the settings that an id depends on."""
+        """Returns name and the settings that an id depends on."""
         return {"name": self.name, "settings": canonical(self.kind, self.name, self.settings)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much privacy a training may spend.
+    """Privacy budget of a training.
 
     Attributes:
-        epsilon: nats, which the noise is calibrated to; None where the noise is given, or there is none.
-        advantage: instead, the largest TPR - FPR that a test of one record's membership may have.
-        tpr: instead, the largest true positive rate that such a test may have at `fpr`.
+        epsilon: nats, the target of noise calibration; None if the noise is given, or there is none.
+        advantage: alternative target, the largest TPR - FPR of a membership test on one record.
+        tpr: alternative target, the largest true positive rate of such a test at `fpr`.
         fpr: false positive rate of `tpr`.
-        noise_multiplier: noise standard deviation / sensitivity; None where it is calibrated, or there is none.
+        noise_multiplier: noise standard deviation / sensitivity; None if calibrated, or without noise.
         delta: probability that the claim may fail.
     """
 
@@ -93,19 +93,19 @@ class Budget:
 
     @property
     def draws_noise(self) -> bool:
-        """Whether it asks for noise; a defense that adds none has delta alone."""
+        """True if the budget requires noise; a defense without noise has delta only."""
         return any(getattr(self, kind) is not None for kind in BUDGETS)
 
     @property
     def wanted(self) -> dict[str, float]:
-        """What noise is calibrated to, as `calibrate` takes it; empty where the noise is given, or there is none."""
+        """The calibration target, as arguments of `calibrate`; empty if the noise is given, or there is none."""
         if self.epsilon is not None:
             return {"epsilon": self.epsilon, "delta": self.delta}
         limits = {"advantage": self.advantage, "tpr": self.tpr, "fpr": self.fpr}
         return {name: value for name, value in limits.items() if value is not None}
 
     def overspent(self, claim: Claim) -> bool:
-        """Whether a claim promises less than was asked for, but for rounding: calibration ends on the private side."""
+        """True if a claim exceeds the budget by more than rounding: calibration ends on the private side."""
         if self.epsilon is not None:
             return claim.epsilon > self.epsilon * (1 + 1e-9)
         if self.advantage is not None:
@@ -113,44 +113,44 @@ class Budget:
         return self.tpr is not None and self.fpr is not None and claim.tpr_at(self.fpr) > self.tpr * (1 + 1e-9)
 
     def to_dict(self) -> dict[str, float]:
-        """The fields that are given, by name."""
+        """Returns the given fields, by name."""
         return _without_defaults(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained, on which data, and how; sizes are None where the data set decides.
+    """Model, data and settings of a training; sizes are None if the data set decides.
 
     Attributes:
-        data: name of a data set, or the place of the user's own.
-        model: name of an architecture, or the path of the user's own.
-        model_settings: those that the suite gives.
-        private: examples to train on.
-        candidates: members, and as many non-members, that membership tests are about.
-        batch: expected examples a step.
+        data: name of a data set, or location of the user's own data.
+        model: name of an architecture, or path of the user's own model.
+        model_settings: settings given by the suite.
+        private: number of training examples.
+        candidates: number of members, and of non-members, in membership tests.
+        batch: expected examples per step.
         epochs: length.
         lr: learning rate.
         momentum: of SGD.
         optimizer: "sgd" or "adam".
         schedule: factor of the learning rate by step.
-        sampling: who takes part in a step.
-        non_member: examples that are never trained on.
-        public: examples that everybody may know.
-        data_digest: SHA-256 of the user's own data: a name does not say that what is behind it has changed.
-        model_digest: the same of the user's own architecture.
-        tuning_digest: of the search on public data that the settings rest on; empty where they rest on none.
-        engine: how clipped sums are computed.
-        unchecked: whether a model that could not be checked on made-up examples is trained anyway.
+        sampling: sampler that draws the batch of a step.
+        non_member: number of examples never trained on.
+        public: number of public examples.
+        data_digest: SHA-256 of the user's own data, because a name does not reveal changed content.
+        model_digest: SHA-256 of the user's own architecture.
+        tuning_digest: digest of the search on public data behind the settings; empty without a search.
+        engine: method that computes clipped sums.
+        unchecked: whether to train a model that could not be checked on synthetic examples.
         groups: of cyclic sampling.
-        largest_batch: of truncated Poisson sampling; None for the others.
-        nominal_size: in place of the number of examples, for rate, divisor and steps; None for that number.
-        average: decay of a moving average of the parameters; None for the last ones.
+        largest_batch: of truncated Poisson sampling; None for other samplers.
+        nominal_size: replaces the number of examples in rate, divisor and steps; None for that number.
+        average: decay of a moving average of the parameters; None for the last parameters.
         views: random crops of each image, whose gradients are averaged and bounded once; None for the image itself.
-        crop_padding: pixels added on each side before a view is cut out.
+        crop_padding: pixels added on each side before a view is cropped.
         horizontal_flip: whether half of the views are flipped left to right.
         statistics: settings of `FeatureStatistics`; None for features as they are.
         pretrain: settings of `PretrainTable`, on public examples; None for random weights.
-        canaries: settings of `CanaryTable`; None where none are put in.
+        canaries: settings of `CanaryTable`; None without canaries.
     """
 
     data: str
@@ -179,19 +179,19 @@ class Training:
     views: int | None = None
     crop_padding: int = CropAndFlip.padding
     horizontal_flip: bool = CropAndFlip.flip
-    # A dictionary, as settings of methods are, because a request is plain content.
+    # A dictionary, like the settings of methods, because a request is plain content.
     statistics: dict[str, Any] | None = None
     pretrain: dict[str, Any] | None = None
     canaries: dict[str, Any] | None = None
 
     @property
     def pretraining(self) -> PretrainTable | None:
-        """The settings of pretraining on public examples; None where there is none."""
+        """The settings of pretraining on public examples; None without pretraining."""
         return None if self.pretrain is None else PretrainTable(**self.pretrain)
 
     @property
     def recipe(self) -> Recipe:
-        """The same as the trainer takes it."""
+        """The settings in the trainer's form."""
         views = self.views
         return Recipe(
             momentum=self.momentum,
@@ -207,32 +207,32 @@ class Training:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes of the pools that are asked for."""
+        """The requested sizes of the pools."""
         return Sizes(private=self.private, non_member=self.non_member, public=self.public)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a record has them, without those left at their default."""
+        """Returns the fields in record form, without those at their default."""
         return _without_defaults(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The shared update that is attacked, as a suite's [share] table describes it.
+    """The attacked shared update, as described by a suite's [share] table.
 
     Attributes:
-        data: name of a data set, or the place of the user's own.
-        model: name of an architecture, or the path of the user's own.
-        model_settings: those that the suite gives.
-        step: number of the step that is shared.
-        steps: planned length, which schedules refer to; the shared step is the last where None.
-        batch: examples in it.
-        images: separate targets, each a batch of its own.
-        lr: of the steps before, and of local steps.
-        release_noise: "none" shows what the release alone hides; "calibrated" has the noise of the budget.
+        data: name of a data set, or location of the user's own data.
+        model: name of an architecture, or path of the user's own model.
+        model_settings: settings given by the suite.
+        step: number of the shared step.
+        steps: planned length, used by schedules; None for a run that ends at the shared step.
+        batch: number of examples in it.
+        images: number of separate targets, each with its own batch.
+        lr: learning rate of the earlier steps, and of local steps.
+        release_noise: "none" measures the protection by the release alone; "calibrated" has the noise of the budget.
         data_digest: SHA-256 of the user's own data.
-        model_digest: the same of the user's own architecture.
+        model_digest: SHA-256 of the user's own architecture.
         local: settings of `LocalTraining`, whose sum of steps is shared; None for one step.
-        prior: candidates for one record of the batch, for attacks that know them; others do not depend on it.
+        prior: number of candidates for one record of the batch, used only by attacks with a prior.
     """
 
     data: str
@@ -246,35 +246,35 @@ class Update:
     release_noise: Literal["none", "calibrated"]
     data_digest: str = ""
     model_digest: str = ""
-    # A dictionary, as settings of methods are, because a request is plain content.
+    # A dictionary, like the settings of methods, because a request is plain content.
     local: dict[str, int] | None = None
     prior: int = 10
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes of the pools: the data set's own."""
+        """The sizes of the pools: the data set's own."""
         return Sizes()
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a record has them, where `noise` is the noise of the release."""
+        """Returns the fields in record form, in which `noise` is the noise of the release."""
         content = _without_defaults(self)
-        # Renamed in its place: records keep the order of keys, and in those that exist `noise` precedes the digests.
+        # Renamed in place: records keep the order of keys, and in existing records `noise` precedes the digests.
         return {("noise" if key == "release_noise" else key): value for key, value in content.items()}
 
 
-# kw_only also because `Request` adds fields without a default behind one that has a default.
+# kw_only also because `Request` adds fields without a default after a field with a default.
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """What decides one training, or the step that is shared in its place.
+    """The specification of one training, or of the step that is shared instead.
 
     Attributes:
-        suite: name.
+        suite: name of the suite.
         defense: with all settings.
-        budget: what it may spend.
-        control: its part as a control; None for a contestant.
-        seed: of the suite.
-        training: what is trained.
-        secure: whether noise and sampler are keyed by the operating system, and not by this request.
+        budget: its privacy budget.
+        control: its role as a control; None for a contestant.
+        seed: from the suite.
+        training: the training settings.
+        secure: whether noise and sampler are keyed by the operating system instead of this request.
     """
 
     suite: str
@@ -287,11 +287,11 @@ class TrainingRequest:
 
     @property
     def never_saw(self) -> bool:
-        """Whether it is a negative control, which is trained on others than the members."""
+        """True for a negative control, which is not trained on the members."""
         return self.control == "negative"
 
     def canonical(self) -> dict[str, Any]:
-        """What its results depend on, as plain JSON values."""
+        """Returns everything that its results depend on, as plain JSON values."""
         return {
             "schema": SCHEMA,
             "suite": self.suite,
@@ -300,17 +300,17 @@ class TrainingRequest:
             "control": self.control,
             "seed": self.seed,
             "task": self.training.to_dict(),
-            # Absent where noise is seeded, the default, so that those ids stay what they are.
+            # Absent for seeded noise, the default, so that those ids stay unchanged.
             **({"noise": "secure"} if self.secure else {}),
         }
 
     def seed_for(self, purpose: str) -> int:
-        """A seed for one random process of this training, whatever attack is run on it.
+        """Returns a seed for one random process of this training, the same for every attack on it.
 
         Args:
-            purpose: what is drawn, as "noise".
+            purpose: name of the random draw, such as "noise".
         """
-        # `Request` adds these two; attacks on one training must find the same training.
+        # `Request` adds these two; attacks on the same training must share its seeds.
         content = {key: value for key, value in self.canonical().items() if key not in ("attack", "kind")}
         if self.control == "positive":  # a mark for the board: the same training as without it
             content["control"] = None
@@ -319,13 +319,13 @@ class TrainingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(TrainingRequest):
-    """Everything that decides the result of one cell.
+    """The full specification of one cell's result.
 
     Attributes:
-        kind: of its result, as "membership".
+        kind: kind of result, such as "membership".
         attack: None for utility.
-        update: the shared update that is attacked; None where the trained model is.
-        no_update: variant of the noise, for the id of a cell that is skipped because the suite shares no update.
+        update: the attacked shared update; None for an attack on the trained model.
+        no_update: noise variant, for the id of a cell that is skipped because the suite shares no update.
     """
 
     kind: str
@@ -340,10 +340,10 @@ class Request(TrainingRequest):
 
     @property
     def asked_attack(self) -> MethodAsked:
-        """The attack of a cell that has one.
+        """The attack of a cell that has an attack.
 
         Raises:
-            ValueError: it is about utility.
+            ValueError: it is a utility cell.
         """
         if self.attack is None:
             raise ValueError(f"a cell of {self.kind} has no attack")
@@ -351,7 +351,7 @@ class Request(TrainingRequest):
 
     @property
     def asked_update(self) -> Update:
-        """The shared update of a cell that is about one.
+        """The shared update of a cell on a shared update.
 
         Raises:
             ValueError: it is about a trained model.
@@ -362,37 +362,37 @@ class Request(TrainingRequest):
 
     @property
     def release_noise(self) -> Literal["none", "calibrated"] | None:
-        """Of a shared update, "none" or "calibrated"; None for a trained model."""
+        """Noise of a shared update, "none" or "calibrated"; None for a trained model."""
         return self.no_update if self.update is None else self.update.release_noise
 
     @property
     def task(self) -> dict[str, Any]:
-        """What is attacked, as plain values: the shared update, or the training."""
+        """The attacked object as plain values: the shared update, or the training."""
         if self.update is not None:
             return self.update.to_dict()
         return self.training.to_dict() if self.no_update is None else {"noise": self.no_update}
 
     def of_training(self) -> TrainingRequest:
-        """The training alone: equal for all cells that attack the same one."""
-        # Of the base class, and no copy of this one: instances of two dataclasses are never equal.
+        """Returns the training alone: equal for all cells that attack the same training."""
+        # An instance of the base class, not a copy of this one: instances of two dataclasses are never equal.
         names = [one.name for one in dataclasses.fields(TrainingRequest)]
         return TrainingRequest(**{name: getattr(self, name) for name in names})
 
     def canonical(self) -> dict[str, Any]:
-        """What the result depends on, as plain JSON values."""
+        """Returns everything that the result depends on, as plain JSON values."""
         content = super().canonical()
         if self.release_noise is not None:
-            # The training stays in it: the noise of the update is calibrated to its sampling and length.
+            # The training is included, because the noise of the update is calibrated to its sampling and length.
             content |= {"training": content["task"], "task": self.task}
         attack = None if self.attack is None else self.attack.canonical()
         return content | {"kind": self.kind, "attack": attack}
 
 
 def _without_defaults(instance: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, without those at their default.
+    """Returns the fields of a dataclass by name, without those at their default.
 
-    A field with a default factory has no `default`, and is always among them: giving one to a field that exists is
-    harmless, a new field with one moves every id.
+    A field with a default factory has no `default`, and is always included: adding a factory to an existing field is
+    harmless, but a new field with a factory changes every id.
     """
     return {
         one.name: getattr(instance, one.name)

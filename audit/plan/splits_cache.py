@@ -1,4 +1,4 @@
-"""Cache of data splits that cells share, least recently used out first, bounded in number and in bytes."""
+"""Cache of data splits shared by cells, evicting the least recently used, bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import torch
 from leakbench.benchmarks import data as datasets
 from leakbench.benchmarks.core import Sizes, Splits
 
-# Three: of a training, of a shared update, and of another seed.
+# Three: for a training, a shared update, and another seed.
 _MOST = 3
-_MOST_BYTES = 2**30  # of all together, unless one alone is larger
-# From this size on a data set is kept under one seed only.
+_MOST_BYTES = 2**30  # of all together, unless a single entry is larger
+# Data sets of at least this size are kept under one seed only.
 _LARGE_BYTES = 2**28
 
 _Key = tuple[str, int, Sizes, torch.device]
-_kept: dict[_Key, Splits] = {}  # the one that was used last comes last
+_kept: dict[_Key, Splits] = {}  # in order of last use
 
 
 _CPU = torch.device("cpu")
 
 
 def load_data(name: str, seed: int, sizes: Sizes, device: torch.device = _CPU) -> Splits:
-    """A data set's splits on a device, kept for the other cells of the seed."""
-    # A path leads to data of the user's own, which may change while this process lives.
+    """Returns a data set's splits on a device, cached for the other cells of the seed."""
+    # A path leads to the user's own data, which may change during this process.
     if ":" in name:
         return _load(name, seed, sizes, device)
     key = (name, seed, sizes, device)
-    splits = _kept.pop(key, None)  # and put back below, at the end: a dictionary keeps the order of insertion
+    splits = _kept.pop(key, None)  # reinserted at the end below: a dictionary keeps the order of insertion
     if splits is None:
-        # Before the next is loaded, so that two of them are never in memory together.
+        # Before the next load, so that two large data sets are never in memory together.
         for other in [key for key, kept in _kept.items() if key[0] == name and _bytes(kept) >= _LARGE_BYTES]:
             del _kept[other]
         splits = _load(name, seed, sizes, device)
@@ -43,5 +43,5 @@ def _load(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
 
 
 def _bytes(splits: Splits) -> int:
-    """Memory of the images: the pools are slices of one tensor."""
+    """Returns the memory of the images: the pools are slices of one tensor."""
     return splits.private.inputs.untyped_storage().nbytes()

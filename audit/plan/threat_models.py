@@ -1,8 +1,8 @@
-"""Threat models that suites offer: a table of what an attacker is granted, by kind of result and access.
+"""Threat models offered by suites: a table of an attacker's access and knowledge, by kind of result and access.
 
-A row says which subject is attacked, what an attacker knows beside its access, and how the target is built from a run.
-Another access is another row here and its builder in `audit/targets/observe.py`, the one place where an attacker is
-given anything.
+A row names the attacked subject, the attacker's knowledge in addition to its access, and the builder of the target from
+a run. A new access is a new row here and a builder in `audit/targets/observe.py`, through which all data for attackers
+pass.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from .artifact import Artifact
 from .request import Request
 
 OfRun = Callable[[RunView], Target]
-"""Builds the target of an attack from a run as the auditor holds it."""
+"""Builds the target of an attack from a run held by the auditor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel:
-    """One row: what a suite grants to attacks of one access that find out one kind of thing.
+    """One row: the access that a suite grants to attacks of one kind and access.
 
     Attributes:
-        kind: of what an attack finds out, as "membership".
-        access: that the attack declares.
-        knows: what beside it a suite grants.
-        subject: what is attacked, a key of `leakbench.audit.subjects.SUBJECTS`.
-        build: run -> target, for subjects that are runs; None where the subject makes its own.
-        reads: releases of a run that are shown: none, that of the last step, those beside the steps, or all. All have
-            to be kept while training; and scores of what was released without noise are decisions, which records flag.
-        participation_known: whether the attacker knows who would have taken part in the step that it sees. It is then
-            asked about those who did; sampling amplifies nothing, and the claim is that of this step alone.
-        needs: results that an attack's cell waits for, as shadow models; none where None.
-        controls: what the attacker may put into training.
+        kind: kind of result of an attack, such as "membership".
+        access: access declared by the attack.
+        knows: additional knowledge granted by a suite.
+        subject: the attacked object, a key of `leakbench.audit.subjects.SUBJECTS`.
+        build: run -> target, for subjects that are runs; None if the subject builds its own.
+        reads: visible releases of a run: none, the last step's, the one-off releases, or all. All of them have to be
+            kept in training; scores of releases without noise are deterministic decisions, which records flag.
+        participation_known: whether the attacker knows which records would have taken part in the visible step. Its
+            candidates are then participants of that step; sampling does not amplify, and the claim is that of this step
+            alone.
+        needs: results that an attack's cell depends on, such as shadow models; None for none.
+        controls: the attacker's permitted control over the training.
     """
 
     kind: str
@@ -52,13 +53,13 @@ class ThreatModel:
 
     @property
     def offered(self) -> Requirements:
-        """What this threat model grants, which an attack's requirements are checked against."""
+        """The granted requirements, against which an attack's are checked."""
         return Requirements(access=self.access, knows=self.knows, controls=self.controls)
 
 
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
 # The informed adversary of a shared update picks among candidates. Labels of the batch would rule some of them out, so
-# that no attack may know both (`leakbench.attacks.core.threat_model.decorator`).
+# no attack may know both (`leakbench.attacks.core.threat_model.decorator`).
 _INFORMED = Knows.OTHERS | Knows.PRIOR
 _RUN = Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
 _FINAL = Knows.POPULATION | Knows.SHADOWS
@@ -102,5 +103,5 @@ THREAT_MODELS = {
 
 
 def threat_model(kind: str, access: Access) -> ThreatModel | None:
-    """The row of an attack; None where no suite grants it."""
+    """Returns the row of an attack; None if no suite grants its access."""
     return THREAT_MODELS.get((kind, access))

@@ -1,1 +1,1 @@
-"""Execution of a plan: scheduling of jobs, worker processes, resumption, provenance, files that are written."""
+"""Execution of a plan: scheduling of jobs, worker processes, resumption, provenance, output files."""

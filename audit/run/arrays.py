@@ -1,4 +1,4 @@
-"""Per-example arrays beside a record, as Parquet: whoever doubts a number can compute it again from them."""
+"""Per-example arrays of a record, as Parquet, from which its numbers can be recomputed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
 
 
 def write_arrays(columns: dict[str, Any], folder: Path, name: str) -> tuple[Path, str]:
-    """Writes `name`.parquet so that a reader sees the whole file or none.
+    """Writes `name`.parquet atomically: a reader sees the whole file or none.
 
     Args:
         columns: column name -> one value (or list) per example.
-        folder: made when absent.
+        folder: created if absent.
         name: the record's id.
 
     Returns:
-        The path, and the SHA-256 that the record keeps of it.
+        The path, and its SHA-256, which the record stores.
 
     Raises:
-        WriteError: as on a full disk.
+        WriteError: for example on a full disk.
     """
-    # In memory: the digest is of what was meant to be written, whatever the disk makes of it.
+    # In memory: the digest is of the intended content, independent of the disk.
     file = io.BytesIO()
     pd.DataFrame(columns).to_parquet(file, index=False)
     content = file.getvalue()

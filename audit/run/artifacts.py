@@ -1,6 +1,6 @@
-"""Store of artifacts: JSON files named by the hash of the request that decides them, each computed once.
+"""Store of artifacts: JSON files named by the hash of their request, each computed once.
 
-A file of a former run is kept if it is whole, its seal holds, and the code that computed it is the code of now.
+A file of an earlier run is kept if it is whole, its seal holds, and it was computed by the current code.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from .resume import StaleError, refuse_other_code
 
 
 def origin_of(artifact: Artifact) -> Provenance:
-    """Provenance that an artifact would have if it were computed now."""
+    """Returns the provenance that an artifact would have if it were computed now."""
     return replace(library(), third_party=third_party(*artifact.methods))
 
 
 def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
-    """Computes an artifact and writes it; one that fails is written with its error, and is computed again next time.
+    """Computes an artifact and writes it; a failure is written with its error, and is recomputed next time.
 
     Args:
-        artifact: what is wanted.
-        folder: where its file goes.
-        device: where to compute.
-        origin: the code that computes it, as it was when the run began.
+        artifact: to compute.
+        folder: folder of its file.
+        device: device of the computation.
+        origin: the code that computes it, at the start of the run.
 
     Returns:
-        Why it failed; empty where it did not.
+        Reason of a failure; empty on success.
 
     Raises:
-        StaleError: this process read another code than the run began with.
+        StaleError: this process imported other code than at the start of the run.
     """
-    # For `leakbench cache`; a run goes by name and seal.
+    # For `leakbench cache`; a run uses name and seal.
     about = {"words": artifact.words, "request": artifact.request}
     # Before computing: this process imported the source later than the run hashed it.
     refuse_other_code(origin)
     try:
         result = artifact.make(device)
-        seal = sealed_as(artifact.name, result)  # which refuses what no file can hold
-    # Whatever a method raises is the result of what waits for it, not the end of the run.
+        seal = sealed_as(artifact.name, result)  # refuses values that no file can hold
+    # Any exception of a method is the result of the dependent cells, not the end of the run.
     except (Exception, SystemExit) as error:
         sentence = in_one_line(error)
         write_document(about | {"error": sentence}, folder / f"{artifact.name}.json")
@@ -62,10 +62,10 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
 
 
 def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
-    """Results that were computed or found kept in this run, by name; they are not checked again.
+    """Returns results that were computed or kept in this run, by name, without checking them again.
 
     Raises:
-        RecordError: one of them failed, or its file is gone, torn or edited.
+        RecordError: an artifact failed, or its file is missing, torn or edited.
     """
     found = {}
     for artifact in artifacts:
@@ -86,17 +86,17 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
 
 
 class Made(Mapping[str, dict[str, Any]]):
-    """Results that were computed or found kept in this run, by name, each read from its file when it is asked for.
+    """Results that were computed or kept in this run, by name, read from their file on access.
 
-    So that one which failed is the error of those cells of a job that ask for it, and of no other.
+    A failed result is therefore the error of only those cells of a job that read it.
     """
 
     def __init__(self, artifacts: Iterable[Artifact], folder: Path) -> None:
         """Reads nothing yet.
 
         Args:
-            artifacts: that a job waited for.
-            folder: where they lie.
+            artifacts: dependencies of a job.
+            folder: folder of their files.
         """
         self._artifacts, self._folder = {artifact.name: artifact for artifact in artifacts}, folder
 
@@ -111,27 +111,27 @@ class Made(Mapping[str, dict[str, Any]]):
 
 
 def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
-    """Results of former runs that were computed with this code.
+    """Returns results of earlier runs that were computed with this code.
 
     Args:
         wanted: by name.
-        folder: where they lie.
-        recompute: whether those that do not belong here count as missing, instead of being refused.
+        folder: folder of their files.
+        recompute: whether mismatched results count as missing instead of being refused.
 
     Returns:
-        Results by name; what is not there is not among them.
+        Existing results by name.
 
     Raises:
-        StaleError: results of another code, or edited ones.
+        StaleError: edited results, or results of other code.
     """
     found, stale = {}, []
     for name, artifact in wanted.items():
         path = folder / f"{name}.json"
-        # A dangling link does not exist either; it is not missing, but refused below.
+        # A dangling link does not exist either; it is refused below instead of counting as missing.
         if not path.exists() and not path.is_symlink():
             continue
         result, differs = _read(path, artifact)
-        # One that failed has neither a result nor a difference: it counts as missing, and is tried again.
+        # A failed artifact has neither a result nor a difference: it counts as missing, and is recomputed.
         if result and not differs:
             found[name] = result
         elif differs and not recompute:
@@ -145,12 +145,12 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
 
 
 def write_document(document: dict[str, Any], path: Path) -> Path:
-    """Writes plain JSON values, indented; refuses NaN and infinity, which are no JSON."""
+    """Writes plain JSON values, indented; refuses NaN and infinity, which JSON lacks."""
     return write_bytes(path, json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
 
 
 def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
-    """A result, and in which respects it is not the one that would be computed now."""
+    """Returns a result, and its differences from the result that would be computed now."""
     try:
         data = json.loads(read_bytes(path, "artifact"))
         if "error" in data:
@@ -164,5 +164,5 @@ def _read(path: Path, artifact: Artifact) -> tuple[dict[str, Any], list[str]]:
 
 
 def sealed_as(name: str, result: dict[str, Any]) -> str:
-    """Digest of a result and of whose it is: a copy under another name is no result of that."""
+    """Returns a digest of a result with its name: a copy under another name does not match."""
     return digest_of({"name": name, "result": result})

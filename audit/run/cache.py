@@ -1,7 +1,7 @@
-"""Contents of an artifact store: what lies there, what decided it, whether it can still be used, and what may go.
+"""Contents of an artifact store: entries, their requests, whether they are usable, and which are removable.
 
-Artifacts (shadow models' answers, points of a hyperparameter search) are named by a hash of all that decides them, and
-kept for later runs into the same folder. Nothing here computes one.
+Artifacts (outputs of shadow models, points of a hyperparameter search) are named by a hash of their full specification,
+and kept for later runs into the same folder. Nothing here computes an artifact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .artifacts import sealed_as
 from .provenance import library
 
 STORES = ("artifacts", "tuning/points")
-"""Folders of a run's results in which artifacts lie."""
+"""Folders of artifacts within a run's results."""
 
 ArtifactState = Literal["usable", "of another code", "failed", "edited or torn"]
 
@@ -32,11 +32,11 @@ class Stored:
     Attributes:
         path: of its file.
         size: bytes.
-        state: whether a run of now would take it.
-        words: what it is, as progress told it; empty where its file does not say.
-        request: what decided it; None where its file does not say.
-        error: why it failed; empty where it did not.
-        differs: in what the code of now is another.
+        state: whether a current run would use it.
+        words: description from the progress output; empty if missing from its file.
+        request: its specification; None if missing from its file.
+        error: reason of its failure; empty without one.
+        differs: differences from the current code.
     """
 
     path: Path
@@ -54,13 +54,13 @@ class Stored:
 
 
 def stored(directory: Path) -> list[Stored]:
-    """Every artifact of a folder of results, the largest first.
+    """Returns every artifact of a results folder, the largest first.
 
     Args:
-        directory: what `leakbench run --out` named.
+        directory: the folder given to `leakbench run --out`.
 
     Raises:
-        RecordError: it is no folder of results, or one of its stores is a link.
+        RecordError: it is not a results folder, or one of its stores is a link.
     """
     folders = [directory / name for name in STORES]
     refuse_links(directory, *(directory / part for name in STORES for part in (*Path(name).parents, name)))
@@ -71,7 +71,7 @@ def stored(directory: Path) -> list[Stored]:
 
 
 def one_of(directory: Path, name: str) -> Stored:
-    """The artifact whose name begins so.
+    """Returns the artifact whose name begins with `name`.
 
     Raises:
         RecordError: there is none, or several.
@@ -84,17 +84,17 @@ def one_of(directory: Path, name: str) -> Stored:
 
 
 def removable(directory: Path, *, everything: bool = False) -> list[Stored]:
-    """Artifacts that no run would take: of another code, failed, edited or torn.
+    """Returns artifacts that no run would use: of other code, failed, edited or torn.
 
     Args:
-        directory: of results.
-        everything: all of them; records stay, and a cell that is computed again makes its artifacts anew.
+        directory: results folder.
+        everything: return all artifacts; records stay, and a recomputed cell recomputes its artifacts.
     """
     return [one for one in stored(directory) if everything or one.state != "usable"]
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file is named as artifacts are, by a hash; what somebody else laid there is not looked at."""
+    """True if a file is named like an artifact, by a hash; other files are ignored."""
     return re.fullmatch(r"[0-9a-f]{16,128}", path.stem) is not None and (path.is_symlink() or path.is_file())
 
 
@@ -111,7 +111,7 @@ def _read(path: Path) -> Stored:
         return Stored(path=path, size=size, state="edited or torn")
     if not whole:
         return Stored(path=path, size=size, state="edited or torn", words=words, request=request)
-    # Methods of other distributions are not looked at: what they were is known to the suite alone.
+    # Third-party methods are not compared: only the suite determines their expected code.
     differs = tuple(made.differences(library()))
     state: ArtifactState = "of another code" if differs else "usable"
     return Stored(path=path, size=size, state=state, words=words, request=request, differs=differs)

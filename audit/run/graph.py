@@ -1,7 +1,7 @@
-"""What waits for what: pieces of work named by a hash of their content, each done once, after all that it needs.
+"""Dependency graph: units of work named by a hash of their content, each done once, after its dependencies.
 
-A training that a cell attacks, a shadow model, a point of a tuning are such pieces; so is a job of cells. Two requests
-for the same content are one piece, so nothing is computed twice. An executor takes what is ready, wherever it computes.
+Units are trainings under attack, shadow models, points of a tuning, and jobs of cells. Two requests for the same
+content are one unit, so nothing is computed twice. An executor takes ready units, wherever it computes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Result = TypeVar("Result")
 
 @dataclass
 class Graph(Generic[Item]):
-    """Pieces of work, and which of them wait for which.
+    """Units of work and their dependencies.
 
     Attributes:
-        items: by name, in the order in which they were added.
-        needs: by name, the names of what has to be done before.
+        items: by name, in the order of addition.
+        needs: by name, the names of the dependencies.
     """
 
     items: dict[str, Item] = field(default_factory=dict)
@@ -30,22 +30,22 @@ class Graph(Generic[Item]):
     _done: set[str] = field(default_factory=set)
 
     def add(self, name: str, item: Item, needs: Iterable[str] = ()) -> None:
-        """Adds a piece; one of that name is the same piece, and is not added again.
+        """Adds a unit; an existing name is the same unit, and is not added again.
 
         Args:
-            name: hash of everything that decides what it gives.
-            item: what an executor's work is called with.
-            needs: names of what has to be done before.
+            name: hash of everything that determines the result.
+            item: argument of an executor's work function.
+            needs: names of the dependencies.
         """
         if name not in self.items:
             self.items[name], self.needs[name] = item, frozenset(needs)
             self._waiting.append(name)
 
     def check(self) -> None:
-        """Refuses a graph that cannot be worked off, before anything of it is computed.
+        """Refuses a graph that cannot be completed, before any computation.
 
         Raises:
-            ValueError: a piece needs another that is not there, or, by way of others, itself.
+            ValueError: a dependency is missing, or cyclic.
         """
         for name, needs in self.needs.items():
             if unknown := sorted(need for need in needs if need not in self.items):
@@ -58,7 +58,7 @@ class Graph(Generic[Item]):
             raise ValueError(f"no piece of work may wait for itself, got a circle among {', '.join(sorted(left))}")
 
     def take(self) -> str | None:
-        """The name of the next piece that is ready, which counts as started; None where all are done or wait."""
+        """Returns the name of the next ready unit and marks it as started; None if none is ready."""
         passed = []
         try:
             while self._waiting:
@@ -71,7 +71,7 @@ class Graph(Generic[Item]):
             self._waiting.extendleft(reversed(passed))
 
     def finish(self, name: str) -> None:
-        """Says that a piece is done, so that what waited for it is ready."""
+        """Marks a unit as done, so that its dependents become ready."""
         self._done.add(name)
 
     def __len__(self) -> int:
@@ -79,17 +79,17 @@ class Graph(Generic[Item]):
 
 
 class Executor(Protocol):
-    """Where pieces of work are computed: in processes here, or on other machines."""
+    """Interface of backends that compute units of work: in local processes, or on other machines."""
 
     def run(self, graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
-        """Works a graph off.
+        """Completes a graph.
 
         Args:
-            graph: checked; its pieces are taken and finished.
-            work: computes one piece, where the executor chooses; piece and result can be sent there and back.
+            graph: checked; its units are taken and finished.
+            work: computes one unit, at a place chosen by the executor; unit and result must be picklable.
 
         Yields:
-            Each piece with its result, in the order in which they are ready. Whoever stops reading stops the work: what
-            was written stays written.
+            Each unit with its result, in the order of completion. Closing the generator stops the work; written results
+            stay.
         """
         ...

@@ -1,8 +1,8 @@
-"""Runner of a suite: trains, attacks, scores, and writes one record a cell as soon as it is computed.
+"""Runner of a suite: trains, attacks, scores, and writes one record per cell as soon as it is computed.
 
-A run over existing results computes only what is missing or failed. A failing cell is a record with its error; the
-others go on. Jobs run in worker processes, each on one thread, and workers write the records themselves, so a crash
-loses at most what is in progress.
+A run over existing results computes only missing or failed cells. A failing cell becomes a record with its error; the
+others continue. Jobs run in worker processes with one thread each, and workers write the records themselves, so a crash
+loses at most the jobs in progress.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from .resume import kept, refuse_other_code
 from .tuning import tune
 
 Sourced = tuple[Job | Artifact, dict[str, Provenance]]
-"""A piece of work, and by id of its cells or by its own name the code that computes it, as the run began with it."""
+"""A unit of work, and the code that computes it when the run began, by id of its cells or by its own name."""
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called `auto`, `cpu` or `cuda`.
+    """Returns the device named `auto`, `cpu` or `cuda`.
 
     Raises:
-        ValueError: another name, or no CUDA device here.
+        ValueError: another name, or no CUDA device on this machine.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device must be auto, cpu or cuda, got '{name}'")
@@ -77,54 +77,54 @@ def run(
     command: Sequence[str] = (),
     report: Report = lambda done, total, what: None,
 ) -> list[Record]:
-    """Runs those cells of a suite that have no record yet.
+    """Runs the cells of a suite that have no record yet.
 
     Args:
         suite: with its overrides and selection.
-        directory: records go to `directory/records`; those that are there are kept.
-        device: where to compute.
-        jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
+        directory: records go to `directory/records`; existing records are kept.
+        device: device of the computation.
+        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
         secure_noise: noise from the operating system's generator instead of the cells' seeds.
         fail_fast: stop at the first cell that fails.
-        recompute: whether records of another code, or edited ones, are computed again instead of refused.
-        verify: whether the numbers of records that are there are recomputed from their scores.
-        command: what asked for it, word by word, for the manifest; `leakbench run SUITE` where empty.
-        report: called with (cells and what they wait for done, both in all, what just happened).
+        recompute: whether edited records, or records of other code, are recomputed instead of refused.
+        verify: whether the numbers of existing records are recomputed from their scores.
+        command: command line of the run, word by word, for the manifest; `leakbench run SUITE` if empty.
+        report: called with (cells and artifacts done, total number, latest event).
 
     Returns:
-        The records of all cells of the suite, in its order, those of former runs included.
+        The records of all cells of the suite, in its order, including earlier ones.
 
     Raises:
         SuiteError: sizes that do not fit.
         RecordError: torn, edited or stale records or requests in the directory, or links, named; nothing is computed or
             overwritten.
         BusyError: another run writes into the directory.
-        WriteError: a full disk, say; what was finished is kept.
+        WriteError: for example a full disk; finished records are kept.
     """
     with locked(directory):
-        # Results may come from others, and a folder that is a link would be swept and written through.
+        # Results may come from others, and a linked folder would be cleaned and written through the link.
         refuse_links(*(directory / name for name in ("records", "artifacts", "tuning", "tuning/points")))
         if suite.tune is not None:
-            planning.plan(suite, secure_noise=secure_noise)  # what does not fit is refused before anything is trained
+            planning.plan(suite, secure_noise=secure_noise)  # refuses bad suites before any training
             suite = tune(suite, directory, device=device, jobs=jobs, report=report, recompute=recompute)
         plan = planning.plan(suite, secure_noise=secure_noise)
         folder = directory / "records"
-        read_manifests(folder)  # a bad one is reported now, and not when the board is to be shown
-        # By the runner alone, before anything is computed: workers import the source later, when it may be edited.
+        read_manifests(folder)  # reports a bad manifest now, not when the board is shown
+        # In the runner only, before any computation: workers import the source later, after possible edits.
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
         there = found.records
-        sweep(folder)  # under the lock: drafts of a run that goes on would be taken for those of a killed one
-        # Before anything is computed: an interrupted run must not look like a whole one without the strong attacks.
+        sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
+        # Before any computation: an interrupted run must not look complete without the strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         there |= _skipped(plan, there, suite.digest, device, origins, folder)
         todo = _missing(plan, there)
         waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
-        # Cells and what they wait for: a bank of shadow models takes longer than the cells that read it.
+        # Cells and artifacts: a bank of shadow models takes longer than the cells that read it.
         told = Told(report, len(plan.cells) + len(waiting))
         computed = _computed(todo, waiting, directory, device, jobs, origins, told.doing)
         there |= _collected(computed, todo, len(waiting), found.remarks, told, fail_fast=fail_fast)
-        # After --fail-fast some are not there.
+        # After --fail-fast some are missing.
         return [there[cell.id] for cell in plan.cells if cell.id in there]
 
 
@@ -137,14 +137,14 @@ def _collected(
     *,
     fail_fast: bool,
 ) -> dict[str, Record]:
-    """The records of what is computed, by id, each reported as it comes."""
+    """Returns the computed records, by id, each reported as it arrives."""
     found: dict[str, Record] = {}
     cells = told.total - waiting
     told.finished = cells - sum(len(job.cells) for job in todo)
     for remark in remarks:
         told.now(remark)
     told.now(f"{told.finished} of {cells} cells are there already" if told.finished else "starting")
-    # Closed on a break and on an error, too, which is what ends the workers.
+    # Closing also on a break or an error ends the workers.
     with closing(computed):
         for (piece, _), records in computed:
             found |= {record.id: record for record in records}
@@ -156,13 +156,13 @@ def _collected(
 
 
 def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
-    """The manifest of a plan: every cell that it asks for, written beside the records.
+    """Returns the manifest of a plan, which lists every requested cell and is written beside the records.
 
     Args:
         plan: of the suite.
         suite: with its overrides and selection.
         secure_noise: as in the plan.
-        command: that asked for it; `leakbench run SUITE` where empty.
+        command: command line of the run; `leakbench run SUITE` if empty.
     """
     plain = ("leakbench", "run", suite.source.removesuffix(".toml"), *["--secure-noise"] * secure_noise)
     return Manifest(
@@ -191,15 +191,15 @@ def _expected(cell: Cell) -> Expected:
 
 
 def _origin(cell: Cell, directory: Path) -> Provenance:
-    """Provenance that a cell's record would have if it were computed now."""
+    """Returns the provenance that a cell's record would have if it were computed now."""
     tuning = tuning_digest(cell.request, directory)
     return replace(library(), third_party=third_party(cell.request.defense, cell.request.attack), tuning=tuning)
 
 
 def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
-    """Whether the record of a cell that cannot be run may stay: it says the same, or has numbers of a former run.
+    """True if the record of a skipped cell may stay: it has the same reason, or numbers of an earlier run.
 
-    Numbers stay where an attack's extra was installed once and is not now.
+    Numbers stay if an attack's extra was installed earlier and is missing now.
     """
     if record is None or record.status == "failed":
         return False
@@ -214,7 +214,7 @@ def _skipped(
     origins: dict[str, Provenance],
     folder: Path,
 ) -> dict[str, Record]:
-    """Writes the records of cells that cannot be run, where they are not there yet."""
+    """Writes the missing records of skipped cells."""
     found = {}
     for cell in plan.skipped:
         if not _says(there.get(cell.id), cell, origins[cell.id]):
@@ -224,9 +224,9 @@ def _skipped(
 
 
 def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
-    """Jobs, cut down to the cells without numbers.
+    """Returns the jobs, reduced to the cells without numbers.
 
-    Cells that a former run skipped and that can be run now, as with an extra that came since, are among them.
+    Includes cells that an earlier run skipped and that can run now, for example with a newly installed extra.
     """
     done = {name for name, record in there.items() if record.status == "ok"}
     return [
@@ -237,10 +237,10 @@ def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
 
 
 def _artifacts(todo: Sequence[Job], store: Path, *, recompute: bool) -> dict[str, Artifact]:
-    """What jobs wait for and is not in the store, by name."""
+    """Returns the artifacts that jobs depend on and that are not stored, by name."""
     if store.is_dir():
         sweep(store)
-    # Of jobs that are to be computed only: finished cells need no artifact any more.
+    # For pending jobs only: finished cells need no artifact any more.
     needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
     there = read_kept(needed, store, recompute=recompute).keys()
     return {name: artifact for name, artifact in needed.items() if name not in there}
@@ -255,16 +255,16 @@ def _computed(
     origins: dict[str, Provenance],
     say: Listener,
 ) -> Generator[tuple[Sourced, list[Record]], None, None]:
-    """Jobs and the artifacts that they wait for, each with its records, in the order in which they are done."""
+    """Yields jobs and the artifacts they depend on, each with its records, in the order of completion."""
     folder, store = directory / "records", directory / "artifacts"
     work = partial(run_piece, folder=folder, store=store, device=device)
     yield from Local(device, jobs, folder, say).run(_graph(todo, waiting, origins), work)
 
 
 def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]) -> Graph[Sourced]:
-    """Jobs, each after those artifacts that it waits for, and each with the code of its own cells.
+    """Returns the graph of jobs, each after the artifacts it depends on, and each with the code of its own cells.
 
-    A piece is sent to a process: with the code of all cells, what is sent would grow with the square of their number.
+    A unit is sent to a process: with the code of all cells, the data sent would grow with the square of their number.
     """
     graph: Graph[Sourced] = Graph()
     for job in jobs:
@@ -276,22 +276,22 @@ def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str,
 
 
 def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device) -> list[Record]:
-    """Computes a job, or what jobs wait for; what fails is written with its error, and nothing else ends with it.
+    """Computes a job, or an artifact; a failure is written with its error and ends nothing else.
 
     Args:
-        sourced: a piece of the run's graph.
-        folder: where records go.
-        store: where artifacts lie.
-        device: where to compute.
+        sourced: a unit of the run's graph.
+        folder: folder of the records.
+        store: folder of the artifacts.
+        device: device of the computation.
 
     Returns:
         The records of a job.
 
     Raises:
-        StaleError: this process read another code than the run began with, so no record could say which it was.
+        StaleError: this process imported other code than at the start of the run, so records could not name their code.
     """
     piece, origins = sourced
-    # Its error is in its file: every job that waited for it finds it there and fails with that sentence.
+    # An artifact's error is in its file: every dependent job reads it there and fails with that message.
     if isinstance(piece, Artifact):
         make_one(piece, store, device, origins[piece.name])
         return []
@@ -308,24 +308,24 @@ def run_job(
     """Computes the cells of one job and writes their records.
 
     Args:
-        job: its cells share what is computed once.
-        folder: where records go.
-        device: where to compute.
-        origins: by id of a cell, the code that computes it, as it was when the run began.
-        read: gives the results that the cells waited for.
+        job: its cells share a subject.
+        folder: folder of the records.
+        device: device of the computation.
+        origins: by id of a cell, the code that computes it, at the start of the run.
+        read: returns the artifacts that the cells depend on.
 
     Returns:
-        Their records; a cell that fails has one with its error.
+        Their records; a failed cell's record has its error.
 
     Raises:
-        StaleError: this process read another code than the run began with, so no record could say which it was.
+        StaleError: this process imported other code than at the start of the run, so records could not name their code.
     """
     refuse_other_code(origins[job.cells[0].id])
     records = []
     for cell, outcome in compute(job.cells, device, read):
         try:
             record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
-        except RecordError as error:  # a method returned what no record can hold
+        except RecordError as error:  # a method returned values that no record can hold
             outcome = Outcome(error=f"RecordError: {error}", seconds=outcome.seconds)
             record = _record(cell, job.suite_digest, device, outcome, origins[cell.id])
         records.append(_written(record, outcome, folder))
@@ -333,7 +333,7 @@ def run_job(
 
 
 def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
-    """Writes a record after its arrays, so that no record is there without them; both or neither."""
+    """Writes a record after its arrays, so that no record exists without them; both or neither."""
     if not outcome.arrays:
         write(record, folder)
         return record
@@ -342,7 +342,7 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
     try:
         write(record, folder)
     except OSError:
-        with suppress(OSError):  # on a full disk, say: the error to show is the one above
+        with suppress(OSError):  # for example on a full disk: the error to show is the earlier one
             path.unlink()
         raise
     return record
@@ -359,7 +359,7 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         control=request.control,
         defense=MethodUsed(**request.defense.to_dict()),
         attack=None if attack is None else MethodUsed(**attack.to_dict()),
-        task=request.task | outcome.task,  # sizes as the data decided them replace those that were asked for
+        task=request.task | outcome.task,  # actual sizes replace the requested ones
         budget=request.budget.to_dict(),
         requires=None if attack is None else catalog.attack(attack.name).requires.to_dict(),
         claim=None if claim is None else RecordedClaim(**claim),

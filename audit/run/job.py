@@ -1,4 +1,4 @@
-"""Computation of one job: its subject, made once, and the outcome of each of its cells."""
+"""Computation of one job: its subject, constructed once, and the outcome of each of its cells."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from ..subjects.outcome import Outcome
 from ..subjects.table import SUBJECTS, Subject
 
 BESIDE = "ran_beside_the_data"
-"""Flag of a cell whose attack is none of ours, and could not be given a process of its own."""
+"""Flag of a third-party attack that could not be given a separate process."""
 
 
 def compute(
     cells: tuple[Cell, ...], device: torch.device, read: Callable[[], Artifacts] = dict
 ) -> Iterator[tuple[Cell, Outcome]]:
-    """Computes cells that share a subject, one after another.
+    """Computes cells that share a subject, sequentially.
 
     Args:
         cells: of one job.
-        device: where.
-        read: gives the results that the cells waited for.
+        device: device of the computation.
+        read: returns the artifacts that the cells depend on.
 
     Yields:
-        Each cell with its outcome; an exception in one is its error and the next goes on.
+        Each cell with its outcome; an exception in a cell is recorded as its error, and the next cell follows.
     """
     subject: Subject | None = None
     for cell in cells:
         start, beside = time.perf_counter(), BesideTheData.times
         try:
-            # Within the try, and again for each cell: a subject that cannot be made is the error of all of them.
+            # Within the try, and again for each cell: failure to construct the subject is the error of all cells.
             if subject is None:
                 subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
-        # Whatever a method raises is the result of its cell; `sys.exit` would end the run without a word.
+        # Any exception of a method is the result of its cell; `sys.exit` would end the run silently.
         except (Exception, SystemExit) as error:
             refused = _refusal(error, cell.request)
             outcome = Outcome(skipped=refused) if refused else Outcome(error=_sentence(error, cell.request))
@@ -57,10 +57,10 @@ def compute(
 
 
 def _refusal(error: BaseException, request: Request) -> str:
-    """The attack's own word that this architecture or release is not for it, which is no failure; empty for a failure.
+    """Returns the attack's statement that this architecture or release is unsupported; empty for a failure.
 
-    An update that no data give is one where it has noise, which a closed form without knowledge of it cannot tell; any
-    other such update is a mistake of ours or of the attack.
+    An update consistent with no data can arise from noise, which a closed form without knowledge of the noise cannot
+    detect; any other such update is an error of this library or of the attack.
     """
     noisy = request.release_noise == "calibrated"
     told = isinstance(error, NotApplicable) or (noisy and isinstance(error, InconsistentObservation))
@@ -70,9 +70,9 @@ def _refusal(error: BaseException, request: Request) -> str:
 
 
 def _sentence(error: BaseException, request: Request) -> str:
-    """Exception and place in one sentence; the place is in a third party's method where the traceback passes one.
+    """Returns exception and location in one sentence; the location is in a third party's method if on the traceback.
 
-    Whoever wrote that method knows its lines, and not those of this library that it called.
+    The author of that method knows its lines, not those of this library below them.
     """
     words = in_one_line(error)
     frames = frames_of(error)
@@ -80,9 +80,9 @@ def _sentence(error: BaseException, request: Request) -> str:
     for method in methods:
         sources = plugins.source_files(method.name) if plugins.is_path(method.name) else []
         files = {str(file.resolve()) for file in sources}
-        # The last of its own frames: the line that called into the library, or raised by itself.
+        # The last of its own frames: the line that called into the library, or raised the exception.
         if own := [frame for frame in frames if str(Path(frame.filename).resolve()) in files]:
-            written = Path(method.name.rpartition(":")[0])  # as the user named it
+            written = Path(method.name.rpartition(":")[0])  # as spelled by the user
             file = written.with_name(Path(own[-1].filename).name)
             return f"{words} ({file}, line {own[-1].lineno}, in {own[-1].name})"
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"

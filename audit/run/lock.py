@@ -1,4 +1,4 @@
-"""Lock of a results folder, for one run at a time; the operating system releases it when its holder dies."""
+"""Lock of a results folder for one run at a time; the operating system releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakbench.leaderboard.records.files import WriteError
 
 try:
     import fcntl
-except ImportError:  # Windows has no such lock: there two runs in one folder are the user's affair
+except ImportError:  # Windows has no such lock: concurrent runs in one folder are not prevented
     fcntl = None
 
 NAME = ".lock"
@@ -24,29 +24,29 @@ class BusyError(RuntimeError):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Holds the lock of a results folder, and writes into it who does.
+    """Holds the lock of a results folder, and writes the holder's process into it.
 
     Args:
-        directory: made when absent.
+        directory: created if absent.
 
     Raises:
         BusyError: another process holds it, which is named.
-        NotADirectoryError: something else than a folder is there.
-        WriteError: the folder cannot be written to.
+        NotADirectoryError: the path exists but is not a folder.
+        WriteError: the folder is not writable.
     """
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Opened without truncating: until the lock is held, the text in the file names who holds it. 0o666, less the
-        # umask: whoever may write into a shared folder may lock it.
+        # Opened without truncating: until the lock is held, the text in the file names its holder. 0o666, less the
+        # umask: all users with write access to a shared folder may lock it.
         handle = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     except OSError as error:
         raise WriteError(f"cannot write to {directory}: {error.strerror or error}; name another --out") from error
     try:
         if fcntl is not None:
             try:
-                # flock, not a file that exists: nothing has to be cleaned up after a kill.
+                # flock, not the existence of a file: nothing has to be cleaned up after a kill.
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 holder = os.read(handle, 100).decode(errors="replace").strip() or "a process"

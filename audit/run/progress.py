@@ -19,20 +19,20 @@ from rich.progress import (
 )
 
 Report = Callable[[int, int, str], None]
-"""(pieces done, pieces in all, what just happened); pieces are cells, and the shadow models that they wait for."""
+"""(units done, total number, latest event); units are cells, and the shadow models that they depend on."""
 
 QUIET = 30.0
-"""Seconds without a line, after which what is being done is told off a terminal, too."""
+"""Seconds without a line after which the current step is also reported outside a terminal."""
 
 
 @dataclass
 class Told:
-    """Progress of one run: pieces that are done, and meanwhile what is being done.
+    """Progress of one run: finished units, and the current step.
 
     Attributes:
-        report: shows it.
-        total: pieces in all.
-        finished: pieces done.
+        report: displays it.
+        total: total number of units.
+        finished: units done.
     """
 
     report: Report
@@ -40,21 +40,21 @@ class Told:
     finished: int = 0
 
     def now(self, what: str) -> None:
-        """Says what just happened."""
+        """Reports the latest event."""
         self.report(self.finished, self.total, what)
 
     def doing(self, what: str) -> None:
-        """Says which step a piece has reached."""
+        """Reports the current step of a unit."""
         self.report(self.finished, self.total, f"{STEPPING}{what}")
 
 
 STEPPING = "… "
-"""Begins what is being done, in place of what just happened."""
+"""Prefix of a current step, as opposed to a finished event."""
 
 
 @contextmanager
 def show(*, quiet: bool = False) -> Iterator[Report]:
-    """Yields the function that a run reports its progress to.
+    """Yields the function that displays a run's progress.
 
     Args:
         quiet: report nothing.
@@ -83,8 +83,8 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
                 return
             last = time.monotonic()
             spent = last - start
-            # As if all pieces took equally long, those of former runs included: a rough guide. The first twentieth
-            # waits for imports and for kernels to be compiled, and would promise hours.
+            # As if all units took equally long, including those of earlier runs: a rough guide. The first twentieth is
+            # skipped: imports and kernel compilation would inflate the estimate.
             left = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
 

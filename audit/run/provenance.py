@@ -1,8 +1,8 @@
 """Provenance of a number: digests and versions of the code that computed it.
 
-That is the library, the packages it computes with, third-party methods, and the hyperparameter search that settings
-rest on. Digests of source files are compared, so that two codes never pass for one, whether installed from a wheel or
-in a checkout with changes; version and commit are for the reader.
+It covers this library, its numerical packages, third-party methods, and the hyperparameter search behind the settings.
+Digests of source files are compared, so that different code is always distinguished, whether installed from a wheel or
+in a modified checkout; version and commit are for the reader.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..plan.request import MethodAsked, TrainingRequest
 from ..versions import version
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Folder of the packages: a checkout, or the one that a wheel is installed as."""
+"""Folder of the packages: a checkout, or the install location of a wheel."""
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
-"""This library's packages whose source decides results; `leaderboard` only shows them."""
+"""This library's packages whose source affects results; `leaderboard` only shows them."""
 
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "opacus", "backpack-for-pytorch", "torchvision",
@@ -37,7 +37,7 @@ PACKAGES = (
 
 @cache
 def library() -> Provenance:
-    """Provenance without what belongs to single cells; hashed once a process, as modules are imported once."""
+    """Returns provenance common to all cells; hashed once per process, as modules are imported once."""
     files = [path for package in COMPUTING for path in sorted((ROOT / package).rglob("*.py"))]
     commit = _git("rev-parse", "HEAD")
     return Provenance(
@@ -50,10 +50,10 @@ def library() -> Provenance:
 
 
 def third_party(*methods: MethodAsked | None) -> dict[str, str]:
-    """Digests of the code of third parties' methods, by "defense NAME" or "attack NAME".
+    """Returns digests of the code of third-party methods, by "defense NAME" or "attack NAME".
 
     Args:
-        *methods: of a request; None where it has no attack.
+        *methods: of a request; None without an attack.
     """
     found = {}
     for method in methods:
@@ -68,7 +68,7 @@ def third_party(*methods: MethodAsked | None) -> dict[str, str]:
 
 
 def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
-    """SHA-256 of the file of the search that a request's settings rest on; None where they rest on none."""
+    """Returns SHA-256 of the file of the search behind a request's settings; None without a search."""
     name = request.training.tuning_digest
     if not name:
         return None
@@ -80,12 +80,12 @@ def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
 
 
 def _code_of(module: str) -> str:
-    """Digest of the source of a module's whole top-level package, of which it may import any part."""
+    """Returns a digest of the source of a module's whole top-level package, any part of which it may import."""
     top = module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     if folders:
-        # Compiled extensions decide results, too; bytecode caches and data files come and go.
+        # Compiled extensions affect results, too; bytecode caches and data files are transient.
         files = [path for folder in folders for path in sorted(folder.rglob("*"))]
         return _digest([path for path in files if path.suffix in (".py", ".so", ".pyd")], folders[0].parent)
     origin = Path(spec.origin) if spec and spec.origin else None
@@ -104,7 +104,7 @@ def _digest(files: list[Path], root: Path) -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Output of git about this library's checkout; empty without one, also inside a repository of the user's."""
+    """Returns output of git about this library's checkout; empty without one, also inside a user's repository."""
     program = shutil.which("git")
     if program is None or not (ROOT / ".git").exists():
         return ""

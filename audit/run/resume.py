@@ -1,4 +1,4 @@
-"""Resumption: which records of former runs are kept, by code, settings, claim and arrays."""
+"""Resumption: selection of earlier records to keep, by code, settings, claim and arrays."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..scoring.verify import contradiction
 from .provenance import library
 
 UNRESOLVED = ("private", "non_member", "public")
-"""Sizes of a task that a suite may leave to the data: a record has them as they were resolved."""
+"""Sizes of a task that a suite may leave to the data: a record has the resolved values."""
 
 
 class StaleError(RecordError):
-    """Records of former runs that do not belong to what is asked for now."""
+    """Earlier records that do not match the current request."""
 
 
 @dataclass
 class Kept:
-    """What a folder holds of a plan.
+    """Existing records of a plan.
 
     Attributes:
         records: by id, of any status.
-        remarks: sentences for the user, why others count as missing.
+        remarks: sentences for the user, the reasons why other records count as missing.
     """
 
     records: dict[str, Record] = field(default_factory=dict)
@@ -42,17 +42,17 @@ class Kept:
 def kept(
     cells: list[Cell], folder: Path, now: dict[str, Provenance], *, recompute: bool = False, verify: bool = False
 ) -> Kept:
-    """Reads the records of a plan's cells and decides which of them are kept.
+    """Reads the records of a plan's cells and selects those to keep.
 
     Args:
         cells: of the plan.
         folder: of the records.
         now: by id of a cell, the code that would compute it.
-        recompute: whether what does not belong here is computed again, instead of refused.
+        recompute: whether mismatched records are recomputed instead of refused.
         verify: whether numbers are recomputed from scores.
 
     Raises:
-        StaleError: records of another code, or whose claim or settings are not those of their cell, named.
+        StaleError: records of other code, or whose claim or settings differ from their cell's, named.
         RecordError: a torn or edited record; nothing is computed or overwritten.
     """
     found, stale = Kept(), {}
@@ -68,12 +68,12 @@ def kept(
                 raise
             found.remarks.append(f"{error}; computed again")
             continue
-        # Failed cells are computed again anyway, and skipped ones are held against their sentence by the harness.
+        # Failed cells are recomputed anyway, and the harness compares the reasons of skipped ones.
         if record.status == "ok":
             if differs := differences(record, cell, now[cell.id]):
                 stale.setdefault("; ".join(differs), []).append(_name(record))
                 continue
-            # Missing or altered arrays make a cell missing, and nothing refused: computing it again mends the folder.
+            # Missing or altered arrays make a cell missing instead of refused: recomputing it repairs the folder.
             fault = arrays_fault(record, folder)
             if not fault and record.arrays is None:
                 fault = "it names no arrays"
@@ -96,7 +96,7 @@ def kept(
 
 
 def refuse_other_code(origin: Provenance) -> None:
-    """Checks in a worker that the source it imported is that of the runner, which its records will name.
+    """Checks in a worker that its imported source equals the runner's, which its records will name.
 
     Raises:
         StaleError: the source was edited meanwhile.
@@ -109,7 +109,7 @@ def refuse_other_code(origin: Provenance) -> None:
 
 
 def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
-    """In which respects a record is not the one that its cell would have now, in words."""
+    """Returns the differences between a record and the record its cell would have now, in words."""
     found = record.provenance.differences(now)
     asked, attack = cell.request, cell.request.attack
     expected = {
@@ -122,20 +122,20 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
         "budget": asked.budget.to_dict(),
         "requires": None if attack is None else catalog.attack(attack.name).requires.to_dict(),
     }
-    # As the file has it: dataclasses are dictionaries there.
+    # In file form, in which dataclasses are dictionaries.
     content = json.loads(record.to_json())
     found += [
         f"its {key} is not that of its cell" for key, value in expected.items() if not _equal(content[key], value)
     ]
     task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
     found += [f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)]
-    if found:  # of another code, whose plans may not even run
+    if found:  # of other code, whose plans may not even run
         return found
     return [fault] if (fault := _claim_fault(record, asked)) else []
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether values are the same in JSON, where a tuple is a list and true is not 1."""
+    """True if values are equal in JSON, in which a tuple is a list and true is not 1."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -144,7 +144,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _claim_fault(record: Record, request: Request) -> str:
-    """Why a finite claim does not follow from the steps of its request; empty where it does."""
+    """Returns the reason why a finite claim does not follow from the steps of its request; empty if it does."""
     claim = record.claim
     if claim is None or claim.epsilon is None:
         return ""

@@ -1,9 +1,9 @@
-"""Hyperparameter search (tuning) on public data: a grid for each defense, before anything private is touched.
+"""Hyperparameter search (tuning) on public data: a grid for each defense, before any private data are read.
 
-Part of the public pool is trained on in place of the private examples (as many, under the same noise), accuracy is
+Part of the public pool replaces the private examples in training (equal in number, under the same noise), accuracy is
 measured on another part, and the rest is public data for methods that read some. The pool must be the same under every
 seed, so that it holds no member of any: then the choice costs no privacy, and the same values serve all seeds. Every
-point of a grid is an artifact; a run over existing results computes what is missing.
+point of a grid is an artifact; a run over existing results computes the missing ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .executors.local import Local
 from .graph import Graph
 from .progress import Report
 
-SCHEMA = 2  # of the files of points and choices; part of a point's name
+SCHEMA = 2  # version of the files of points and choices; part of a point's name
 
 
 def tune(
@@ -49,19 +49,19 @@ def tune(
     report: Report,
     recompute: bool = False,
 ) -> Suite:
-    """Runs the grids of a suite's `tune` table; the suite with the best values chosen for each defense and budget.
+    """Runs the grids of a suite's `tune` table; returns the suite with the best values per defense and budget.
 
     Args:
         suite: with its overrides and selection.
-        directory: choices go to `directory/tuning`, one file for a defense and budget.
-        device: where to compute.
+        directory: choices go to `directory/tuning`, one file per defense and budget.
+        device: device of the computation.
         jobs: processes, as in `harness.run`.
-        report: called with (points done, points in all, what just happened).
-        recompute: whether points of another code are tried again, instead of refused.
+        report: called with (points done, total number, latest event).
+        recompute: whether points of other code are recomputed instead of refused.
 
     Raises:
-        StaleError: points of another code, or edited ones, are there.
-        SuiteError: the public data are too few to train on, to judge and to be read.
+        StaleError: existing points are edited, or of other code.
+        SuiteError: the public data are too few for training, validation and reading.
     """
     if suite.tune is None:
         return suite
@@ -76,7 +76,7 @@ def tune(
     tuned = suite
     for choice, budget, grid in grids:
         tried = [there[point.name] for point in grid]
-        # `max` takes the first of equals: the order of the grid decides, and not that in which points were done.
+        # `max` takes the first of equals: the order of the grid decides, not the order of completion.
         best = max(tried, key=lambda point: point["accuracy"])
         values = {key: best[key] for key in grid[0].request["tried"]}
         document = {
@@ -88,7 +88,7 @@ def tune(
             "grid": tried,
             "request": {key: value for key, value in grid[0].request.items() if key != "tried"},
         }
-        # Of what was tried, and not of what came out: ids of cells depend on it. The file's digest is in provenance.
+        # A digest of the grid, not of its results: ids of cells depend on it. The file's digest is in provenance.
         digest = digest_of({"grid": [point.request for point in grid]})
         write_document(document, directory / "tuning" / f"{digest}.json")
         tuned = tuned.with_tuned(choice, budget, values, digest)
@@ -98,10 +98,10 @@ def tune(
 def _tried(
     grid: list[Artifact], directory: Path, device: torch.device, jobs: int | None, report: Report, recompute: bool
 ) -> dict[str, dict[str, Any]]:
-    """What came of every point, by its name; those that are not there are computed."""
+    """Returns the result of every point, by its name; missing points are computed."""
     folder = directory / "tuning" / "points"
     folder.mkdir(parents=True, exist_ok=True)
-    # By name, so that a point that several budgets come to, as where one budget chooses for all, is computed once.
+    # By name, so that a point shared by several budgets is computed once.
     points = {point.name: point for point in grid}
     sweep(folder)
     there = read_kept(points, folder, recompute=recompute)
@@ -116,7 +116,7 @@ def _tried(
         for (point, _), _ in executed:
             done += 1
             report(done, total, point.words)
-    # From the files, also for what this run computed: workers hand back no results.
+    # Read from the files even for points of this run: workers return no results.
     return read_made(points.values(), folder)
 
 
@@ -126,7 +126,7 @@ def _make(sourced: tuple[Artifact, Provenance], folder: Path, device: torch.devi
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:
-    """Points of a defense's grid: every combination of values for keys that it takes and its entry does not set."""
+    """Returns a defense's grid: every combination of values for its keys that its entry does not set."""
     if suite.tune is None:
         return []
     keys = [key for key in suite.tune.grid if key in suite.tunable(choice)]
@@ -167,27 +167,27 @@ def _point(
 
 
 def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
-    """The budget at which points are trained for one of the suite's: that of the table where it names one."""
+    """Returns the training budget of a grid's points: the table's if it names one, else the suite's."""
     tune = suite.tune
-    if tune is None or len(budget) == 1:  # a defense without noise has delta alone
+    if tune is None or len(budget) == 1:  # a defense without noise has delta only
         return dict(budget)
     own = {"epsilon": tune.epsilon, "noise_multiplier": tune.noise_multiplier}
     return budget | {key: value for key, value in own.items() if key in budget and value is not None}
 
 
 def _on_public(suite: Suite) -> Training:
-    """The task's training, from which points differ in what they try."""
+    """Returns the task's training, which the points modify by their values."""
     return replace(training_of(suite.task), candidates=None, canaries=None)
 
 
 def _task_of(training: Training) -> dict[str, Any]:
-    """A point's training as its file has it; without candidates, who are about membership, which nobody asks here."""
-    # At their defaults, too, unlike in requests of cells: points that exist are named by a hash of this.
+    """Returns a point's training in file form; without candidates, because no membership is tested here."""
+    # Including fields at their defaults, unlike requests of cells: existing points are named by a hash of this.
     names = (
         "data", "model", "model_settings", "private", "non_member", "public", "optimizer", "schedule", "sampling",
         "engine", "batch", "epochs", "lr", "momentum",
     )  # fmt: skip
-    # What a training gained since: only where it is set.
+    # Fields introduced later: only if set.
     told = training.to_dict() | {name: getattr(training, name) for name in names}
     return {key: value for key, value in told.items() if key != "candidates"}
 
@@ -197,7 +197,7 @@ def _check_public(suite: Suite) -> None:
         return
     training = _on_public(suite)
     splits = load_data(training.data, suite.tune.seed, training.sizes)
-    # Where a seed decides all pools, an example that is public under one may be a member under another.
+    # If a seed decides all pools, an example that is public under one seed may be a member under another.
     for seed in suite.seeds:
         if not torch.equal(load_data(training.data, seed, training.sizes).public.ids, splits.public.ids):
             raise SuiteError(
@@ -218,21 +218,21 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     """Trains one point on public examples and measures its accuracy on others.
 
     Args:
-        request: the training, on public data in place of the private.
-        content: the point's own request, which its seeds follow from.
-        device: where to compute.
+        request: the training, with public data in place of private data.
+        content: the point's own request, from which its seeds follow.
+        device: device of the computation.
     """
     task = request.training
     splits = load_splits(request, device)
     public = examples_of(splits.public, device)
-    # By the data alone: all points are compared on the same examples.
+    # Seeded by the data alone: all points are compared on the same examples.
     coins = keyed(seed_of_data(splits.digest, "tuning"))
     order = torch.randperm(len(public), generator=coins)
     sizes = [len(splits.private), content["validation"]]
     own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))
     run = train(
-        # By what is left of the public examples: who judges, or is trained on, must be new to the model.
+        # From the remaining public examples: training and validation examples must be new to the model.
         starting_model(request, splits, rest),
         (own.inputs, own.labels),
         defend(request, len(own))[0],
@@ -240,7 +240,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         steps=steps,
         lr=task.lr,
         public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
-        # Seeded also for a run with secure noise: nothing private is in it.
+        # Seeded even for a run with secure noise, because it holds no private data.
         noise=seeded(seed_of(content, "noise")),
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),

@@ -1,1 +1,1 @@
-"""Executors: places where the pieces of a graph of work are computed."""
+"""Executors: backends that compute the units of a dependency graph."""

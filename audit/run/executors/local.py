@@ -1,7 +1,7 @@
-"""Executor of this machine: pieces of work side by side in processes of one thread each, or in turn in this process.
+"""Executor of this machine: units of work in parallel single-threaded processes, or sequentially in this process.
 
-What a worker has written stays written whatever happens to the others. An interrupt ends the workers and removes the
-files that they were writing; a worker also ends with the process that started it, whatever ended that.
+Files written by a worker stay, whatever happens to the others. An interrupt ends the workers and removes their
+unfinished files; a worker also ends with its parent process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ..graph import Graph, Item, Result
 from .parent_death import children_end_with_us, end_with_runner
 
 MOST_JOBS = 8
-_LISTENED = 0.5  # seconds between two looks at what workers are doing
-_THREADS = 1  # of a job: sums over several threads round differently, and no result may depend on --jobs
+_LISTENED = 0.5  # seconds between two polls of the workers' messages
+_THREADS = 1  # per job: multi-threaded sums round differently, and no result may depend on --jobs
 
 
 @dataclass(frozen=True)
 class Local:
-    """Executor of worker processes on this machine, or of this process alone where one is enough.
+    """Executor of worker processes on this machine, or of this process alone if one is enough.
 
     Attributes:
-        device: where work computes, which decides the number of processes where none is given.
-        jobs: processes; one a core (8 at most) on the CPU and one on a GPU where None.
-        drafts: folder that workers write to, from which unfinished files of killed ones are removed.
-        say: told what long pieces are doing; None for nobody.
+        device: device of the computation, which decides the default number of processes.
+        jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
+        drafts: folder that workers write to, from which unfinished files of killed workers are removed.
+        say: listener for the current steps of long units; None for none.
     """
 
     device: torch.device
@@ -50,11 +50,11 @@ class Local:
     say: Listener | None = None
 
     def run(self, graph: Graph[Item], work: Callable[[Item], Result]) -> Generator[tuple[Item, Result], None, None]:
-        """Works a graph off; see `Executor`.
+        """Completes a graph; see `Executor`.
 
         Raises:
             BrokenProcessPool: a process died.
-            ValueError: the graph cannot be worked off.
+            ValueError: the graph cannot be completed.
         """
         graph.check()
         count = min(self._places(), len(graph))
@@ -63,7 +63,7 @@ class Local:
         return _in_processes(graph, work, count, self.drafts, self.say)
 
     def _places(self) -> int:
-        # Those that this process may use: a cluster or a container grants fewer than the machine has.
+        # Available cores: a cluster or a container grants fewer than the machine has.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
 
@@ -71,7 +71,7 @@ class Local:
 def _here(
     graph: Graph[Item], work: Callable[[Item], Result], say: Listener | None
 ) -> Generator[tuple[Item, Result], None, None]:
-    """One piece after another in this process."""
+    """Runs units sequentially in this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
@@ -87,8 +87,8 @@ def _here(
 def _in_processes(
     graph: Graph[Item], work: Callable[[Item], Result], count: int, drafts: Path, say: Listener | None
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Side by side, in processes that are started once."""
-    # Children of the caller's, which are not ours to end.
+    """Runs units in parallel, in processes that are started once."""
+    # The caller's own children, which must not be ended here.
     others = set(multiprocessing.active_children())
     # Spawned, not forked: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -97,8 +97,8 @@ def _in_processes(
     waiting: dict[Future[Result], str] = {}
 
     def submit() -> None:
-        """Hands over everything that is ready; the pool keeps what it has no process for."""
-        with _interrupts_ignored(), children_end_with_us():  # processes start while work is handed over
+        """Submits all ready units; the pool queues those without a free process."""
+        with _interrupts_ignored(), children_end_with_us():  # processes start during submission
             while (name := graph.take()) is not None:
                 waiting[pool.submit(_worked, work, graph.items[name])] = name
 
@@ -113,7 +113,7 @@ def _in_processes(
                 result, name = future.result(), waiting[future]
                 graph.finish(name)
                 del waiting[future]
-                # Before the result is handed out, so that processes work while the caller reads.
+                # Before the result is yielded, so that processes work while the caller reads.
                 submit()
                 yield graph.items[name], result
     except BrokenProcessPool as error:
@@ -126,8 +126,8 @@ def _in_processes(
 
 
 def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, in_progress: bool) -> None:
-    """Ends the processes of a pool, also on an interrupt or when the caller stops: what has not begun is dropped."""
-    with _interrupts_ignored():  # a second Control-C would leave this half done; it takes no time
+    """Ends the processes of a pool, also on an interrupt or when the caller stops: queued units are dropped."""
+    with _interrupts_ignored():  # a second Control-C would leave this unfinished; it takes no time
         workers = [process for process in multiprocessing.active_children() if process not in others]
         # Waiting for a job in progress would take as long as the job.
         pool.shutdown(wait=not in_progress, cancel_futures=True)
@@ -137,16 +137,16 @@ def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, i
             process.terminate()
         for process in workers:
             process.join()  # first: until it has ended it may write another draft
-            for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended while it wrote
+            for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended during a write
                 with suppress(OSError):
                     draft.unlink()
 
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Child processes that are started meanwhile ignore Control-C, which reaches the whole group: the runner ends all.
+    """Child processes started in this context ignore Control-C, sent to the whole group; the runner ends them.
 
-    An ignored signal stays ignored in a new process, so that holds from its first moment.
+    An ignored signal stays ignored in a new process, so this holds from its first moment.
     """
     # Python sets handlers in the main thread only.
     if threading.current_thread() is not threading.main_thread():
@@ -160,7 +160,7 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def _worked(work: Callable[[Item], Result], item: Item) -> Result:
-    """What work makes of an item, after which this process holds no more memory than it uses."""
+    """Returns the result of work on an item, and then releases unused memory to the system."""
     try:
         return work(item)
     finally:
@@ -169,7 +169,7 @@ def _worked(work: Callable[[Item], Result], item: Item) -> Result:
 
 def _start_worker(words: Any) -> None:
     keep_freed_memory()
-    gc.freeze()  # as the command does, with what was imported
+    gc.freeze()  # as the command does, with the imported modules
     if words is not None:
         listen(words.put)
     torch.set_num_threads(_THREADS)

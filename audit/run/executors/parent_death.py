@@ -1,8 +1,7 @@
-"""Worker processes that end with the process that started them (the runner), even where that is killed outright.
+"""Worker processes that end with their parent (the runner), even if the runner is killed.
 
-On Linux the kernel sees to it (PR_SET_PDEATHSIG); on every system a thread of the worker waits for the pipe that the
-runner holds open. Imported before anything else of `audit`: a worker imports for seconds, in which its runner may be
-killed already.
+On Linux the kernel ends them (PR_SET_PDEATHSIG); on every system a thread of the worker waits for the runner's open
+pipe. Imported before anything else of `audit`: a worker imports for seconds, in which its runner may already be killed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>; see prctl(2)
 
 @contextmanager
 def children_end_with_us() -> Iterator[None]:
-    """Child processes that are started meanwhile end with this one from their first moment."""
+    """Child processes started within this context end with this process from their first moment."""
     before = os.environ.get(RUNNER)
     os.environ[RUNNER] = str(os.getpid())
     try:
@@ -38,24 +37,24 @@ def children_end_with_us() -> Iterator[None]:
 
 
 def end_with_runner() -> None:
-    """Starts the thread that ends a worker with its runner where the kernel does not; called by a ready worker."""
-    # The sentinel becomes ready when the runner is gone, however it went.
+    """Starts the thread that ends a worker with its runner without kernel support; called by a ready worker."""
+    # The sentinel becomes ready after any exit of the runner.
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
 
 
 def tie() -> None:
-    """Asks the kernel of Linux to end this process with its runner, if it was started by one."""
-    # Importing `audit` in a program of the user's must not tie that to anything.
+    """Requests from the Linux kernel to end this process with its runner, if it was started by one."""
+    # Importing `audit` in a user's program must have no such effect.
     if multiprocessing.current_process().name == "MainProcess":
         return
-    runner = os.environ.pop(RUNNER, None)  # a worker's own children are none of the runner's
+    runner = os.environ.pop(RUNNER, None)  # a worker's own children are independent of the runner
     if runner is None or sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The runner was gone before the kernel was asked: a race that prctl cannot report.
+    # The runner died before the request to the kernel: a race that prctl cannot report.
     if os.getppid() != int(runner):
         os._exit(1)
 
