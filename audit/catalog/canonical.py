@@ -1,7 +1,7 @@
-"""Canonical settings of a method, which ids of records and digests of suites are hashed from.
+"""Canonical settings of a method, from which ids of records and digests of suites are hashed.
 
-A setting at its default is left out: a method may gain one, and records of its former version keep their ids. Settings
-that are older than this rule are in the ids that exist whatever their value, and stay in them.
+A setting at its default is omitted: a method may gain a setting, and records of its earlier version keep their ids.
+Settings older than this rule are always included, because existing ids contain them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .settings import Setting
 
 @cache
 def older() -> dict[str, dict[str, list[str]]]:
-    """Settings that are older than the rule, by kind and name of a method. Adding to this file would move ids."""
+    """Returns settings older than the rule, by kind and name of a method. Additions to this file would change ids."""
     text = (
         importlib.resources.files("leakbench.audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
     )
@@ -26,22 +26,21 @@ def older() -> dict[str, dict[str, list[str]]]:
 
 
 def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method that its ids depend on.
+    """Returns the settings of a method that its ids depend on.
 
     Args:
         kind: "defenses" or "attacks".
         name: of the method.
-        given: every setting, decided.
+        given: every setting, resolved.
     """
     always, known = older()[kind].get(name, []), settings(kind, name)
     return {key: value for key, value in given.items() if key in always or not _at_default(known.get(key), value)}
 
 
 def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a method as a record has them: all, so that a reader need not know the defaults of its day.
+    """Returns the settings of a method in record form: all, so that no reader needs the defaults of that version.
 
-    Methods that are older than the rule keep the keys that their records have always had: a setting that they gained
-    later is there only where it is set.
+    Methods older than the rule keep the keys of their earlier records: settings added later are included only if set.
     """
     return canonical(kind, name, given) if name in older()[kind] else dict(given)
 
@@ -51,7 +50,7 @@ def _at_default(setting: Setting | None, value: Any) -> bool:
         return False
     if _text(value) == _text(setting.default):
         return True
-    # 1 is 1.0 where a number is asked for, and neither is true: a method without annotations may tell all three apart.
+    # 1 equals 1.0 for a number, but neither equals true: a method without annotations may distinguish all three.
     return value == setting.default and _text(setting.conform(value)) == _text(setting.conform(setting.default))
 
 

@@ -33,22 +33,22 @@ from .settings import CatalogError, Setting, read_settings
 from .step_summary import InAStep, in_a_step
 
 CALIBRATED = "calibrated to the budget"
-"""What the noise multiplier of a defense is where nobody gives one."""
+"""Description of a defense's noise multiplier if none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """All that `leakbench explain` prints about one entry.
+    """The output of `leakbench explain` about one entry.
 
     Attributes:
         name: as in a suite file.
-        kind: what it is, in the singular.
+        kind: kind of entry, in the singular.
         summary: one line.
-        about: the whole text of its file.
+        about: the full docstring of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
-        sees: what an observer of a defense's updates gets in a step; None for others, and where nobody has said it.
-        in_a_step: what a defense shows and costs, or why that cannot be told; None for others.
+        sees: the view of an observer of a defense's updates in a step; None for others, and if undocumented.
+        in_a_step: releases and cost of a defense, or the reason why they are unknown; None for others.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Explanation:
     in_a_step: InAStep | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: types in words, defaults that JSON lacks as text."""
+        """Returns JSON values: types in words, defaults that JSON lacks as text."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -76,7 +76,7 @@ class Explanation:
 
 
 def describe(kind: EntryKind, name: str) -> str:
-    """One line about an entry; imports no method, so it works without its extras.
+    """Returns one line about an entry; imports no method, so it works without its extras.
 
     Raises:
         CatalogError: no such name.
@@ -92,21 +92,21 @@ def describe(kind: EntryKind, name: str) -> str:
         return tomllib.loads(text).get("about", "")
     if kind in ("data", "models"):
         return importlib.import_module(f"leakbench.benchmarks.{kind}").describe(name)
-    # Parsed, not imported: a method without its extra is listed like any other.
+    # Parsed, not imported: a method without its extra is listed, too.
     if name in method_files(kind):
         return _file_text(kind, name).partition("\n")[0]
     return f"added by {entry_points(kind)[name][0].value}"
 
 
 def patterns(kind: EntryKind) -> dict[str, str]:
-    """Open-ended kinds of names, as `folder:PATH`, with a line about each."""
+    """Returns open-ended kinds of names, such as `folder:PATH`, with a line about each."""
     if kind in ("data", "models"):
         return importlib.import_module(f"leakbench.benchmarks.{kind}").patterns()
     return {} if kind == "suites" else {plugins.PATTERN: f"Your own {KINDS[kind]}, by the path of its file."}
 
 
 def explain(name: str) -> Explanation:
-    """Explains an entry of any kind; of several of one name, the first in the order of `KINDS`.
+    """Explains an entry of any kind; for ambiguous names, the first in the order of `KINDS`.
 
     Raises:
         CatalogError: no such name, with the nearest one.
@@ -129,7 +129,7 @@ def explain(name: str) -> Explanation:
     if kind in ("data", "models"):
         entries = importlib.import_module(f"leakbench.benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
-        # What the data decide for a model, and a suite for the data, is nothing to be set.
+        # Arguments set by the data for a model, and by a suite for the data, are not settings.
         told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
         about = entries.about(name)
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
@@ -137,7 +137,7 @@ def explain(name: str) -> Explanation:
 
 
 def _head_of_suite(name: str) -> list[str]:
-    """The comment before the first key of a suite's file, which says what is particular to it; empty without one."""
+    """Returns the comment before the first key of a suite's file, its description; empty without a comment."""
     head: list[str] = []
     for line in _text_of_suite(name).splitlines():
         if not line.startswith("#"):
@@ -151,15 +151,15 @@ def _text_of_suite(name: str) -> str:
 
 
 def count(name: str) -> int | None:
-    """Trained parameters of a model at the input that it is quoted for; None for other kinds of names."""
+    """Returns the number of trained parameters of a model at its reference input; None for other kinds of names."""
     models = importlib.import_module("leakbench.benchmarks.models")
     return models.count(name) if name in models.names() else None
 
 
 def _explain_path(name: str) -> Explanation:
-    """Explains a file of the user's own: as an attack where it is decorated as one, else as a defense."""
+    """Explains a user's own file: as an attack if decorated, else as a defense."""
     check("defenses", name)
-    # A path does not say what it leads to, and either kind is found in the same way; only attacks declare `requires`.
+    # A path does not state its kind, and either kind is found in the same way; only attacks declare `requires`.
     kind: MethodKind = "attacks" if hasattr(find("defenses", name), "requires") else "defenses"
     summary = plugins.summary(name)
     return _of_method(kind, name, summary, plugins.docstring(name) or summary)
@@ -180,7 +180,7 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
 
 
 def _of_a_defense(name: str) -> tuple[Setting, ...]:
-    """The settings of a defense, its noise multiplier among them, and each with the values that it takes."""
+    """Returns the settings of a defense, including its noise multiplier, each with its accepted values."""
     found = list(settings("defenses", name).values())
     noise = read_settings(find("defenses", name)).get(BUDGETED)
     if noise is not None:
@@ -192,7 +192,7 @@ def _of_a_defense(name: str) -> tuple[Setting, ...]:
 
 @cache
 def _column(title: str) -> dict[str, str]:
-    """A column of the tables of defenses in the README beside them: name of a method -> its cell."""
+    """Returns a column of the README's tables of defenses: name of a method -> its cell."""
     text = importlib.resources.files("leakbench.defenses").joinpath("README.md").read_text(encoding="utf-8")
     found, place = {}, None
     for line in text.splitlines():
@@ -205,10 +205,10 @@ def _column(title: str) -> dict[str, str]:
 
 
 def _facts(name: str) -> InAStep | str:
-    """What a defense shows and costs; of one of others that cannot be rehearsed at its defaults, why not."""
+    """Returns releases and cost of a defense; for a third-party defense that fails at its defaults, the reason."""
     try:
         return in_a_step(defense(name, {}))
-    except Exception as error:  # whatever the code of others raises: it is explained all the same
+    except Exception as error:  # third-party code may raise any exception, and is explained all the same
         if not foreign("defenses", name):
             raise
         return f"{in_one_line(error)}{plugins.place(error, name)}"

@@ -1,4 +1,4 @@
-"""Error sentences about unknown names, with the nearest known one as a suggestion, else with all of them."""
+"""Error messages for unknown names, with the nearest known name as a suggestion, else with all of them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable
 
 
 def near_miss(word: str, options: Iterable[str]) -> str | None:
-    """The option that looks most like the word, if any does."""
+    """Returns the option most similar to the word, if any is."""
     close = difflib.get_close_matches(word, list(options), n=1)
     return close[0] if close else None
 
 
 def no_such(what: str, name: str, options: Iterable[str]) -> str:
-    """The sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
+    """Returns the sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
     return f"no {what} named {name!r}; {way_out(name, options)}"
 
 
 def way_out(word: str, options: Iterable[str]) -> str:
-    """The clause "did you mean 'clip_norm'?", or all that there is where nothing is near."""
+    """Returns the clause "did you mean 'clip_norm'?", or all options if none is near."""
     options = list(options)  # read twice, and it may be an iterator
     near = near_miss(word, options)
     return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"
 
 
 def in_one_line(error: BaseException) -> str:
-    """Class and message of an exception without line breaks, as records, progress and errors quote it."""
+    """Returns class and message of an exception without line breaks, for records, progress and errors."""
     words = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {words}"

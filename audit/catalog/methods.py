@@ -1,9 +1,9 @@
 """Registry of methods without registration: `defenses/pcdp.py` holds the function `pcdp`, and is found by that name.
 
-Third parties add methods by the entry points `leakbench.defenses` and `leakbench.attacks`, users by the path of a
-file, `mine/half_dp.py:half_dp`. A method is imported when it is asked for, so that one whose extra is not installed
-stops nobody who does not use it; asked for, it names the extra. A method's settings, their types, defaults and meaning
-are read from its function: signature, annotations, docstring.
+Third parties add methods by the entry points `leakbench.defenses` and `leakbench.attacks`, users by the path of a file,
+`mine/half_dp.py:half_dp`. A method is imported at its first use, so that a missing extra affects only users of that
+method; the error names the extra. A method's settings, their types, defaults and meaning are read from its function:
+signature, annotations, docstring.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS: dict[EntryKind, str] = {
     "data": "data set",
     "models": "model",
 }
-"""What can be listed -> what one of it is called in a sentence."""
+"""Kind of entry -> its singular in a sentence."""
 
 EXTRAS = {
     "opacus": "engines",
@@ -49,13 +49,13 @@ EXTRAS = {
     "lpips": "images",
     "kymatio": "images",
 }
-"""Module of an optional dependency -> the extra it comes with."""
+"""Module of an optional dependency -> its extra."""
 
 BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
 
 ADAPTIVE = "adaptive"
-"""The bound that is a method of its own around the one that is named."""
+"""The bound that wraps the named bound in a method of its own."""
 
 
 class MissingExtra(CatalogError):
@@ -63,7 +63,7 @@ class MissingExtra(CatalogError):
 
 
 def names(kind: EntryKind) -> tuple[str, ...]:
-    """Names of everything of a kind, sorted; imports no method."""
+    """Returns all names of a kind, sorted; imports no method."""
     if kind == "suites":
         folder = importlib.resources.files("leakbench.benchmarks.suites")
         found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
@@ -75,7 +75,7 @@ def names(kind: EntryKind) -> tuple[str, ...]:
 
 
 def check(kind: MethodKind, name: str) -> None:
-    """Refuses a name that is not in the catalogue, or a path that leads to no file; imports no method.
+    """Refuses a name outside the catalogue, or a path to a missing file; imports no method.
 
     Raises:
         CatalogError: with the nearest name, or the file.
@@ -89,12 +89,12 @@ def check(kind: MethodKind, name: str) -> None:
 
 
 def find(kind: MethodKind, name: str) -> Callable[..., Any]:
-    """The factory of a defense, or the attack, of that name or path.
+    """Returns the factory of a defense, or the attack, of that name or path.
 
     Raises:
-        CatalogError: no such name (with the nearest one), two of that name, a file without its function, or whatever
-            else goes wrong in a file that is none of ours, which is named.
-        MissingExtra: its file imports what is not installed.
+        CatalogError: no such name (with the nearest name), an ambiguous name, a file without its function, or any other
+            error in a third-party file, which is named.
+        MissingExtra: its file imports a package that is not installed.
     """
     check(kind, name)
     try:
@@ -110,16 +110,16 @@ def find(kind: MethodKind, name: str) -> Callable[..., Any]:
 
 
 def module_of(kind: MethodKind, name: str) -> str | None:
-    """The module that a third party's entry point leads to; None for ours, for a path, and for an unknown name."""
+    """Returns the module of a third party's entry point; None for built-in methods, paths, and unknown names."""
     points = entry_points(kind).get(name, [])
     return points[0].module if points and name not in method_files(kind) else None
 
 
 def attack(name: str) -> Attack[Any]:
-    """The attack of that name or path; one that is none of ours runs in a process of its own.
+    """Returns the attack of that name or path; a third-party attack runs in a separate process.
 
     Raises:
-        CatalogError: as `find`, or its file holds a function that was not decorated.
+        CatalogError: as in `find`, or its file holds an undecorated function.
     """
     check("attacks", name)
     if not foreign("attacks", name):
@@ -129,22 +129,22 @@ def attack(name: str) -> Attack[Any]:
         return isolated(own, _version(name), partial(attack_here, own), refusals)
     except AttackProcessError as error:
         raise CatalogError(f"attack {name!r}: {error}") from error
-    except CatalogError as error:  # in the words of that process, to which the path was given whole
+    except CatalogError as error:  # from that process, which received the absolute path
         whole, given = (one.rpartition(":")[0] for one in (own, name))
         raise type(error)(str(error).replace(whole, given) if whole else str(error)) from None
 
 
 def attack_here(name: str) -> Attack[Any]:
-    """The attack of that name or path, its code imported into this process: where no private data are.
+    """Returns the attack of that name or path, imported into this process, which must hold no private data.
 
     Raises:
-        CatalogError: as `attack`.
+        CatalogError: as in `attack`.
     """
     return _decorated(name, find("attacks", name))
 
 
 def _version(name: str) -> tuple[Any, ...]:
-    """Version of an attack that is none of ours: another one where other code is imported under its name."""
+    """Returns a version of a third-party attack, which changes if other code is imported under its name."""
     if plugins.is_path(name):
         return plugins.digests(name)
     points, top = entry_points("attacks")[name], module_of("attacks", name) or ""
@@ -162,10 +162,10 @@ def _decorated(name: str, found: Callable[..., Any]) -> Attack[Any]:
 
 
 def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
-    """The settings of a method in the order of its signature, without the noise multiplier of a defense.
+    """Returns the settings of a method in the order of its signature, without the noise multiplier of a defense.
 
     Raises:
-        CatalogError: as `find`.
+        CatalogError: as in `find`.
     """
     if kind == "attacks":
         check(kind, name)
@@ -176,7 +176,7 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
 
 
 def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
-    """Refuses arguments of a defense that a suite file could not name."""
+    """Refuses positional arguments of a defense, which a suite file could not name."""
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             place = origin("defenses", name)
@@ -189,10 +189,10 @@ def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
 
 
 def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a method, the given ones over the defaults, each of the right type.
+    """Returns all settings of a method, the given values over the defaults, each of the right type.
 
     Raises:
-        CatalogError: unknown name, or what is wrong with the settings, all of it.
+        CatalogError: unknown name, or all errors in the settings.
     """
     try:
         return resolve_settings(settings(kind, name), given)
@@ -201,34 +201,34 @@ def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, 
 
 
 def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
-    """Makes a defense by name.
+    """Constructs a defense by name.
 
     Args:
         name: its file name, or the path of its function.
         given: settings; defaults for the others.
-        noise_multiplier: std / sensitivity, for those that add noise; the others have no use for it.
+        noise_multiplier: std / sensitivity, for defenses that add noise; ignored by the others.
 
     Raises:
-        CatalogError: unknown name or settings, or a file of others that raises, or returns no defense.
-        MissingExtra: it needs what is not installed.
+        CatalogError: unknown name or settings, or a third-party file that raises, or returns no defense.
+        MissingExtra: it needs a package that is not installed.
         ValueError: the method refuses a value.
     """
     factory = find("defenses", name)
     resolved = resolve("defenses", name, given or {})
-    # SGD, say, adds no noise whatever the budget, and its function has no such argument.
+    # SGD, for example, adds no noise at any budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
-    # A method of others may have a bound of that name, and mean something else by it.
+    # A third-party method may have a bound of that name with another meaning.
     ours = resolved.get("bound") == ADAPTIVE and settings("defenses", name)["bound"].annotation == BoundKind
     try:
         made = factory(**resolved | ({"bound": "clip"} if ours else {}))
     except ImportError as error:
         raise missing("defenses", name, error) from error
     except ValueError:
-        raise  # the method's own rule, in its own sentence
+        raise  # the method's own check, with its own message
     except (Exception, SystemExit) as error:
         if not foreign("defenses", name):
-            raise  # a bug of ours, whose traceback says where
+            raise  # a bug of this library, located by its traceback
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
     if not isinstance(made, Defense):
         raise CatalogError(
@@ -239,9 +239,9 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
 
 
 def adapts(name: str) -> bool:
-    """Whether a suite may give a defense the bound that follows its rows, at the other settings' defaults.
+    """True if a suite may give a defense the adaptive bound, with the other settings at their defaults.
 
-    True also where that cannot be tried, as of a file of others that has settings without a default.
+    Also True if this cannot be tried, as for a third-party file with settings that lack a default.
     """
     try:
         made = defense(name)
@@ -255,14 +255,14 @@ def adapts(name: str) -> bool:
 
 
 def _adapting(name: str, made: Defense) -> Defense:
-    """The defense with a clip norm that follows its gradients.
+    """Returns the defense with a clip norm that adapts to its gradients.
 
     Raises:
-        CatalogError: it bounds nothing, or more than one thing, or adapts already.
+        CatalogError: it bounds nothing, or several things, or adapts already.
     """
     try:
         around, account = replace(adapted(made), name=made.name), Account(Ledger(poisson(0.1)))
-        # Two steps: in the first, a method with a memory has none, and may bound another thing.
+        # Two steps: in the first, a method with memory has none, and may bound another quantity.
         taken = list(rehearsed(made.with_noise(1.0), account, steps=2))
         norms = {block.bound.norm for step in taken if step.plan for block in step.plan.plan.blocks if block.updates}
         predict(around.with_noise(1.0), sampling=poisson(0.1), steps=2)
@@ -274,10 +274,10 @@ def _adapting(name: str, made: Defense) -> Defense:
 
 
 def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:
-    """Refuses noise that a function decides by itself: a suite's budget, or the user, would be passed over."""
+    """Refuses noise that a function sets by itself, overriding the budget of a suite or the user."""
     got = made.noise_multiplier
     if got == asked or got == 0.0 or (got is None and asked is None):
-        return  # 0 is a method that adds none, whatever it is offered
+        return  # 0 is a method that adds no noise for any value
     raise CatalogError(
         f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {asked}, and its defense has "
         f"{got}: take noise_multiplier: float | None = None, and return Defense(..., noise_multiplier=noise_multiplier)"
@@ -285,25 +285,25 @@ def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:
 
 
 def foreign(kind: MethodKind, name: str) -> bool:
-    """Whether a method is a third party's: of another distribution, or of a file of the user's."""
+    """True if a method is a third party's: from another distribution, or from a user's file."""
     return plugins.is_path(name) or module_of(kind, name) is not None
 
 
 def origin(kind: MethodKind, name: str) -> str:
-    """Where a method comes from, for a message: its path, its entry point, or our file."""
+    """Returns a method's origin, for a message: its path, its entry point, or the built-in file."""
     return name if plugins.is_path(name) else module_of(kind, name) or f"{kind}/{name}.py"
 
 
 def missing_module(error: ImportError) -> str:
-    """The predicate "needs torchmetrics, which is not installed: pip install 'leakbench[images]'"."""
+    """Returns the predicate "needs torchmetrics, which is not installed: pip install 'leakbench[images]'"."""
     module = (error.name or str(error)).partition(".")[0]
     extra = EXTRAS.get(module)
     return f"needs {module}, which is not installed" + (f": pip install 'leakbench[{extra}]'" if extra else "")
 
 
 def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
-    """The exception for a method whose import failed, by whose module is missing."""
-    # Without a name it was raised by hand, and tells of no extra; one of our own modules that is missing is a bug.
+    """Returns the exception for a method whose import failed, by the origin of the missing module."""
+    # Without a name it was raised by hand, and indicates no extra; a missing module of this library is a bug.
     ours = not error.name or error.name.partition(".")[0] in plugins.OURS
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}{plugins.place(error, name)}")
@@ -311,37 +311,37 @@ def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
 
 
 def method_files(kind: MethodKind) -> dict[str, Path]:
-    """The files of our own methods, by name."""
+    """Returns the files of the built-in methods, by name."""
     folders = [Path(folder) for folder in importlib.import_module(f"leakbench.{kind}").__path__]
-    # A file that is added or removed changes its folder, and is seen.
+    # Adding or removing a file changes the folder's modification time, which invalidates the cache.
     return _method_files(tuple((folder, folder.stat().st_mtime_ns) for folder in folders))
 
 
 @lru_cache(maxsize=8)
 def _method_files(folders: tuple[tuple[Path, int], ...]) -> dict[str, Path]:
-    """The files of methods in folders, which come with the times of their last change."""
+    """Returns the files of methods in folders, given with their modification times."""
     return {
         module.name: folder / f"{module.name}.py"
         for folder, _ in folders
         for module in pkgutil.iter_modules([str(folder)])
-        # `core` is a package: methods are flat files, so that the name of the file is that of the method.
+        # `core` is a package; methods are flat files, named like their method.
         if not module.ispkg and not module.name.startswith("_")
     }
 
 
 def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """Entry points that third parties' distributions add, by name of the method; those of the first call stay."""
+    """Returns entry points of third-party distributions, by name of the method; cached at the first call."""
     return _entry_points(kind, tuple(sys.path))
 
 
 @cache
 def _entry_points(kind: MethodKind, _path: tuple[str, ...]) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """Entry points of the distributions on a path.
+    """Returns the entry points of the distributions on a path.
 
-    Kept: one search opens a file of every distribution there is, 16 ms where there are a hundred, and a suite of a
-    thousand cells asks ten times a cell.
+    Cached: a search opens a file of every distribution, 16 ms for a hundred of them, and a suite of a thousand cells
+    repeats it ten times per cell.
     """
-    # Lists, because two distributions may use one name, and `_from_catalogue` refuses that by naming both.
+    # Lists, because two distributions may use the same name, which `_from_catalogue` refuses by naming both.
     found: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=f"leakbench.{kind}"):
         found.setdefault(point.name, []).append(point)
@@ -349,9 +349,9 @@ def _entry_points(kind: MethodKind, _path: tuple[str, ...]) -> dict[str, list[im
 
 
 def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
-    """The function, or attack, of a name in the catalogue, and the file or entry point that it is from."""
+    """Returns the function, or attack, of a name in the catalogue, and its file or entry point."""
     points = entry_points(kind).get(name, [])
-    # Two of one name are refused: which of them a record is about would depend on what is installed.
+    # Ambiguous names are refused: otherwise the method of a record would depend on the installed packages.
     places = [f"{kind}/{name}.py"] * (name in method_files(kind)) + [point.value for point in points]
     if len(places) > 1:
         raise CatalogError(f"a {KINDS[kind]}'s name must be its own, got {name!r} from {' and '.join(places)}")
@@ -361,7 +361,7 @@ def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
         return points[0].load(), places[0]
     except ImportError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the code of others raises
+    except (Exception, SystemExit) as error:  # third-party code may raise any exception
         raise CatalogError(f"{places[0]} raised {in_one_line(error)}") from error
 
 

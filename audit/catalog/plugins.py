@@ -1,9 +1,9 @@
-"""Methods of the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
+"""Methods in the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
 
-Such a path is taken wherever the name of a defense or an attack is. A relative path starts at the current folder. The
-file runs once a process, as an import would run it, and may import what lies beside it, by statements and under names
-that no other module has: records name the code by its files, so it must be the code that runs. Whatever goes wrong in
-it is one sentence that names the file.
+Such a path is accepted wherever the name of a defense or an attack is. A relative path starts at the current folder.
+The file runs once per process, like an import, and may import files in its folder, by statements and under names that
+no other module has: records name the code by its files, so these must be the code that runs. Any error in it is
+reported in one sentence that names the file.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from .settings import CatalogError
 PATTERN = "FILE.py:FUNCTION"
 
 OURS = ("leakbench",)
-"""Packages of this distribution, which nothing beside a file takes the place of."""
+"""Packages of this distribution, which no file in a user's folder may shadow."""
 
-_read: dict[Path, str] = {}  # files beside a method as they were when they were imported
+_read: dict[Path, str] = {}  # local imports of a method, in their state at import
 
 
 def is_path(name: str) -> bool:
-    """Whether a name says where a function lies, and not what it is called in the catalogue."""
+    """True if a name is the path of a function, not a name in the catalogue."""
     path, colon, _ = name.rpartition(":")
     return name.endswith(".py") or (bool(colon) and path.endswith(".py"))
 
 
 def check(what: str, name: str) -> None:
-    """Refuses a path that leads to no file, or names no function; runs nothing.
+    """Refuses a path to a missing file, or without a function name; runs nothing.
 
     Args:
-        what: it is, as "defense".
+        what: kind of method, such as "defense".
         name: path of a Python file, a colon, the name of a function.
 
     Raises:
@@ -57,15 +57,15 @@ def check(what: str, name: str) -> None:
 
 
 def load(what: str, name: str) -> Any:
-    """The function, or decorated attack, that a path leads to.
+    """Returns the function, or decorated attack, at a path.
 
     Args:
-        what: it is, as "defense".
+        what: kind of method, such as "defense".
         name: path of a Python file, a colon, the name of a function.
 
     Raises:
-        CatalogError: as `check`, or the file raises, or has no function of that name.
-        ImportError: the file imports what is not installed.
+        CatalogError: as in `check`, or the file raises, or has no function of that name.
+        ImportError: the file imports a package that is not installed.
     """
     check(what, name)
     path, function = _parts(name)
@@ -79,7 +79,7 @@ def load(what: str, name: str) -> Any:
 
 
 def source_files(name: str) -> list[Path]:
-    """The file of a path and every file beside it that it imports, directly or by way of others; sorted.
+    """Returns the file of a path and its local imports, direct or indirect; sorted.
 
     Args:
         name: path of a Python file, a colon, the name of a function.
@@ -88,12 +88,12 @@ def source_files(name: str) -> list[Path]:
 
 
 def digests(name: str) -> tuple[str, ...]:
-    """SHA-256 of each of `source_files`."""
+    """Returns SHA-256 of each of `source_files`."""
     return tuple(map(_content, source_files(name)))
 
 
 def folder(name: str) -> Path:
-    """Where the file of a path lies, and what it imports beside it.
+    """Returns the folder of a path's file and its local imports.
 
     Args:
         name: path of a Python file, a colon, the name of a function.
@@ -102,13 +102,13 @@ def folder(name: str) -> Path:
 
 
 def summary(name: str) -> str:
-    """The first line of a file's docstring, without running it."""
+    """Returns the first line of a file's docstring, without running it."""
     text = docstring(name)
     return text.partition("\n")[0] if text else f"{_parts(name)[1]}() of {_parts(name)[0]}"
 
 
 def docstring(name: str) -> str:
-    """The docstring of a function, or else of its file, without running it; empty where there is none, or no Python."""
+    """Returns the docstring of a function, or else of its file, without running it; empty if none, or not Python."""
     path, function = _parts(name)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -119,13 +119,13 @@ def docstring(name: str) -> str:
 
 
 def resolved(name: str) -> str:
-    """A path in the one spelling that all of its spellings have; a name of the catalogue as it is."""
+    """Returns a path in a unique spelling; a name of the catalogue unchanged."""
     path, function = _parts(name)
     return f"{path.resolve()}:{function}" if is_path(name) else name
 
 
 def place(error: BaseException, name: str) -> str:
-    """Where in the file of a path an exception came from, as `place_in`; empty for names of the catalogue."""
+    """Returns the location of an exception in the file of a path, as `place_in`; empty for names of the catalogue."""
     return place_in(error, _parts(name)[0]) if is_path(name) else ""
 
 
@@ -136,8 +136,8 @@ def _parts(name: str) -> tuple[Path, str]:
 
 @cache
 def _module(path: Path, digest: str) -> ModuleType:
-    """A file as a module, run once for each content that it and what it imports beside it have had."""
-    # A name that no other module has, which stays: dataclasses and pickle look modules up.
+    """Imports a file as a module, run once per content of the file and its local imports."""
+    # A unique and permanent name, because dataclasses and pickle look modules up by it.
     label = f"leakbench_method_{hashlib.sha256(f'{path} {digest}'.encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
@@ -146,15 +146,15 @@ def _module(path: Path, digest: str) -> ModuleType:
     files = set(_source_files(path))
     _forget_edited(path.parent)
     _check_names(path, files)
-    before = set(_beside(path.parent).values())  # what other methods of this folder import
+    before = set(_beside(path.parent).values())  # local imports of other methods in this folder
     sys.modules[label] = module
-    # What it prints is no part of a command's result, which may be one JSON document.
+    # Its output does not belong to a command's result, which may be a JSON document.
     with _importable(path.parent), redirect_stdout(sys.stderr):
         try:
             spec.loader.exec_module(module)
         except ImportError:
             raise
-        except (Exception, SystemExit) as error:  # whatever a user's code raises
+        except (Exception, SystemExit) as error:  # user code may raise any exception
             raise CatalogError(f"{path} raised {in_one_line(error)}{place_in(error, path)}") from error
     for file in _beside(path.parent).values():
         if file not in files and file not in before:
@@ -171,12 +171,12 @@ def _content(path: Path) -> str:
 
 
 def _beside(folder: Path) -> dict[str, Path]:
-    """Modules that were imported from a folder, by name, with their files as they are named there."""
+    """Returns modules that were imported from a folder, by name, with their files as spelled there."""
     found = {}
     start = os.path.normpath(folder)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # The text first: few modules of thousands are from the folder, and to make paths of all takes long.
+        # The string test first: few modules of thousands are from the folder, and making paths of all is slow.
         if not file or name.partition(".")[0] in OURS or (start != "." and start not in _normal(file)):
             continue
         if (path := Path(file)).is_relative_to(folder) and path in _files_of(folder.joinpath(*name.split("."))):
@@ -190,7 +190,7 @@ def _normal(file: str) -> str:
 
 
 def _forget_edited(folder: Path) -> None:
-    """Drops what was imported from a folder where any of it was edited since, so that it is read again."""
+    """Drops imports from a folder if any of its files was edited since, so that they are read again."""
     there = _beside(folder)
     if any(file in _read and not (file.is_file() and _content(file) == _read[file]) for file in there.values()):
         for name, file in there.items():
@@ -200,7 +200,7 @@ def _forget_edited(folder: Path) -> None:
 
 
 def _check_names(path: Path, files: set[Path]) -> None:
-    """Refuses what lies beside a file under the name of another module, which would be imported in its place.
+    """Refuses a file in the folder with the name of another module, which would be imported in its place.
 
     Raises:
         CatalogError: naming both.
@@ -208,7 +208,7 @@ def _check_names(path: Path, files: set[Path]) -> None:
     for name in sorted({file.relative_to(path.parent).parts[0].partition(".")[0] for file in files - {path}}):
         try:
             spec = importlib.util.find_spec(name)
-        except ValueError:  # a module that says nothing of where it is from
+        except ValueError:  # a module without a spec
             spec = None
         own = {str(file) for file in _files_of(path.parent / name)}
         if (name in sys.modules and not spec) or (spec and spec.origin is not None and spec.origin not in own):
@@ -219,18 +219,18 @@ def _check_names(path: Path, files: set[Path]) -> None:
 
 
 def place_in(error: BaseException, path: Path) -> str:
-    """Where in a file an exception came from, as " (line 3, in plan)"; empty where it did not pass through it."""
+    """Returns the location of an exception in a file, as " (line 3, in plan)"; empty if not on the traceback."""
     frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     for frame in reversed(frames):
         if Path(frame.filename).resolve() == path.resolve():
             return f" (line {frame.lineno}, in {frame.function})"
-    return ""  # a SyntaxError says its line itself
+    return ""  # a SyntaxError contains its line
 
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
     before = list(sys.path)
-    sys.path.append(str(folder))  # at the end, where it hides no library that is imported meanwhile
+    sys.path.append(str(folder))  # at the end, so that it shadows no library imported meanwhile
     importlib.invalidate_caches()
     try:
         yield
@@ -249,17 +249,17 @@ def _source_files(first: Path) -> list[Path]:
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
-    """Files of a folder that a file imports, anywhere in it."""
+    """Returns files of a folder that a file imports, anywhere in it."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):  # or no Python at all
+    except (SyntaxError, ValueError):  # or not Python
         return []
     places = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             places |= {(folder, alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            # Of a package's own: from the folder of the file, or from one above.
+            # A relative import: from the folder of the file, or from one of its parents.
             start = folder if not node.level else [path.parent, *path.parent.parents][node.level - 1]
             module = [node.module] if node.module else []
             places |= {(start, ".".join([*module, *more])) for more in ([], *([alias.name] for alias in node.names))}
@@ -274,7 +274,7 @@ def _imported(path: Path, folder: Path) -> list[Path]:
 
 
 def _files_of(place: Path) -> list[Path]:
-    """Files that a module of this place may be read from."""
+    """Returns files that a module at this path may be read from."""
     return [
         file
         for suffix in importlib.machinery.all_suffixes()

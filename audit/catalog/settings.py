@@ -1,7 +1,7 @@
 """Settings of a method, read from the signature, annotations and docstring of its function, and checks of values.
 
-A misspelt or mistyped setting is refused in one sentence before anything is computed, whatever the method itself would
-have made of it.
+A misspelt or mistyped setting is refused in one sentence before any computation, even if the method itself would accept
+it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Setting:
 
     Attributes:
         name: as in a suite file.
-        annotation: its type, evaluated; `Any` where there is none.
+        annotation: its type, evaluated; `Any` without an annotation.
         required: whether it has no default.
-        default: None where required.
+        default: None if required.
         about: its text in the function's docstring.
     """
 
@@ -44,7 +44,7 @@ class Setting:
     about: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the type in words, a default that JSON lacks as text."""
+        """Returns JSON values: the type in words, a default that JSON lacks as text."""
         return {
             "name": self.name,
             "type": self.type,
@@ -55,36 +55,36 @@ class Setting:
 
     @property
     def type(self) -> str:
-        """The type in words, as "a number"."""
+        """The type in words, such as "a number"."""
         return _words(self.annotation)
 
     def conform(self, value: Any) -> Any:
-        """The value as the method takes it: an integer for a float becomes one, a list for a tuple as well.
+        """Returns the value in the method's type: an integer is accepted for a float, a list for a tuple.
 
         Raises:
-            CatalogError: another type, as text for a number or true for 1.
+            CatalogError: another type, such as text for a number or true for 1.
         """
         try:
-            # By way of JSON: pydantic's strict mode takes a list for a tuple there, and coerces nothing else.
+            # Through JSON: pydantic's strict mode then accepts a list for a tuple, and coerces nothing else.
             return _read(json.dumps(value), self.annotation)
         except (ValidationError, TypeError):
             raise CatalogError(f"{self.name} must be {self.type}, got {value!r}") from None
 
 
 def read_settings(method: Callable[..., Any], *, ignoring: str = "") -> dict[str, Setting]:
-    """The keyword-only parameters of a method, in the order of its signature.
+    """Returns the keyword-only parameters of a method, in the order of its signature.
 
     Args:
         method: a factory of defenses or an attack.
-        ignoring: a keyword that is no setting.
+        ignoring: a keyword that is not a setting.
     """
-    function = inspect.unwrap(method)  # of a decorated attack, the function that was decorated
-    # An object that can be called may have no hash.
+    function = inspect.unwrap(method)  # the decorated function of an attack
+    # A callable object may be unhashable.
     read = _settings_of if isinstance(function, types.FunctionType) else _settings_of.__wrapped__
     return dict(read(function, ignoring))
 
 
-# A cell asks for them dozens of times, and signature, type hints and docstring take a millisecond to read.
+# Each cell reads settings dozens of times, and signature, type hints and docstring take a millisecond.
 @lru_cache(maxsize=512)
 def _settings_of(function: Callable[..., Any], ignoring: str) -> dict[str, Setting]:
     about = _arguments(inspect.getdoc(function) or "")
@@ -101,16 +101,16 @@ def _settings_of(function: Callable[..., Any], ignoring: str) -> dict[str, Setti
             about=about.get(parameter.name, ""),
         )
         for parameter in inspect.signature(function).parameters.values()
-        # What comes by position is the harness's to give: an attack's target and its coins.
+        # Positional arguments come from the harness: an attack's target and its generator.
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != ignoring
     }
 
 
 def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting, the given ones over the defaults, each of the right type, in the order of `known`.
+    """Returns every setting, the given values over the defaults, each of the right type, in the order of `known`.
 
     Raises:
-        CatalogError: all that is wrong with them: unknown, missing, of another type, or nothing that JSON has.
+        CatalogError: all errors: unknown, missing, of another type, or without a JSON form.
     """
     resolved = {key: setting.default for key, setting in known.items() if not setting.required}
     wrong = [f"{key} is missing" for key, setting in known.items() if setting.required and key not in given]
@@ -133,7 +133,7 @@ def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> 
 
 
 def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
-    """Settings from `key=value` texts, the value in TOML (text in quotes), as `--set` gives them.
+    """Parses settings from `key=value` texts, the value in TOML (text in quotes), as given to `--set`.
 
     Raises:
         CatalogError: no `=`, or a value that is not TOML.
@@ -154,7 +154,7 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def _arguments(doc: str) -> dict[str, str]:
-    """Name -> text of the section `Args:` of a Google docstring."""
+    """Returns name -> text of the section `Args:` of a Google docstring."""
     found: dict[str, str] = {}
     current = None
     lines = iter(doc.splitlines())
@@ -165,7 +165,7 @@ def _arguments(doc: str) -> dict[str, str]:
         if line.strip() and not line.startswith("    "):
             break
         name, colon, text = line.strip().partition(":")
-        # A colon in a line that goes on, which is indented further, starts no argument.
+        # A colon in a continuation line, which is indented further, starts no argument.
         if colon and not line.startswith("     ") and name.isidentifier():
             current, found[name] = name, text.strip()
         elif current:
@@ -177,7 +177,7 @@ def _read(text: str, annotation: Any) -> Any:
     try:
         # Settings are written into records, and JSON has neither infinity nor NaN.
         adapter = TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
-    except PydanticUserError:  # a model or dataclass brings a configuration of its own
+    except PydanticUserError:  # a model or dataclass has its own configuration
         adapter = TypeAdapter(annotation)
     return adapter.validate_json(text, strict=True)
 

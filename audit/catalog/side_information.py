@@ -1,9 +1,9 @@
-"""What is sent beside the numbers of a step: the mask or the basis that they are told in, read off rehearsed plans.
+"""Side information of a step's message: the mask or basis of its numbers, read off rehearsed plans.
 
-A receiver of coefficients has to know the directions, and one of a part of the coordinates which they are. Both are
-functions of public things: of public coins, whose seed is sent; of public examples, from which a receiver computes
-them again or is sent them; else of what was released before, which it has. Which of them it is shows in rehearsals
-under other coins and on other examples; and in one of all the same, whether a method draws from elsewhere.
+A receiver of coefficients needs their directions, and a receiver of some of the coordinates their positions. Both are
+functions of public things: of public randomness, whose seed is sent; of public examples, from which a receiver
+recomputes them or is sent them; else of earlier releases, which the receiver has. Rehearsals with another seed and with
+other examples determine the source; a repeated rehearsal with the same inputs detects randomness from elsewhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from leakbench.defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_of
 
 SEED = 8  # bytes
-_FLOAT = 4  # bytes of a number in float32
+_FLOAT = 4  # bytes per float32 number
 
 KnownFrom = Literal["public coins", "public examples", "releases", "other coins"]
 
@@ -27,10 +27,10 @@ class Besides:
     """A mask or a basis that a receiver must know.
 
     Attributes:
-        what: which of the two.
-        source: what it is a function of.
-        size: bytes of the seed, or of what a receiver does not compute again; 0 where it has all it needs.
-        after_noise: whether it is of the map after the noise alone: the released sum itself is dense.
+        what: "mask" or "basis".
+        source: its source of information.
+        size: bytes of the seed, or of the part that a receiver cannot recompute; 0 if it has everything.
+        after_noise: whether it belongs only to the map after the noise: the released sum itself is dense.
     """
 
     what: Literal["mask", "basis"]
@@ -39,11 +39,11 @@ class Besides:
     after_noise: bool
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns JSON values."""
         return {"what": self.what, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
 
     def line(self) -> str:
-        """A sentence."""
+        """Returns a sentence."""
         use = f"the {self.what}" + " of the noisy update" * self.after_noise
         if self.source == "public coins":
             return f"sends besides: a seed of {self.size} bytes, once: {use} is drawn by public coins"
@@ -63,14 +63,14 @@ class Besides:
 def besides(
     plan: StepPlan, *, again: StepPlan, other_coins: StepPlan, other_examples: StepPlan, public: bool
 ) -> tuple[Besides, ...]:
-    """The masks and bases of a plan; one mask and one basis at most of the release, and of the map after it.
+    """Returns the masks and bases of a plan; at most one mask and one basis for the release, and for the map after it.
 
     Args:
         plan: of a step.
-        again: of the same step of a run with the same coins and examples.
-        other_coins: of the same step of a run whose public coins have another seed.
-        other_examples: of the same step of a run with other public examples, by which masks are judged.
-        public: whether public examples were read; bases are then taken to be of them.
+        again: of the same step in a run with the same public randomness and examples.
+        other_coins: of the same step in a run whose public randomness has another seed.
+        other_examples: of the same step in a run with other public examples, used for masks.
+        public: whether public examples were read; bases are then attributed to them.
     """
     found = []
     repeated, drawn, read = _told(again), _told(other_coins), _told(other_examples)
@@ -88,12 +88,12 @@ def besides(
 
 
 def masked(plan: StepPlan) -> bool:
-    """Whether some of the coordinates are named by a plan."""
+    """True if a plan selects some of the coordinates by a mask."""
     return any(what == "mask" for what, _ in _told(plan))
 
 
 def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
-    """What a receiver has to know, by what it is and whether it is of the map after the noise alone."""
+    """Returns the side information, by its kind and whether it belongs only to the map after the noise."""
     found: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
     for after_noise, codecs in ((False, _released(plan)), (True, _after(plan))):
         if (mask := _mask(codecs)) is not None:
@@ -114,12 +114,12 @@ def _released(plan: StepPlan) -> list[object]:
 def _after(plan: StepPlan) -> list[object]:
     of_map = plan.post.coordinates if isinstance(plan.post, Keep) else None
     of_map = plan.post.subspace if isinstance(plan.post, Project) else of_map
-    # A map may only rescale what is inside a released subspace.
+    # A map may only rescale within a released subspace.
     return [] if of_map is None or any(of_map is codec for codec in _released(plan)) else [of_map]
 
 
 def _mask(codecs: list[object]) -> Tensor | None:
-    """The coordinates that masks name; None where they only divide all of them among blocks, as layer by layer."""
+    """Returns the coordinates in masks; None if masks only divide all coordinates among blocks, as layer by layer."""
     masks = [codec for codec in codecs if isinstance(codec, Coordinates)]
     named = torch.cat([mask.kept for mask in masks]).unique() if masks else torch.zeros(0)
     return named if masks and 0 < named.numel() < masks[0].dim else None
@@ -130,13 +130,13 @@ def _bitmap(codecs: list[object]) -> int:
 
 
 def _directions(codecs: list[object]) -> Tensor | None:
-    """The sums of all directions, by which bases are told apart; None where there is none but of whole spans."""
+    """Returns the sums of all directions, which distinguish bases; None if all spans are kept whole."""
     found = [codec.decode(torch.ones(codec.size)) for codec in _subspaces(codecs)]
     return torch.cat(found) if _matrices(codecs) else None
 
 
 def _matrices(codecs: list[object]) -> int:
-    """Bytes of the bases: a span that is kept whole, as short ones are, needs none."""
+    """Returns the bytes of the bases: a span that is kept whole, as short spans are, needs none."""
     return _FLOAT * sum(
         (stop - start) * rank
         for codec in _subspaces(codecs)
@@ -146,5 +146,5 @@ def _matrices(codecs: list[object]) -> int:
 
 
 def _subspaces(codecs: list[object]) -> list[Subspace]:
-    """Each once: a block of coefficients and one of what is left over share theirs."""
+    """Returns the distinct subspaces: a block of coefficients and the block of the remainder share one."""
     return list({id(codec): codec for codec in codecs if isinstance(codec, Subspace)}.values())

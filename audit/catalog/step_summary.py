@@ -1,8 +1,8 @@
-"""What a defense shows and costs in a step, read off a rehearsal of its plans: nothing here is typed in by a method.
+"""Releases and privacy cost of a defense in a step, read off a rehearsal of its plans, not declared by the method.
 
-The rehearsal is on made-up gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
-first step and the last one of a run of 20 epochs, at the method's default settings.
-What is sent beside the numbers shows in further rehearsals, under other public coins (`besides.py`).
+The rehearsal uses synthetic gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
+first step and the last step of a run of 20 epochs, at the method's default settings. Side information is found by
+further rehearsals, under other public randomness (`besides.py`).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from leakbench.defenses.core import (
 
 from .side_information import Besides, besides, masked
 
-BYTES = 4  # of a number in float32
+BYTES = 4  # per float32 number
 _INPUT = (1, 28, 28)
 _EPOCHS, _PER_EPOCH = 20, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class InAStep:
-    """What an observer of every update sees of a run, and what it proves.
+    """An observer's view of every update of a run, and the privacy that it proves.
 
     Attributes:
-        parameters: of the network that figures are for.
-        first: numbers released in the first step, one entry a block.
-        last: the same of the last step.
-        besides: masks and bases that these numbers are told in.
-        shares: fraction of the last step's 1 / sigma^2 that each block spends.
-        events: what is charged, in words.
-        reason: why nothing is proved; empty where a bound and noise prove something.
+        parameters: number of parameters of the reference network.
+        first: numbers released in the first step, one entry per block.
+        last: numbers released in the last step, one entry per block.
+        besides: masks and bases of these numbers.
+        shares: fraction of the last step's 1 / sigma^2 spent by each block.
+        events: charged privacy events, in words.
+        reason: reason why nothing is proved; empty if a bound and noise prove something.
         public: whether public examples are read.
-        unverified: parts that are none of this library's, a sentence each.
+        unverified: third-party components, a sentence each.
     """
 
     parameters: int
@@ -60,7 +60,7 @@ class InAStep:
     unverified: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with bytes at 4 a number."""
+        """Returns JSON values, with bytes at 4 per number."""
         return {
             "parameters": self.parameters,
             "numbers_first_step": list(self.first),
@@ -75,7 +75,7 @@ class InAStep:
         }
 
     def lines(self) -> list[str]:
-        """A paragraph of a few lines."""
+        """Returns a paragraph of a few lines."""
 
         def told(sizes: tuple[int, ...]) -> str:
             parts = " + ".join(f"{size:,}" for size in sizes)
@@ -108,7 +108,7 @@ def _event(entry: Entry, sigma: float) -> str:
 
 
 def _sizes(plan: StepPlan) -> tuple[int, ...]:
-    """Numbers released by each block, and by a trial."""
+    """Returns the numbers released by each block, and by a trial."""
     blocks = (*plan.blocks, *(plan.trial.plan.blocks if plan.trial else ()))
     return tuple(block.codec.size for block in blocks)
 
@@ -122,7 +122,7 @@ def _account(defense: Defense) -> Account:
 
 
 def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
-    """Plans of the first step and the last one: what a method remembers of the first is there in the last."""
+    """Returns plans of the first and the last step; a method's memory of the first step exists in the last."""
     steps = _EPOCHS * _PER_EPOCH
     taken = rehearsed(
         defense,
@@ -139,17 +139,18 @@ def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, 
 
 
 def in_a_step(defense: Defense) -> InAStep:
-    """The facts of a defense, at a noise multiplier of 1 unless it has one."""
+    """Returns the summary of a defense, at a noise multiplier of 1 unless it sets its own."""
     layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
     account, public = _account(defense), ToyRows(layout.dim)
     plans = _plans(noisy, account, public, layout)
-    # A basis, where public examples are read, is of them, and made once, because it takes seconds; a mask may be drawn.
+    # With public examples, a basis is attributed to them and computed once, because it takes seconds; a mask may be
+    # random.
     again = other_coins = other_examples = plans
     if not public.used or masked(plans[-1]):
         other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
     if public.used and masked(plans[-1]):
         other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
-    if any(account.remarks.values()) and not public.used:  # of a method that no test has held to the public coins
+    if any(account.remarks.values()) and not public.used:  # of a method that no test has checked for public randomness
         again = _plans(noisy, _account(defense), ToyRows(layout.dim), layout)
     first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries

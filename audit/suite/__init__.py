@@ -1,1 +1,1 @@
-"""Suite files (TOML): schema, validation that reports all mistakes at once, and the suite that results."""
+"""Suite files (TOML): schema, validation that reports all mistakes at once, and the resulting suite."""

@@ -1,7 +1,7 @@
-"""Changes of a suite by `--set`: which cells they touch, and their words on a board.
+"""Overrides of a suite by `--set`: the cells they affect, and their description on a board.
 
-A paper's figure is for the suite as its file has it. A cell that an override touches is another experiment: its record
-names the override, and no figure of a paper stands beside it.
+A paper's figure applies to the unchanged suite file. A cell affected by an override is another experiment: its record
+names the override, and no figure of a paper is shown with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FREE = frozenset({"seeds", "name", "about", "controls"})
-"""Tables that decide which cells there are, and not what any of them is."""
+"""Tables that select cells without changing any cell."""
 
 NOT_SET = "not set"
 
@@ -22,8 +22,8 @@ class Change:
     """One override.
 
     Attributes:
-        path: keys, as ("task", "epochs").
-        method: of an entry of `defense` or `attack`, its name; empty for every one.
+        path: keys, such as ("task", "epochs").
+        method: name of the affected entry of `defense` or `attack`; empty for every entry.
         words: "task.epochs 80 -> 4".
     """
 
@@ -33,12 +33,12 @@ class Change:
 
 
 def change(raw: Mapping[str, Any], path: list[str], value: object) -> Change:
-    """An override of a document, before it is applied.
+    """Returns an override of a document, before it is applied.
 
     Args:
-        raw: the document as it is.
+        raw: the current document.
         path: keys of the override.
-        value: the new one.
+        value: the new value.
     """
     method = ""
     if path[0] in ("defense", "attack") and len(path) > 1:
@@ -52,13 +52,13 @@ def change(raw: Mapping[str, Any], path: list[str], value: object) -> Change:
 def touching(
     changes: Iterable[Change], *, defense: str, attack: str | None, own: Iterable[str], shared: bool
 ) -> tuple[str, ...]:
-    """Words of the changes that touch a cell.
+    """Returns the descriptions of the changes that affect a cell.
 
     Args:
         changes: of its suite.
         defense: its name.
         attack: its name; None for utility.
-        own: training keys that the defense decides itself, whatever the task.
+        own: training keys that the defense sets itself, for any task.
         shared: whether the cell is about a shared update.
     """
     own = set(own)
@@ -82,7 +82,7 @@ def touching(
 
 
 def _values(node: object, path: list[str]) -> list[object]:
-    """Values at a path; of every entry of that name in a list."""
+    """Returns values at a path; in a list, of every entry of that name."""
     if not path:
         return [node]
     key, *below = path

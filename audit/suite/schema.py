@@ -1,7 +1,7 @@
 """Schema of a suite file: its tables as pydantic models, and validation errors as sentences.
 
-Nothing is coerced: a number in quotes is not a number, an unknown key is an error. Where a grid is possible a single
-value is a grid of one.
+Nothing is coerced: a number in quotes is not a number, an unknown key is an error. A single value in place of a grid is
+a grid of size 1.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SamplingName = Literal[
     "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
 ]
 SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
-"""Those that need no further key, so that a defense may have one of them in place of the task's."""
+"""Samplers without further keys, so that a defense may override the task's."""
 BUDGETS = ("epsilon", "advantage", "tpr", "noise_multiplier")
-"""What a budget may be in: one of these."""
+"""Units of a budget, of which exactly one is given."""
 
 
 def _several(value: Any) -> Any:
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    # A value that is given twice asks for the same cells twice: a slip of the pen.
+    # A repeated value requests the same cells twice: a mistake.
     if any(value in values[:place] for place, value in enumerate(values)):  # no set: a table cannot be hashed
         raise ValueError(f"must be distinct, got {list(values)}")
     return values
@@ -59,7 +59,7 @@ Grid = Annotated[tuple[T, ...], BeforeValidator(_several), Field(min_length=1), 
 
 
 class StrictTable(BaseModel):
-    """A table that refuses keys it does not have and values of another type."""
+    """A table that refuses unknown keys and values of another type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -77,38 +77,38 @@ class ModelChoice(StrictTable):
 
 
 class StatisticsTable(StrictTable):
-    """Private statistics by which fixed features are standardised before the first step, at a cost of their own."""
+    """Private statistics that standardise fixed features before the first step, at a privacy cost of their own."""
 
     of: Text = "0"
-    """Name of the part of the model that computes the features from its inputs."""
+    """Name of the submodule that computes the features from the model's inputs."""
     mean_norm: Rate
     """Largest norm of an example's channel means, L2, in feature units: a public constant."""
     square_norm: Rate
-    """The same of its mean squares, in squared feature units."""
+    """Largest norm of its mean squares, L2, in squared feature units."""
     noise_multiplier: Rate = 8.0
     """Noise standard deviation / norm, of either release."""
 
 
 class PretrainTable(StrictTable):
-    """Training on the task's public examples before the defense's first step: without privacy, for they have none.
+    """Pretraining on the task's public examples before the defense's first step, without privacy for these examples.
 
-    It reads the examples and labels that methods with public data read, and no other; those methods keep all of them.
+    It reads the same examples and labels as methods with public data; those methods keep all of them.
     """
 
     epochs: Count
-    """Passes over the public examples, in a new order each."""
+    """Passes over the public examples, each in a new order."""
     lr: Rate
     """Learning rate, of the mean loss of a batch."""
     batch: Count
-    """Public examples a step."""
+    """Public examples per step."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     train: Literal["all", "last", "lora"]
-    """What the defense trains then: `all` parameters (fine-tuning), or the `last` linear layer, behind features that
-    stay as they are (linear probing), or that layer and a low-rank product beside each other weight (`lora`)."""
+    """Parameters that the defense then trains: `all` (fine-tuning), the `last` linear layer, behind fixed features
+    (linear probing), or that layer and a low-rank product added to each other weight (`lora`)."""
     rank: Count | None = None
-    """Of the products of `lora`."""
+    """Rank of the products of `lora`."""
     alpha: Rate | None = None
-    """Of `lora`: products are multiplied by alpha / rank; by 1 where absent."""
+    """Scale of `lora`: products are multiplied by alpha / rank; by 1 if absent."""
 
     @model_validator(mode="after")
     def _of_low_rank(self) -> PretrainTable:
@@ -124,32 +124,32 @@ CanaryName = Literal["dirac", "random", "orthonormal", "mislabelled", "blank", "
 
 
 class CanaryTable(StrictTable):
-    """Records that are put into the training, each by a fair coin of its own, for attacks that look for them."""
+    """Records inserted into the training, each by an independent fair coin, for attacks that detect them."""
 
     kind: CanaryName
-    """In gradient space: one coordinate each, a random direction, one of an orthonormal set. In input space: an example
-    with a wrong label, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
+    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: an
+    example with a wrong label, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
     number: Annotated[int, Field(ge=20)]
-    """Of all canaries, put in or not."""
+    """Number of all canaries, included or not."""
     norm: Rate | None = None
-    """Length of the gradient of a canary in gradient space before it is bounded, L2; 10 where absent."""
+    """Norm of the gradient of a canary in gradient space before the bound, L2; 10 if absent."""
 
 
 class TaskTable(StrictTable):
-    """What is trained: data, model, and how."""
+    """Data, model and settings of a training."""
 
     data: Text
     model: ModelChoice
     private: Count | None = None
-    """Private examples to train on; the data set's own number where absent, as for the next two."""
+    """Private examples to train on; the data set's own number if absent, as for the next two."""
     non_member: Annotated[int, Field(ge=0)] | None = None
     """Examples that are never trained on."""
     public: Annotated[int, Field(ge=0)] | None = None
-    """Examples that everybody may know."""
+    """Public examples."""
     candidates: Count | None = None
-    """Members, and as many non-members, that membership tests are about; all where absent."""
+    """Number of members, and of non-members, in membership tests; all if absent."""
     batch: Count
-    """Expected examples a step."""
+    """Expected examples per step."""
     epochs: Count
     lr: Rate
     momentum: Momentum = 0.0
@@ -157,31 +157,31 @@ class TaskTable(StrictTable):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     sampling: SamplingName = "poisson"
     groups: Annotated[int, Field(ge=2)] | None = None
-    """Of `cyclic` sampling: how many parts of the examples take turns."""
+    """For `cyclic` sampling: number of parts of the examples that take turns."""
     largest_batch: Count | None = None
-    """Of `truncated_poisson` sampling: what is drawn beyond it is dropped at random."""
+    """For `truncated_poisson` sampling: examples drawn beyond it are dropped at random."""
     nominal_size: Count | None = None
-    """A public number in place of the number of private examples, by which sample rate, divisor and steps are chosen;
-    that number, which claims then take for public, where absent."""
-    # None for absent, also where there is a default: what a task gains later must move no digest of a suite.
+    """A public number that replaces the number of private examples in the choice of sample rate, divisor and steps; if
+    absent, that number itself, which claims then treat as public."""
+    # None for absent, even with a default: fields added to a task later must change no digest of a suite.
     average: Decay | None = None
-    """Decay of a moving average of the parameters, which is what is judged and attacked; no average where absent."""
+    """Decay of a moving average of the parameters, which is evaluated and attacked; no average if absent."""
     views: Count | None = None
-    """Random crops of each image whose gradients are averaged and bounded once; the image as it is where absent."""
+    """Random crops of each image whose gradients are averaged and bounded once; the image itself if absent."""
     crop_padding: Padding | None = None
-    """Pixels added on each side before a view is cut out; 4 where absent. Without views it means nothing."""
+    """Pixels added on each side before a view is cropped; 4 if absent. Ignored without views."""
     horizontal_flip: bool | None = None
-    """Whether half of the views are flipped left to right; true where absent. Without views it means nothing."""
+    """Whether half of the views are flipped left to right; true if absent. Ignored without views."""
     statistics: StatisticsTable | None = None
-    """Of fixed features, which are standardised by them; as the model gives them where absent."""
+    """Statistics that standardise fixed features; features of the model itself if absent."""
     pretrain: PretrainTable | None = None
-    """On public examples, before the private training; that starts from random weights where absent."""
+    """Pretraining on public examples before the private training, which starts from random weights if absent."""
     canaries: CanaryTable | None = None
-    """Put into the training beside the private examples; none where absent."""
+    """Canaries inserted into the training in addition to the private examples; none if absent."""
     engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
-    """How clipped sums are computed; all give the same up to rounding."""
+    """Method that computes clipped sums; all give the same up to rounding."""
     unchecked: Literal[True] | None = None
-    """True trains a model that could not be checked on made-up examples anyway; its claims are marked as unverified."""
+    """True trains a model that could not be checked on synthetic examples; its claims are marked as unverified."""
 
     @model_validator(mode="after")
     def _sampled_as_it_says(self) -> TaskTable:
@@ -194,7 +194,7 @@ class TaskTable(StrictTable):
                 )
         if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
-        # How many canaries are put in is the sum of secret coins: other samplers deal batches by how many there are.
+        # The number of included canaries is a sum of secret bits, on which other samplers' batches depend.
         if self.canaries is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")
         return self
@@ -214,18 +214,18 @@ TRAINING: Mapping[str, Any] = {
     "canaries": CanaryTable,
     "release_noise": Literal["none", "calibrated"],
 }
-"""Values that a defense may override -> their types: the task's, and which variant of [share] alone it is shared in."""
+"""Values that a defense may override -> their types: the task's, and the [share] noise variant of its updates."""
 
 
 class BudgetTable(StrictTable):
-    """What noise is calibrated to, or the noise multiplier (std / sensitivity): one of these; a list is a grid."""
+    """Target of noise calibration, or the noise multiplier (std / sensitivity): exactly one; a list is a grid."""
 
     epsilon: Grid[Rate] | None = None
     """Nats, at `delta`."""
     advantage: Grid[Share] | None = None
-    """The largest TPR - FPR that a test of one record's membership may have."""
+    """Largest TPR - FPR of a membership test on one record."""
     tpr: Grid[Share] | None = None
-    """The largest true positive rate that such a test may have at `fpr`."""
+    """Largest true positive rate of such a test at `fpr`."""
     fpr: Share | None = None
     """False positive rate of `tpr`."""
     noise_multiplier: Grid[Annotated[float, Field(ge=0)]] | None = None
@@ -233,37 +233,37 @@ class BudgetTable(StrictTable):
 
 
 class LocalTable(StrictTable):
-    """Several steps of a client, in the order of its examples, of which it shares the sum alone."""
+    """Several steps of a client, in the order of its examples, of which it shares only the sum."""
 
     epochs: Count = 1
     """Passes over the client's examples."""
     batch: Count
-    """Examples a local step; divides those of the client."""
+    """Examples per local step; must divide those of the client."""
     max_unroll: Count | None = None
-    """Most local steps that an attack may differentiate through, which takes memory for each; 64 where absent."""
+    """Largest number of local steps that an attack may differentiate through; memory grows with it; 64 if absent."""
 
 
 class ShareTable(StrictTable):
-    """The shared update that reconstruction attacks get: of a fresh model, after `step` steps."""
+    """The shared update attacked by reconstruction: of a fresh model, after `step` steps."""
 
     data: Text
     model: ModelChoice
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps taken before the one that is shared, so that methods with a past have one."""
+    """Steps before the shared step, so that methods with memory have some."""
     steps: Count | None = None
-    """Planned length, which schedules refer to; the shared step is the last where absent."""
+    """Planned length, used by schedules; ends at the shared step if absent."""
     batch: Count = 1
     """Examples of the client: those of the shared step, or of all its local steps."""
     local: LocalTable | None = None
-    """Several local steps, whose sum is shared; one step on the whole batch where absent."""
+    """Several local steps, whose sum is shared; a single step on the whole batch if absent."""
     images: Count = 1
-    """Separate targets of a cell, each a batch of its own."""
+    """Separate targets of a cell, each with its own batch."""
     lr: Rate | None = None
-    """Of the steps before, and of local steps; the task's where absent."""
+    """Learning rate of the earlier steps, and of local steps; the task's if absent."""
     noise: Grid[Literal["none", "calibrated"]] = ("none", "calibrated")
-    """`none`: what the release alone hides; `calibrated`: with the noise of the budget."""
+    """`none`: to measure the protection by the release alone; `calibrated`: with the noise of the budget."""
     prior: Annotated[int, Field(ge=2)] | None = None
-    """Candidates that an attack with a prior picks from, the image among them; 10 where absent."""
+    """Candidates that an attack with a prior picks from, including the image; 10 if absent."""
 
     @model_validator(mode="after")
     def _whole_epochs(self) -> ShareTable:
@@ -280,14 +280,14 @@ class TuneTable(StrictTable):
     """Hyperparameter search on public data, for every defense; other keys are the grid."""
 
     validation: Count
-    """Public examples that accuracy is measured on; others, as many as there are private ones, are trained on."""
+    """Public examples for validation accuracy; others, as many as private examples, are trained on."""
     epsilon: Rate | None = None
-    """Budget at which settings are chosen for all budgets; chosen at each budget by itself where it and the next are
-    absent."""
+    """Budget at which settings are chosen for all budgets; if this and the next are absent, they are chosen at each
+    budget separately."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     """The same, for budgets that are noise multipliers."""
     epochs: Count | None = None
-    """Of each trial; the task's where absent."""
+    """Epochs of each trial; the task's if absent."""
     seed: Annotated[int, Field(ge=0)] = 0
     grid: dict[str, Grid[Any]] = {}
 
@@ -319,7 +319,7 @@ class ReportedRow(StrictTable):
 
 
 class Document(StrictTable):
-    """A suite file. Entries of `defense` and `attack` are free here: `validate` holds them against their methods."""
+    """A suite file. Entries of `defense` and `attack` are unchecked here: `validate` checks them by their methods."""
 
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     about: str = ""
@@ -331,11 +331,11 @@ class Document(StrictTable):
     share: ShareTable | None = None
     tune: TuneTable | None = None
     controls: bool = True
-    """Whether a positive and a negative control are run beside the cells."""
+    """Whether a positive and a negative control are run with the cells."""
     reported: tuple[ReportedRow, ...] = ()
 
 
-# Not here: models, methods and reported figures, whose further keys are settings and selectors.
+# Excluded: models, methods and reported figures, whose further keys are settings and selectors.
 _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): TaskTable,
@@ -362,16 +362,16 @@ _TYPES = {
 
 
 def training_value(key: str, value: Any) -> Any:
-    """The value of a task setting that a defense overrides, as `TaskTable` would hold it; a table as plain content.
+    """Returns a defense's override of a task setting, in the form of `TaskTable`; a table as plain content.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: the value is invalid.
     """
     kind = TRAINING[key]
-    # A table has a configuration of its own, and pydantic takes no second one.
+    # A table has its own configuration, and pydantic accepts no second one.
     adapter = TypeAdapter(kind, config=None if _is_table(kind) else ConfigDict(allow_inf_nan=False))
     try:
-        # By way of JSON as whole suites are, so that a value is taken here if and only if the task would take it.
+        # Through JSON like whole suites, so that a value is accepted here if and only if the task would accept it.
         valid = adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         details = error.errors()[0]
@@ -381,7 +381,7 @@ def training_value(key: str, value: Any) -> Any:
 
 
 def task_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a defense overrides, as `TaskTable` holds them: tables, where they are plain content."""
+    """Returns values that a defense overrides, in the form of `TaskTable`: tables instead of plain content."""
     return {
         key: TRAINING[key].model_validate(value) if isinstance(value, dict) else value
         for key, value in overrides.items()
@@ -390,15 +390,15 @@ def task_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The errors of a document as pairs (key.path, problem).
+    """Returns the errors of a document as pairs (key.path, problem).
 
     Args:
-        error: what validating it raised.
-        raw: the document, for paths as they are in the file and for near-misses.
+        error: raised by its validation.
+        raw: the document, for paths as in the file and for near-misses.
     """
     found = []
     for details in error.errors():
-        above = details["loc"][:-1]  # empty where the document as a whole is wrong
+        above = details["loc"][:-1]  # empty if the document as a whole is wrong
         table = _TABLES.get(tuple(str(part) for part in above))
         found.append((path_in(raw, details["loc"]), _problem_in(table, details)))
     # A table at the top has no path of its own.
@@ -406,7 +406,7 @@ def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str,
 
 
 def path_in(raw: Any, location: Sequence[str | int]) -> str:
-    """A location as `defense[1].clip_norm`, without parts that the file lacks, as the 0 of a grid of one.
+    """Returns a location as `defense[1].clip_norm`, without parts that the file lacks, such as the 0 of a scalar grid.
 
     Args:
         raw: the document.
@@ -416,7 +416,7 @@ def path_in(raw: Any, location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             if not isinstance(node, list):
-                continue  # the file has a single value, of which `_several` made a grid of one
+                continue  # the file has a single value, which `_several` turned into a grid
             path, node = f"{path}[{part}]", node[part] if part < len(node) else None
         elif isinstance(node, Mapping):
             path, node = (f"{path}.{part}" if path else part), node.get(part)
@@ -428,7 +428,7 @@ def _is_table(kind: Any) -> TypeGuard[type[StrictTable]]:
 
 
 def _problem_in(table: Any, details: ErrorDetails) -> str:
-    """What is wrong with a value, or with its key, for which the table's own keys are the way out."""
+    """Returns the error of a value, or of its key, with the table's own keys as suggestions."""
     if details["type"] == "extra_forbidden" and _is_table(table):
         return f"unknown key; {way_out(str(details['loc'][-1]), table.model_fields)}"
     return _problem(details)
@@ -456,11 +456,11 @@ def _problem(details: ErrorDetails) -> str:
     keys = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     if kind in bounds:
         return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {got!r}"
-    # Errors without words of our own: pydantic's sentence, as a clause.
+    # Other errors: pydantic's sentence, as a clause.
     return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {got!r}"
 
 
 def _rest(table: dict[str, Any], into: str, named: Sequence[str]) -> dict[str, Any]:
-    """A table with all keys but the named ones moved into a table of their own."""
+    """Moves all keys but the named ones into a nested table."""
     kept = {key: value for key, value in table.items() if key in named}
     return kept | {into: {key: value for key, value in table.items() if key not in named}}

@@ -1,7 +1,7 @@
-"""Suites: TOML files that say what to train, attack and report, loaded with all their mistakes reported at once.
+"""Suites: TOML files of trainings, attacks and reports, loaded with all their mistakes reported at once.
 
-A list where one value is expected is a grid. What a method may be told is read from its function, so another method
-needs no schema. Loading trains nothing, but imports the methods that the suite names.
+A list in place of a single value is a grid. A method's settings are read from its function, so a new method needs no
+schema. Loading trains nothing, but imports the methods that the suite names.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_r
 
 
 class SuiteError(ValueError):
-    """The mistakes of a suite, one a line: `file: key.path: problem`."""
+    """The mistakes of a suite, one per line: `file: key.path: problem`."""
 
 
 class ChoiceError(SuiteError):
-    """The command line asked for a suite, method or key that is not there: bad usage, and no bad file."""
+    """The command line named a missing suite, method or key: a usage error, not a bad file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseChoice:
-    """One defense of a suite with every setting decided.
+    """One defense of a suite with all settings resolved.
 
     Attributes:
         name: of the defense.
-        settings: all of them, without the noise multiplier.
-        training: values that override the task's, as {"lr": 0.01}.
+        settings: all settings, without the noise multiplier.
+        training: values that override the task's, such as {"lr": 0.01}.
     """
 
     name: str
@@ -52,7 +52,7 @@ class DefenseChoice:
     training: dict[str, Any] = field(default_factory=dict)
 
     def with_values(self, values: Mapping[str, Any]) -> DefenseChoice:
-        """The same defense with other settings or training values."""
+        """Returns the same defense with other settings or training values."""
         own = {key: value for key, value in values.items() if key in self.settings}
         others = {key: value for key, value in values.items() if key not in own}
         return replace(self, settings=self.settings | own, training=self.training | others)
@@ -60,59 +60,59 @@ class DefenseChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackChoice:
-    """One attack of a suite with every setting decided."""
+    """One attack of a suite with all settings resolved."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Suite(Document):
-    """A suite without mistakes; made by `load`. The tables are those of the file, see `schema`."""
+    """A valid suite, constructed by `load`. The tables are those of the file, see `schema`."""
 
     _defenses: tuple[tuple[DefenseChoice, ...], ...] = PrivateAttr(())
     _attacks: tuple[tuple[AttackChoice, ...], ...] = PrivateAttr(())
-    # The document as it was read: overrides are applied to it, and the whole is validated again.
+    # The document as read: overrides are applied to it, and the whole is validated again.
     _raw: dict[str, Any] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _whole: bool = PrivateAttr(True)
-    # Keys that each entry of `defense` sets, which tuning leaves alone.
+    # Keys set by each entry of `defense`, which tuning leaves unchanged.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
     _changes: tuple[Change, ...] = PrivateAttr(())
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content, whatever the layout of the file; a selection of methods keeps the whole suite's."""
+        """SHA-256 of the content, independent of the file's layout; a selection of methods keeps the whole suite's."""
         return self._digest
 
     @property
     def source(self) -> str:
-        """File that it was read from, for messages."""
+        """File of the suite, for messages."""
         return self._source
 
     @property
     def whole(self) -> bool:
-        """Whether no defense was selected, so that controls are added."""
+        """True if no defense was selected, so that controls are added."""
         return self._whole
 
     def defense_grid(self) -> list[DefenseChoice]:
-        """Every defense with every combination of its settings, in the order of the file."""
+        """Returns every defense with every combination of its settings, in the order of the file."""
         return [choice for entry in self._defenses for choice in entry]
 
     def attack_grid(self) -> list[AttackChoice]:
-        """Every attack with every combination of its settings, in the order of the file."""
+        """Returns every attack with every combination of its settings, in the order of the file."""
         return [choice for entry in self._attacks for choice in entry]
 
     def budget_grid(self) -> list[dict[str, float]]:
-        """Every budget, as {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
+        """Returns every budget: {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
         budget = self.budget
         given = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
         beside = {"delta": budget.delta} | ({} if budget.fpr is None else {"fpr": budget.fpr})
         return [{kind: value, **beside} for kind, values in given.items() for value in values]
 
     def tunable(self, choice: DefenseChoice) -> frozenset[str]:
-        """The settings and training values of a defense that its entry does not set."""
+        """Returns the settings and training values of a defense that its entry does not set."""
         for entry, given in zip(self._defenses, self._given, strict=True):
             if choice in entry:
                 return frozenset({*choice.settings, *TRAINING} - given)
@@ -121,34 +121,34 @@ class Suite(Document):
     def with_tuned(
         self, choice: DefenseChoice, budget: Mapping[str, float], values: Mapping[str, Any], digest: str
     ) -> Suite:
-        """The suite with values chosen for a defense at a budget.
+        """Returns the suite with values chosen for a defense at a budget.
 
         Args:
             choice: as in `defense_grid()`.
-            budget: what it is run at.
+            budget: budget of its runs.
             values: of settings or of training.
-            digest: of how they were chosen.
+            digest: of the search behind them.
         """
         tuned = self.model_copy()
-        # Replaced, and not written into: a copy shares its private attributes with the suite that it was made of.
+        # Replaced, not modified: a copy shares its private attributes with the original suite.
         tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
         return tuned
 
     def tuned(self, choice: DefenseChoice, budget: Mapping[str, float]) -> tuple[DefenseChoice, str]:
-        """A defense as it is run at a budget, and the digest of how that was chosen; empty where nothing was."""
+        """Returns a defense tuned for a budget, and the digest of the search; empty without one."""
         values, digest = self._tuned.get(_key(choice, budget), ({}, ""))
         return choice.with_values(values), digest
 
     def task_for(self, choice: DefenseChoice) -> TaskTable:
-        """The task as this defense trains it."""
-        # Of another sampling, what the task's own needs is no key.
+        """Returns the task with this defense's overrides."""
+        # With another sampler, keys of the task's sampler do not apply.
         own = {"groups": None, "largest_batch": None} if "sampling" in choice.training else {}
         return self.task.model_copy(update=own | task_values(choice.training))
 
     def changes_for(
         self, choice: DefenseChoice, attack: AttackChoice | None = None, *, shared: bool
     ) -> tuple[str, ...]:
-        """Overrides of the file that touch a cell, in words as "task.epochs 80 -> 4".
+        """Returns overrides of the file that affect a cell, in words such as "task.epochs 80 -> 4".
 
         Args:
             choice: the cell's defense.
@@ -161,12 +161,12 @@ class Suite(Document):
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
     ) -> list[Reported]:
-        """A paper's figures for one cell: those whose selectors all hold there.
+        """Returns a paper's figures for one cell: those whose selectors all match.
 
         Args:
             choice: the cell's defense.
-            budget: one of `budget_grid()`.
-            attack: the cell's attack; None for utility, to which only figures without an attack belong.
+            budget: from `budget_grid()`.
+            attack: the cell's attack; None for utility, which only matches figures without an attack.
         """
         told = {**choice.settings, **choice.training, **budget}
         return [
@@ -178,13 +178,13 @@ class Suite(Document):
         ]
 
     def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:
-        """The part of the suite with these methods; None or an empty list keeps all of a kind.
+        """Returns the part of the suite with these methods; None or an empty list keeps all of a kind.
 
-        Controls judge a suite as a whole, so a selection of defenses goes without the controls that it does not name.
-        The baseline keeps its mark as a control, which is a part of its cells' ids: they are those of the whole suite.
+        Controls judge a suite as a whole, so a selection of defenses omits controls that it does not name. The baseline
+        keeps its role as a control, which is part of its cells' ids: they are those of the whole suite.
 
         Raises:
-            SuiteError: a name that the suite does not have, with the nearest one.
+            SuiteError: a name that the suite does not have, with the nearest name.
         """
         chosen = self.model_copy()
         chosen._whole = self._whole and not defenses
@@ -195,7 +195,7 @@ class Suite(Document):
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
             if wanted:
-                # An entry has at least one choice, and all of them are of one method.
+                # An entry has at least one choice, and all its choices are of the same method.
                 kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
                 setattr(chosen, attribute, tuple(entries[place] for place in kept))
                 if kind == "defense":
@@ -203,15 +203,14 @@ class Suite(Document):
         return chosen
 
     def with_overrides(self, overrides: Sequence[str]) -> Suite:
-        """The suite with values replaced, as by `--set`.
+        """Returns the suite with values replaced, as by `--set`.
 
         Args:
-            overrides: `path=value`, as `task.epochs=2` or `defense.dpdr.share=[0.02, 0.1]`; the value in
-                TOML, so text in quotes. An entry of a list is named by its `name` or its position.
+            overrides: `path=value`, such as `task.epochs=2` or `defense.dpdr.share=[0.02, 0.1]`; the value in TOML, so
+                text in quotes. An entry of a list is named by its `name` or its position.
 
         Raises:
-            SuiteError: a value that is not TOML, a path that leads nowhere, or mistakes in the suite that
-            results.
+            SuiteError: a value that is not TOML, a path that leads nowhere, or mistakes in the resulting suite.
         """
         if not overrides:
             return self
@@ -232,7 +231,7 @@ class Suite(Document):
             _replace(raw, keys, value["value"], override)
         try:
             changed = _build(raw, f"{self._source} with {', '.join(overrides)}")
-        except SuiteError as error:  # the file by itself was good
+        except SuiteError as error:  # the file by itself was valid
             raise ChoiceError(str(error)) from None
         changed._changes = tuple(changes)
         return changed
@@ -242,10 +241,10 @@ def load(name: str | Path) -> Suite:
     """Reads a suite.
 
     Args:
-        name: of a suite that comes with the package (`leakbench list suites`), or a path to a TOML file.
+        name: of a built-in suite (`leakbench list suites`), or a path to a TOML file.
 
     Raises:
-        SuiteError: no such suite, or everything that is wrong with it.
+        SuiteError: no such suite, or all mistakes of the file.
     """
     path = Path(name)
     if path.suffix == ".toml" or len(path.parts) > 1:
@@ -274,11 +273,11 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
     Args:
         suite: with its overrides and selection.
         n_private: private examples of the task's data.
-        n_share: private examples of the share's data; None where there is no share.
+        n_share: private examples of the share's data; None without a share.
 
     Raises:
-        SuiteError: more private examples asked for than there are, a sample rate above 1, or a nominal size under a
-            sampler that goes by the number of examples; all of them.
+        SuiteError: more private examples requested than exist, a sample rate above 1, or a nominal size under a sampler
+            that depends on the number of examples; all of them.
     """
     wrong = []
     if suite.task.private is not None and suite.task.private > n_private:
@@ -296,7 +295,7 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
                 f"defense {choice.name!r}.sampling: must be poisson or full with task.nominal_size, under others more "
                 f"follows from the number of examples, got '{own.sampling}'"
             )
-    # A sample rate above 1 is no probability, and the accountant has no meaning for it.
+    # A sample rate above 1 is not a probability and meaningless to the accountant.
     for where, task in tasks.items():
         size, whose = (task.nominal_size, "nominal_size") if task.nominal_size else (n, "the private examples")
         if (batch := task.batch) > size:
@@ -320,12 +319,12 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
 def _build(told: dict[str, Any], source: str) -> Suite:
     raw, wrong_others = with_every_other(told)
     try:
-        # By way of JSON, whose strict mode coerces nothing but a list into a tuple; TOML's dates become text.
+        # Through JSON, whose strict mode coerces only a list into a tuple; TOML's dates become text.
         suite = Suite.model_validate_json(json.dumps(raw, default=str), strict=True)
         wrong = []
     except ValidationError as error:
         suite, wrong = None, sentences(error, raw)
-    # Also where the schema found mistakes, so that one attempt shows all of them.
+    # Even after schema errors, so that a single attempt shows all mistakes.
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
     wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
@@ -339,7 +338,7 @@ def _build(told: dict[str, Any], source: str) -> Suite:
     )
     suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
-    # Without what is absent: a table or key that the schema gains later moves no digest.
+    # Without absent values: a table or key added to the schema later changes no digest.
     told = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
     content = suite.model_dump(mode="json", exclude_none=True) | told
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
@@ -347,7 +346,7 @@ def _build(told: dict[str, Any], source: str) -> Suite:
 
 
 def _canonical(kind: MethodKind, entries: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
-    """Expanded entries with canonical settings: a setting that a method gains later moves no digest of a suite."""
+    """Returns expanded entries with canonical settings: a setting added to a method later changes no suite's digest."""
     return [
         [choice | {"settings": canonical(kind, choice["name"], choice["settings"])} for choice in entry]
         for entry in entries
@@ -361,7 +360,7 @@ def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:
 def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
     key, *below = path
     if isinstance(node, dict) and below:
-        # A table that the file lacks is made: the schema says whether it may be there.
+        # A missing table is created: the schema decides whether it is allowed.
         _replace(node.setdefault(key, {}), below, value, override)
     elif isinstance(node, dict):
         node[key] = value

@@ -24,18 +24,18 @@ from .schema import BUDGETS, TRAINING, ReportedRow, TuneTable, training_value
 
 Problem = tuple[str, str]
 Decided = dict[str, Any]
-"""One method with everything decided: name, settings, training."""
+"""A method with everything resolved: name, settings, training."""
 
 
 EVERY_OTHER = "*"
-"""Name of an entry, the last one, that stands for all methods that no other entry names, so that none is forgotten."""
+"""Name of a last entry that stands for all methods not named by other entries, so that none is forgotten."""
 
 
 def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """A document with the methods that `*` stands for in its place, at their default settings; and the mistakes.
+    """Returns a document with `*` replaced by the methods it stands for, at their default settings; and the mistakes.
 
     Args:
-        raw: the document, which stays as it is.
+        raw: the document, which is not modified.
     """
     told, wrong = dict(raw), []
     kinds: tuple[catalog.MethodKind, ...] = ("defenses", "attacks")
@@ -51,7 +51,7 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must be there once, as the last entry"))
         elif settings := sorted(entries[-1].keys() - {"name"}):
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
-        # Not those of other distributions: what a suite asks is the same wherever it is read.
+        # Without other distributions' methods: a suite has the same content on every machine.
         others = [{"name": name} for name in sorted(catalog.method_files(kind)) if name not in named]
         told[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
     return told, wrong
@@ -60,14 +60,14 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
 def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Decided]], list[Problem]]:
     """Expands every entry of a list of methods into its grid of choices.
 
-    A list is a grid where the type of the setting takes no list.
+    A list is a grid if the type of the setting accepts no list.
 
     Args:
         raw: the document.
         kind: which list.
 
     Returns:
-        A list of choices per entry, without those that have mistakes; the mistakes.
+        A list of choices per entry, without invalid choices; the mistakes.
     """
     key = catalog.KINDS[kind]
     entries = raw.get(key)
@@ -79,9 +79,9 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
             continue  # its type is reported by the schema
         path = f"{key}[{position}]"
         choices, problems = _expand_entry(entry, kind, path)
-        # Compared after expansion: two entries that are written differently may ask for the same cells.
+        # Compared after expansion: differently written entries may request the same cells.
         for choice in choices:
-            same = choice | {"name": plugins.resolved(choice["name"])}  # one file may be spelled in several ways
+            same = choice | {"name": plugins.resolved(choice["name"])}  # a file may be spelled in several ways
             repeated = next((where for where, other in seen if other == same), None)
             if repeated:
                 problems.append((path, f"repeats {repeated}"))
@@ -95,14 +95,14 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
 
 
 def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
-    """Unknown data sets, models and settings of models, and a budget of both kinds or of neither."""
+    """Returns unknown data sets, models and model settings, and a budget with several units or none."""
     wrong: list[Problem] = []
     for table in ("task", "share"):
         content = raw.get(table)
         if not isinstance(content, dict):
             continue
         if isinstance(data := content.get("data"), str):
-            # A suite may be for data that its reader brings; before anything is computed they are loaded.
+            # A suite may need data supplied by its reader; they are loaded before any computation.
             wrong += _refused(f"{table}.data", partial(datasets.check, there=False), data)
         model = content.get("model")
         told = model if isinstance(model, dict) else {"name": model}
@@ -129,7 +129,7 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
-    """Limits that a coin exceeds; of what is no number the schema says so."""
+    """Returns limits below chance level; non-numbers are reported by the schema."""
     values = tpr if isinstance(tpr, list) else [tpr]
     if not all(isinstance(value, float) for value in (fpr, *values)) or not values:
         return []
@@ -139,7 +139,7 @@ def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
 
 
 def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
-    """Problems that a check of a name raises, as data sets and models have one."""
+    """Returns problems that a check of a name raises, for data sets and models."""
     try:
         check(name)
     except ModuleNotFoundError as error:
@@ -152,18 +152,18 @@ def _refused(where: str, check: Callable[[str], None], name: str) -> list[Proble
 def wrong_reported(
     raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]], attacks: Sequence[Sequence[Decided]]
 ) -> list[Problem]:
-    """Figures of papers that belong to no cell of the suite: an unknown defense, attack, metric or selector.
+    """Returns figures of papers that match no cell of the suite: an unknown defense, attack, metric or selector.
 
     Args:
         raw: the document.
-        defenses: the choices without mistakes.
-        attacks: the same.
+        defenses: the valid choices.
+        attacks: the valid choices.
     """
     rows, wrong = raw.get("reported"), []
     known_attacks = {choice["name"] for entry in attacks for choice in entry}
     keys: dict[str, set[str]] = {}
     for choice in itertools.chain.from_iterable(defenses):
-        # A union over entries: a selector that one entry of a defense has is no mistake for another.
+        # A union over entries: a selector valid for any entry of a defense is accepted.
         keys.setdefault(choice["name"], {"epsilon", "noise_multiplier", "delta", *TRAINING}).update(choice["settings"])
     named = _names(raw, "defense")
     for position, row in enumerate(rows if isinstance(rows, list) else []):
@@ -173,7 +173,7 @@ def wrong_reported(
         if isinstance(name, str) and name not in named:
             wrong.append((f"{path}.defense", no_such("defense", name, named) + " in this suite"))
         attack = row.get("attack")
-        # One that is listed with mistakes has no choices, and is not reported here a second time.
+        # An invalid listed attack has no choices, and is not reported here a second time.
         if isinstance(attack, str) and attack not in known_attacks and attack not in _names(raw, "attack"):
             wrong.append((f"{path}.attack", no_such("attack", attack, sorted(known_attacks)) + " in this suite"))
         metric = row.get("metric")
@@ -188,7 +188,7 @@ def wrong_reported(
 
 
 def _misplaced(metric: str, attack: Any) -> str:
-    """Why no cell can have a figure: records of its kind do not hold the metric; empty where one can."""
+    """Returns the reason why no cell can have a figure, if records of its kind lack the metric; empty otherwise."""
     known = METRICS[metric]
     if not known.of_attack:
         return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""
@@ -204,11 +204,11 @@ def _misplaced(metric: str, attack: Any) -> str:
 
 
 def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) -> list[Problem]:
-    """Keys of the `tune` table that no defense takes, and values that are wrong for those that do.
+    """Returns keys of the `tune` table that no defense accepts, and values invalid for those that do.
 
     Args:
         raw: the document.
-        defenses: the choices without mistakes.
+        defenses: the valid choices.
     """
     table = raw.get("tune")
     if not isinstance(table, dict):
@@ -220,17 +220,17 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) ->
             wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}
-    # `grid` is no key of the file: there it would be a setting like any other, and the schema collects these under it.
+    # `grid` is not a key of the file: there it would be an ordinary setting, and the schema collects settings under it.
     grid = {key: value for key, value in table.items() if key not in TuneTable.model_fields or key == "grid"}
     if not grid:
         wrong.append(("tune", "must have a grid of at least one setting, as lr = [0.1, 0.5], got none"))
     for key, values in grid.items():
         where = f"tune.{key}"
-        # Every defense that takes the key has to accept the values.
+        # Every defense with the key has to accept the values.
         conforms = [settings[key].conform for settings in known.values() if key in settings]
         if key in TRAINING:
             conforms.append(partial(_training, key))
-        if not conforms and known:  # where every defense has mistakes, nobody can tell
+        if not conforms and known:  # unknown if every defense has mistakes
             options = sorted({*TRAINING, *(name for settings in known.values() for name in settings)})
             wrong.append((where, f"no defense of this suite has this setting; {way_out(key, options)}"))
         elif not isinstance(values, list):
@@ -277,18 +277,18 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
         return [], wrong
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     choices = [_choice(name, settings, values) for values in combinations]
-    # An attack has no factory to try: its own rules are heard when it runs.
+    # An attack has no factory to try: its own checks are made when it runs.
     if kind == "defenses":
         for choice in choices:
             try:
-                catalog.defense(name, choice["settings"])  # the method's own rules, as final_sparsity < 1
+                catalog.defense(name, choice["settings"])  # the method's own checks, such as final_sparsity < 1
             except ValueError as error:
                 wrong.append((path, str(error)))
     return choices, wrong
 
 
 def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list[Any], list[Problem]]:
-    """The grid that a value stands for: itself where the type takes it, else its entries if it is a list."""
+    """Returns the grid that a value stands for: itself if the type accepts it, else the entries of a list."""
     try:
         return [conform(value)], []
     except CatalogError as error:
@@ -321,7 +321,7 @@ def _training(key: str, value: Any) -> Any:
 
 
 def _without_name(error: CatalogError) -> str:
-    # The key.path in front of the sentence names the setting already.
+    # The key.path before the sentence names the setting already.
     return str(error).partition(" ")[2]
 
 
