@@ -38,12 +38,12 @@ CALIBRATED = "calibrated to the budget"
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The output of `leakbench explain` about one entry.
+    """The output of `leakbench explain` about an entry.
 
     Attributes:
         name: as in a suite file.
         kind: kind of entry, in the singular.
-        summary: one line.
+        summary: a single line.
         about: the full docstring of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
@@ -76,7 +76,7 @@ class Explanation:
 
 
 def describe(kind: EntryKind, name: str) -> str:
-    """Returns one line about an entry; imports no method, so it works without its extras.
+    """Returns a line about an entry; imports no method, so it works without its extras.
 
     Raises:
         CatalogError: no such name.

@@ -39,8 +39,8 @@ class InAStep:
 
     Attributes:
         parameters: number of parameters of the reference network.
-        first: numbers released in the first step, one entry per block.
-        last: numbers released in the last step, one entry per block.
+        first: numbers released in the first step, an entry per block.
+        last: numbers released in the last step, an entry per block.
         besides: masks and bases of these numbers.
         shares: fraction of the last step's 1 / sigma^2 spent by each block.
         events: charged privacy events, in words.

@@ -11,7 +11,7 @@ from .request import Request, digest_of
 
 @dataclass(frozen=True)
 class Cell:
-    """One defense against one attack, or utility, at one budget and seed; becomes one record.
+    """One defense against an attack, or utility, at one budget and seed; becomes a record.
 
     Attributes:
         request: full specification of the result.
@@ -97,7 +97,7 @@ class Plan:
         return [cell for job in self.jobs for cell in job.cells] + self.skipped
 
     def add(self, cells: list[Cell], suite_digest: str) -> None:
-        """Adds cells of one job, without those already present: two entries may expand to the same cell."""
+        """Adds cells of a job, without those already present: two entries may expand to the same cell."""
         new = [cell for cell in cells if cell.id not in self._ids]
         self._ids |= {cell.id for cell in new}
         self.skipped += [cell for cell in new if cell.skip]

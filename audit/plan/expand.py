@@ -1,6 +1,6 @@
 """Expansion of a suite into cells: every defense x attack x budget x seed as a resolved request, before any compute.
 
-Cells that attack the same model share one training, and all defenses of a seed start from the same weights. Cells that
+Cells that attack the same model share a training, and all defenses of a seed start from the same weights. Cells that
 cannot run are found here, from declarations, dry runs and shapes, and carry the reason.
 """
 
@@ -78,7 +78,7 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
-        # A model trained without the members leaks nothing at any budget: one cell per seed tests the attack.
+        # A model trained without the members leaks nothing at any budget: a cell per seed tests the attack.
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(found, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
@@ -242,7 +242,7 @@ class _Run:
 
 
 def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
-    """Adds the cells of one training as one job, and every shared update as a separate job."""
+    """Adds the cells of a training as a job, and every shared update as a separate job."""
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
     reason = _cannot_run(trained.defense)

@@ -1,4 +1,4 @@
-"""Requests: the full specification of one record, typed and frozen, from which its id and seeds are hashed.
+"""Requests: the full specification of a record, typed and frozen, from which its id and seeds are hashed.
 
 The id is a hash of the request's canonical form, so a run over existing results finds missing records, and adding a
 cell to a suite changes no other id. Seeds derive from the same form. Fields, and settings of methods, are omitted at
@@ -33,7 +33,7 @@ def digest_of(content: dict[str, Any]) -> str:
 
 
 def seed_of(content: dict[str, Any], purpose: str) -> int:
-    """Returns a seed of 63 bits for one random process, a pure function of plain content and the process's name."""
+    """Returns a seed of 63 bits for a random process, a pure function of plain content and the process's name."""
     return seed_from(json.dumps(content, sort_keys=True), purpose)
 
 
@@ -77,7 +77,7 @@ class Budget:
 
     Attributes:
         epsilon: nats, the target of noise calibration; None if the noise is given, or there is none.
-        advantage: alternative target, the largest TPR - FPR of a membership test on one record.
+        advantage: alternative target, the largest TPR - FPR of a membership test on a single record.
         tpr: alternative target, the largest true positive rate of such a test at `fpr`.
         fpr: false positive rate of `tpr`.
         noise_multiplier: noise standard deviation / sensitivity; None if calibrated, or without noise.
@@ -231,8 +231,8 @@ class Update:
         release_noise: "none" measures the protection by the release alone; "calibrated" has the noise of the budget.
         data_digest: SHA-256 of the user's own data.
         model_digest: SHA-256 of the user's own architecture.
-        local: settings of `LocalTraining`, whose sum of steps is shared; None for one step.
-        prior: number of candidates for one record of the batch, used only by attacks with a prior.
+        local: settings of `LocalTraining`, whose sum of steps is shared; None for a single step.
+        prior: number of candidates for a record of the batch, used only by attacks with a prior.
     """
 
     data: str
@@ -265,7 +265,7 @@ class Update:
 # kw_only also because `Request` adds fields without a default after a field with a default.
 @dataclass(frozen=True, kw_only=True)
 class TrainingRequest:
-    """The specification of one training, or of the step that is shared instead.
+    """The specification of a training, or of the step that is shared instead.
 
     Attributes:
         suite: name of the suite.
@@ -305,7 +305,7 @@ class TrainingRequest:
         }
 
     def seed_for(self, purpose: str) -> int:
-        """Returns a seed for one random process of this training, the same for every attack on it.
+        """Returns a seed for a random process of this training, the same for every attack on it.
 
         Args:
             purpose: name of the random draw, such as "noise".
@@ -319,7 +319,7 @@ class TrainingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(TrainingRequest):
-    """The full specification of one cell's result.
+    """The full specification of a cell's result.
 
     Attributes:
         kind: kind of result, such as "membership".

@@ -1,4 +1,4 @@
-"""Runner of a suite: trains, attacks, scores, and writes one record per cell as soon as it is computed.
+"""Runner of a suite: trains, attacks, scores, and writes a record per cell as soon as it is computed.
 
 A run over existing results computes only missing or failed cells. A failing cell becomes a record with its error; the
 others continue. Jobs run in worker processes with one thread each, and workers write the records themselves, so a crash
@@ -305,7 +305,7 @@ def run_job(
     origins: dict[str, Provenance],
     read: Callable[[], Artifacts] = dict,
 ) -> list[Record]:
-    """Computes the cells of one job and writes their records.
+    """Computes the cells of a job and writes their records.
 
     Args:
         job: its cells share a subject.

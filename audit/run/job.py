@@ -1,4 +1,4 @@
-"""Computation of one job: its subject, constructed once, and the outcome of each of its cells."""
+"""Computation of a job: its subject, constructed once, and the outcome of each of its cells."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compute(
     """Computes cells that share a subject, sequentially.
 
     Args:
-        cells: of one job.
+        cells: of a job.
         device: device of the computation.
         read: returns the artifacts that the cells depend on.
 

@@ -27,7 +27,7 @@ QUIET = 30.0
 
 @dataclass
 class Told:
-    """Progress of one run: finished units, and the current step.
+    """Progress of a run: finished units, and the current step.
 
     Attributes:
         report: displays it.
@@ -83,7 +83,7 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
                 return
             last = time.monotonic()
             spent = last - start
-            # As if all units took equally long, including those of earlier runs: a rough guide. The first twentieth is
+            # Assumes that all units take equally long, including earlier runs': a rough guide. The first twentieth is
             # skipped: imports and kernel compilation would inflate the estimate.
             left = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
             print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)

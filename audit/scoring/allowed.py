@@ -147,7 +147,7 @@ def epsilon_implied(
     2021).
 
     Args:
-        misses: members taken for non-members, one count per test.
+        misses: members taken for non-members, a count per test.
         members: trials with a member, at least 1.
         alarms: non-members taken for members, by the same tests.
         non_members: trials with a non-member, at least 1.

@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from the canaries of one training, each included by an independent fair coin.
+"""A lower bound on epsilon from the canaries of a single training, each included by an independent fair coin.
 
 The method depends on the assumptions: none on the mechanism, Steinke, Nasr & Jagielski, "Privacy Auditing with One (1)
 Training Run", NeurIPS 2023; a composition of Gaussians, if the claim is of Gaussian steps with full participation,

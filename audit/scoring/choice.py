@@ -80,7 +80,7 @@ def place_of(truth: Float[Tensor, "*shape"], prior: Float[Tensor, "n *shape"]) -
 
 
 def compare_choice(choice: Pick, result: Reconstruction) -> dict[str, ImageValues]:
-    """Returns the metrics of one target; picture metrics are not measured, with the reason.
+    """Returns the metrics of a target; picture metrics are not measured, with the reason.
 
     Args:
         choice: see `chosen`.

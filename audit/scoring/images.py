@@ -1,7 +1,7 @@
 """Per-image metrics, before they are aggregated over one or several targets.
 
-Images of one update share that update's noise, so with several targets the unit is the target: means of targets are
-averaged, and intervals are over targets. For a single target they are over its images, conditional on its noise.
+Images of the same update share that update's noise, so with several targets the unit is the target: means of targets
+are averaged, and intervals are over targets. For a single target they are over its images, conditional on its noise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POWER = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class ImageValues:
-    """One metric on the images of one target, or the reason why it has no values.
+    """One metric on the images of a target, or the reason why it has no values.
 
     Attributes:
         n: number of images, whether or not they were measured.
@@ -108,7 +108,7 @@ def gain_metric(values: ndarray) -> Metric:
     narrowness in small samples (Hesterberg 2015, "expanded percentile"); below it is Student's t.
 
     Args:
-        values: one difference per image, in dB; at least one, finite.
+        values: a difference per image, in dB; at least one, finite.
     """
     n, value = len(values), float(np.mean(values))
     if n == 1:
@@ -143,7 +143,7 @@ def share_metric(parts: Sequence[ndarray]) -> Metric:
     """
     hits, images = float(sum(part.sum() for part in parts)), sum(len(part) for part in parts)
     value = hits / images
-    # Images of one update share its noise: with several targets each counts once, for any number of images.
+    # Images of the same update share its noise: with several targets each counts once, for any number of images.
     n = images if len(parts) == 1 else len(parts)
     low = 0.0 if value == 0 else float(stats.beta.ppf(0.025, value * n, (1 - value) * n + 1))
     high = 1.0 if value == 1 else float(stats.beta.ppf(0.975, value * n + 1, (1 - value) * n))

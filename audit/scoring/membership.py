@@ -42,7 +42,7 @@ _Z = float(stats.norm.ppf(0.975))
 def score_membership(
     scores: MembershipScores, members: Bool[Tensor, " n"], *, delta: float | None = None
 ) -> dict[str, Metric]:
-    """Returns every membership metric of one attack on one target.
+    """Returns every membership metric of an attack on a target.
 
     Args:
         scores: one score per example; larger = more likely a member.

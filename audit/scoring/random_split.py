@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from one run with a random split: the attack guesses the member of each pair.
+"""A lower bound on epsilon from a single run with a random split: the attack guesses the member of each pair.
 
 Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, on pairs of a member and a
 non-member. Members are a uniformly random part of the pool, so the member of a pair is decided by a fair coin, without

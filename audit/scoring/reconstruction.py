@@ -49,7 +49,7 @@ def score_reconstruction(
     labels_given: bool = False,
     lpips_weights: str | None = None,
 ) -> dict[str, Metric]:
-    """Returns every reconstruction metric of one attack on one batch.
+    """Returns every reconstruction metric of an attack on a batch.
 
     Args:
         result: the attack's result; at most as many inputs as truths.
@@ -99,7 +99,7 @@ def compare(
     labels_given: bool = False,
     lpips_weights: str | None = None,
 ) -> dict[str, ImageValues]:
-    """Returns the metrics of one target, image by image.
+    """Returns the metrics of a target, image by image.
 
     Args:
         result: the attack's result.
@@ -204,7 +204,7 @@ class Matched:
 
     Attributes:
         truth: true images on [0, 1].
-        recovered: one image per truth, on [0, 1]; the floor if unmatched.
+        recovered: an image per truth, on [0, 1]; the floor if unmatched.
         raw: the same, rescaled but not clamped.
         rows: indices of the matched reconstructions ...
         columns: ... and of their truths.
@@ -331,7 +331,7 @@ def _decibels(errors: ndarray) -> ImageValues:
 def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> ImageValues:
     if given:
         return absent(len(labels), "the attacker was given the labels")
-    # As multisets: recovered labels have no order, and a class may be in the batch twice.
+    # Compared as multisets: recovered labels have no order, and a class may be in the batch twice.
     common = Counter(found.tolist()) & Counter(labels.tolist())
     value = sum(common.values()) / len(labels)
     reason = "labels of one batch are not independent"

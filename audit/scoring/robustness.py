@@ -110,7 +110,7 @@ def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
         ledger: the releases of the batch.
         others: candidates beside the truth, exchangeable with it. Other truths do not count: an attacker who knows them
             rules them out.
-        batch: truths of one update. A reconstruction counts for any truth that it was matched to, so each has as many
+        batch: truths of an update. A reconstruction counts for any truth that it was matched to, so each has as many
             chances: the success rates of r of them add up to at most r / (others + 1) for each of b truths before the
             release, and the bound is concave, so b times that of one covers every r.
     """

@@ -150,7 +150,7 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
 
 
 def features_of(examples: Examples) -> ndarray:
-    """Returns features of examples: inputs, a few of their statistics, labels; one row each.
+    """Returns features of examples: inputs, a few of their statistics, labels; a row each.
 
     Wide inputs are replaced by random projections (Johnson & Lindenstrauss), the same for all examples and drawn
     independently of them: their principal components are nearly those of the inputs, at a tenth of the time and memory.

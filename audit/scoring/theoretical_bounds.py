@@ -1,8 +1,8 @@
 """Bounds from the privacy claim, stored with each metric of a membership attack.
 
 They follow from the trade-off curve of the claim's own losses, in both orders of the removal. The bounds hold for a
-test of one record whose membership is decided by an independent coin, with any knowledge of all other records. A
-threshold among candidates of one run is such a test, on average over runs: a record's rank among non-members. On a
+test of a single record whose membership is decided by an independent coin, with any knowledge of all other records. A
+threshold among candidates of the same run is such a test, on average over runs: a record's rank among non-members. On a
 single run with fixed members, chance can exceed the bounds, so compare the low end of an interval.
 
 Informed attacks differ. To score a candidate, the true contributions of all others, including the other candidates',
@@ -25,7 +25,7 @@ SHARED_NOISE = (
     "this attack is told everybody else's contribution, so scores of one run show its noise to whoever compares them: "
     "numbers of one run may lie above the bound, which holds over independent runs at one threshold, and refute nothing"
 )
-"""Reason why the bound does not apply to metrics of one run under an informed attack."""
+"""Reason why the bound does not apply to metrics of a single run under an informed attack."""
 
 
 def beside_claim(metrics: dict[str, Metric], curve: Any, *, informed: bool = False) -> dict[str, Metric]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class GroundTruth:
-    """The ground truth of one attack: the members, or the inputs behind an update.
+    """The ground truth of an attack: the members, or the inputs behind an update.
 
     Attributes:
         inputs: the private inputs behind an update [b, *shape]; None for membership.

@@ -70,7 +70,7 @@ def mean_metric(
     """Returns the mean with a t interval, clipped to its possible range.
 
     Args:
-        values: one finite number per example; at least one.
+        values: a finite number per example; at least one.
         better: direction that is good for the defender.
         one: reason for a missing interval with a single value, such as "one image".
         least: lower end of the range of the mean.

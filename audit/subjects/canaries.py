@@ -21,7 +21,7 @@ from .trained_run import TrainedRun
 
 
 def canaries(model: TrainedRun, cell: Cell) -> Finding:
-    """Runs one attack on the canaries of a trained model, and compares the resulting bound with the claim.
+    """Runs an attack on the canaries of a trained model, and compares the resulting bound with the claim.
 
     Raises:
         NotApplicable: the training has no canaries.

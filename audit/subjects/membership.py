@@ -31,7 +31,7 @@ from .trained_run import TrainedRun
 
 
 def membership(model: TrainedRun, cell: Cell) -> Finding:
-    """Runs one attack on a trained model, and scores how well it separates members from non-members.
+    """Runs an attack on a trained model, and scores how well it separates members from non-members.
 
     Raises:
         ValueError: there are no candidates, or the attack compares candidates with one another.

@@ -21,7 +21,7 @@ from ..targets.observe import World
 
 @dataclass
 class Outcome:
-    """The result of one cell, or the reason why there is none.
+    """The result of a cell, or the reason why there is none.
 
     Attributes:
         metrics: by name.

@@ -70,7 +70,7 @@ class ShadowStack:
         return {key: content[key] for key in content if key not in ("suite", "control")}
 
     def seed_for(self, purpose: str, model: int) -> int:
-        """Returns a seed for one random process of one model.
+        """Returns a seed for a random process of one model.
 
         Args:
             purpose: name of the random draw, such as "noise".

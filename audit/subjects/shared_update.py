@@ -57,7 +57,7 @@ class _Attacked:
 
 
 class SharedUpdates:
-    """The shared updates of one cell, one per target batch."""
+    """The shared updates of a cell, one per target batch."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Names the updates of the job's only cell; computes nothing yet."""
@@ -68,7 +68,7 @@ class SharedUpdates:
     def outcome(self, cell: Cell) -> Outcome:
         """Shares, attacks and scores every target of the cell."""
         request, update, splits = self._request, self._update, self._splits
-        # Of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
+        # Size of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
         examples = len(load_splits(request, torch.device("cpu")).private)
         defense, matched = defend(request, examples)
         # Saved, because switching off the noise replaces the multiplier.
@@ -240,7 +240,7 @@ class SharedUpdates:
 
 
 def _choices(choices: list[Pick]) -> dict[str, Any]:
-    """Returns columns of the picks, one row per target; -1 without a pick."""
+    """Returns columns of the picks, a row per target; -1 without a pick."""
     return {
         "target": list(range(len(choices))),
         "candidates": [choice.candidates for choice in choices],

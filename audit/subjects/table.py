@@ -15,10 +15,10 @@ from .trained_model import TrainedModel
 
 
 class Subject(Protocol):
-    """The object that the cells of one job attack. Shared work, such as training, is done at the first cell."""
+    """The object that the cells of a job attack. Shared work, such as training, is done at the first cell."""
 
     def outcome(self, cell: Cell) -> Outcome:
-        """Computes one cell.
+        """Computes a cell.
 
         Args:
             cell: a cell of the subject's job.

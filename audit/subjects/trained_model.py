@@ -64,7 +64,7 @@ class TrainedModel:
         self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step, artifacts=artifacts)
 
     def outcome(self, cell: Cell) -> Outcome:
-        """Computes one cell, after training unless an earlier cell has trained."""
+        """Computes a cell, after training unless an earlier cell has trained."""
         answer = ANSWERS[cell.kind](self.model, cell)
         # From the executed plans, not from the requested budget.
         claim = asdict(self.model.run.claim(self.model.request.budget.delta))
@@ -114,9 +114,9 @@ class TrainedModel:
     def _violations(self) -> list[str]:
         """Returns flags for evidence that refutes a claim, measured by the auditor with the data and the sampler's key.
 
-        An attack's ROC refutes no claim: scores of candidates of one run share its noise, and a lower bound on epsilon
-        takes independent runs or canaries. The noise itself can be measured instead: releases minus all contributions,
-        for some of the steps and for every one-off release.
+        An attack's ROC refutes no claim: scores of candidates of the same run share its noise, and a lower bound on
+        epsilon takes independent runs or canaries. The noise itself can be measured instead: releases minus all
+        contributions, for some of the steps and for every one-off release.
         """
         model = self.model
         claim = model.run.claim(model.request.budget.delta)

@@ -127,8 +127,8 @@ class CanaryTable(StrictTable):
     """Records inserted into the training, each by an independent fair coin, for attacks that detect them."""
 
     kind: CanaryName
-    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: an
-    example with a wrong label, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
+    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: a
+    mislabelled example, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
     number: Annotated[int, Field(ge=20)]
     """Number of all canaries, included or not."""
     norm: Rate | None = None
@@ -223,7 +223,7 @@ class BudgetTable(StrictTable):
     epsilon: Grid[Rate] | None = None
     """Nats, at `delta`."""
     advantage: Grid[Share] | None = None
-    """Largest TPR - FPR of a membership test on one record."""
+    """Largest TPR - FPR of a membership test on a single record."""
     tpr: Grid[Share] | None = None
     """Largest true positive rate of such a test at `fpr`."""
     fpr: Share | None = None

@@ -161,7 +161,7 @@ class Suite(Document):
     def reported_for(
         self, choice: DefenseChoice, budget: Mapping[str, float], attack: AttackChoice | None = None
     ) -> list[Reported]:
-        """Returns a paper's figures for one cell: those whose selectors all match.
+        """Returns a paper's figures for a cell: those whose selectors all match.
 
         Args:
             choice: the cell's defense.

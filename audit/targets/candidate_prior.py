@@ -1,4 +1,4 @@
-"""A prior for prior-aware reconstruction: candidates for one record, in an uninformative order.
+"""A prior for prior-aware reconstruction: candidates for a record, in an uninformative order.
 
 An attacker who picks among n candidates succeeds with probability 1/n before the release only if nothing else
 distinguishes the truth. The candidates therefore come from the same distribution, are all different, include no record

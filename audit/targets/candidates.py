@@ -103,7 +103,7 @@ def asked_alone(
 ) -> Int[Tensor, " drawn"]:
     """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.
 
-    Of each kind, one is drawn from all and one from the attack's most confident tenth: an attack that compares
+    For each kind, one is drawn from all and one from the attack's most confident tenth: an attack that compares
     candidates only for a few would do so where a true positive rate at few false alarms is decided.
 
     Args:

@@ -2,8 +2,8 @@
 
 Zhu, Yao & Blaschko, ICML 2023, and Geiping et al., NeurIPS 2020, Section 5.3: a client takes epochs of plain SGD and
 shares theta_0 - theta_E. The release here is that difference over the learning rate, computed as the sum of the
-updates, which avoids rounding to the precision of the weights; for one step it is the update itself. Batches are cut
-from the client's examples in their order, the same in every epoch; the server knows the order and the labels.
+updates, which avoids rounding to the precision of the weights; for a single step it is the update itself. Batches are
+cut from the client's examples in their order, the same in every epoch; the server knows the order and the labels.
 
 The server can simulate that sum if it knows every local step's plan without the releases of earlier local steps.
 `unknown_to_server` decides this before any local step is taken: it requests the plans with a context that hides every
@@ -85,7 +85,7 @@ class LocalTraining:
 
 
 def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
-    """Returns the positions of one step's examples: consecutive, starting over after the last example."""
+    """Returns the positions of a step's examples: consecutive, starting over after the last example."""
     return torch.arange(step * batch, (step + 1) * batch) % examples
 
 
@@ -268,7 +268,7 @@ class LocalUpdate:
         return total.index_select(0, self.kept)
 
     def contributions_between(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, "n m"]:
-        """Returns each example's term in the undivided sum of one step, `share` of the way; without a graph.
+        """Returns each example's term in the undivided sum of a step, `share` of the way; without a graph.
 
         Raises:
             NotApplicable: the steps transform an example differently.
@@ -308,7 +308,7 @@ class LocalUpdate:
     def _update(
         self, plan: StepPlan, inputs: Tensor, labels: Tensor, point: Tensor, rows: Tensor | None = None
     ) -> Float[Tensor, " dim"]:
-        """Returns the noiseless update of one step on these examples, each bounded by itself."""
+        """Returns the noiseless update of a step on these examples, each bounded by itself."""
         known = self._rows(inputs, labels, point) if rows is None else rows
         each = contributions(plan, lambda at: known if at is None else self._rows(inputs, labels, at))
         return moved(plan, tuple(block.sum(dim=0) for block in each), self.expected_batch)
@@ -347,7 +347,7 @@ def _movable(plan: StepPlan, like: Tensor) -> Tensor:
 
 
 def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
-    """Returns the noise variances of one step's undivided update; averaged if noise is not drawn per coordinate."""
+    """Returns the noise variances of a step's undivided update; averaged if noise is not drawn per coordinate."""
     coins, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:

@@ -3,7 +3,7 @@
 An `Observation` is built from the step's plan, so dense, masked, projected and two-part releases need no special case
 here or in any attack. The ground truth (`scoring.truth`) goes to scorers only. The informed adversary of differential
 privacy knows every contribution but the candidate's. Its view is computed here from the private data and handed out as
-a remainder: the noisy sums minus the contributions of all other records, one row per candidate. The row of a
+a remainder: the noisy sums minus the contributions of all other records, a row per candidate. The row of a
 non-participant is the noise; the row of a participant is the noise plus one bounded contribution. An attack on one
 record of a shared update gets the single row that remains without the rest of its batch.
 
@@ -92,7 +92,7 @@ def observe(
     remainder: Float[Tensor, " m"] | None = None,
     views: Views | None = None,
 ) -> Observation:
-    """Returns the target of an attack on one training step, or on one shared update.
+    """Returns the target of an attack on a training step, or on a shared update.
 
     Args:
         step: from the trainer's transcript, with plan and noisy blocks; copied.
@@ -105,9 +105,9 @@ def observe(
         participation: the attacker's knowledge about which records take part.
         candidates: candidates of a membership test, as the attacker's own copy.
         others_removed: for the informed adversary; maps a slice of the candidates to the undivided noisy sums minus all
-            other contributions, one row per candidate.
+            other contributions, a row per candidate.
         matched_filter: statistics of these rows and contributions from which each candidate's likelihood ratio follows.
-        prior: candidates for one record of the batch, as the attacker's own copy.
+        prior: candidates for a record of the batch, as the attacker's own copy.
         remainder: the undivided noisy sums minus the contributions of the rest of that record's batch.
         views: augmentation used in this step, from public randomness; None without augmentation.
 
@@ -281,7 +281,7 @@ class RunView:
             progress_events.tell(number, total)  # when the attack asks for the next step
 
     def at(self, position: int, *, participation_known: bool = False) -> Observation:
-        """Returns the observation of one step in the transcript.
+        """Returns the observation of a step in the transcript.
 
         Args:
             position: position in the transcript, from 0.

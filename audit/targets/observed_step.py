@@ -33,7 +33,7 @@ from .structure import structure
 ROWS = 2**26
 """Per-example gradient entries held at a time (256 MiB in float32), in computations that can be chunked."""
 
-_MOST = 2**30  # the same limit (4 GiB) for all rows at once: the answer to an attack has one row per candidate
+_MOST = 2**30  # the same limit (4 GiB) for all rows at once: the answer to an attack has a row per candidate
 
 
 class Observed:

@@ -1,4 +1,4 @@
-"""Simulation of one update shared by a client of federated learning, from a model, a batch and a defense.
+"""Simulation of an update shared by a client of federated learning, from a model, a batch and a defense.
 
 The client's steps before the shared step run on `history`, so that methods whose plans depend on past releases have
 some: DPDR its direction, ranked sparsification its ranks. Engine and step are those of training. A client may also take
@@ -82,7 +82,7 @@ class Shared:
 def share_update(
     model: nn.Module, inputs: Tensor, labels: Tensor, defense: Defense, **settings: Any
 ) -> tuple[Observation, GroundTruth]:
-    """Returns the server's view of one shared update, and the ground truth; settings as in `simulate_share`."""
+    """Returns the server's view of a shared update, and the ground truth; settings as in `simulate_share`."""
     shared = simulate_share(model, inputs, labels, defense, **settings)
     return shared.observation, shared.truth
 
@@ -118,9 +118,9 @@ def simulate_share(
         step: number of the shared step; the steps before it are executed first.
         steps: planned length, used by schedules; None for a run that ends at the last shared step.
         lr: learning rate of the client's plain SGD.
-        local: several steps of the client, from `step` on, of which it shares the sum; None for one step on its batch.
-            Each step is noised and charged by itself; an example is charged for the steps that contain it, one per
-            epoch.
+        local: several steps of the client, from `step` on, of which it shares the sum; None for a single step on its
+            batch. Each step is noised and charged by itself; an example is charged for the steps that contain it, one
+            per epoch.
         history: (inputs, labels) for the earlier steps, cut into batches in turn; None for the client's own examples.
         population: public examples, which the defense may read.
         prior: candidates for the first record of the batch, for an attacker who has the other records and picks the
@@ -144,7 +144,7 @@ def simulate_share(
     if local is not None:
         per_epoch = local.steps_per_epoch(len(inputs))
         if step % per_epoch:
-            # The ledger assumes whole epochs: each example is in one step of each epoch.
+            # The ledger assumes whole epochs: each example is in a step of each epoch.
             raise ValueError(f"step must begin an epoch, a multiple of the {per_epoch} local steps of one, got {step}")
         if local.steps(len(inputs)) == 1:
             local = None
@@ -242,7 +242,7 @@ class _Client:
         self.stepper.start()
 
     def step(self, step: int, *, shared: bool, lr: float) -> Step:
-        """Takes one step of plain SGD, on the batch or on the history's batch for it."""
+        """Takes a step of plain SGD, on the batch or on the history's batch for it."""
         layout = self.runner.layout
         # Without a history the batch is in every earlier step, too, and is charged for it.
         inputs, labels = self._own(step) if shared or self.past is None else self._of_the_past(step)

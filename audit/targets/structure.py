@@ -53,7 +53,7 @@ _LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logi
 def structure(
     plan: StepPlan, model: nn.Module, layout: Layout, parameters: Tensor, loss: Loss, input_shape: tuple[int, ...]
 ) -> Structure:
-    """Returns the equations of one step.
+    """Returns the equations of a step.
 
     Args:
         plan: as executed.
@@ -61,7 +61,7 @@ def structure(
         layout: order of the flat vectors.
         parameters: at the step [dim].
         loss: per-example loss.
-        input_shape: shape of one example.
+        input_shape: shape of an example.
     """
     parts, start = [], 0
     for block in plan.blocks:
@@ -111,7 +111,7 @@ def _part(block: Block, start: int, dim: int) -> ReleasedPart:
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a traced network on one example and keeps the shape of each result."""
+    """Runs a traced network on an example and keeps the shape of each result."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
@@ -154,7 +154,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def _about(node: fx.Node, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Returns kind, parameters and settings of one operation."""
+    """Returns kind, parameters and settings of an operation."""
     if node.op == "placeholder":
         return {"kind": "input", "words": "the input"}
     if node.op == "call_function" and node.target in _ADDITIONS and len(node.all_input_nodes) == 2:
