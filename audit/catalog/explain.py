@@ -109,7 +109,7 @@ def explain(name: str) -> Explanation:
     """Explains an entry of any kind; for ambiguous names, the first in the order of `KINDS`.
 
     Raises:
-        CatalogError: no such name, with the nearest one.
+        CatalogError: no such name, with the nearest name.
         MissingExtra: a method whose settings cannot be read without its extra.
     """
     if plugins.is_path(name):

@@ -27,7 +27,7 @@ class CatalogError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting of a method: a keyword-only parameter of its function.
+    """A setting of a method: a keyword-only parameter of its function.
 
     Attributes:
         name: as in a suite file.

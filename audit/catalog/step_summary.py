@@ -2,7 +2,7 @@
 
 The rehearsal uses synthetic gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
 first step and the last step of a run of 20 epochs, at the method's default settings. Side information is found by
-further rehearsals, under other public randomness (`besides.py`).
+further rehearsals, under other public randomness (`side_information.py`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from .request import MethodAsked, digest_of
 
 @dataclass(frozen=True)
 class Artifact:
-    """One result to compute.
+    """A result to compute.
 
     Attributes:
         request: full specification, as plain JSON values.

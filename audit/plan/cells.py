@@ -11,7 +11,7 @@ from .request import Request, digest_of
 
 @dataclass(frozen=True)
 class Cell:
-    """One defense against an attack, or utility, at one budget and seed; becomes a record.
+    """A defense against an attack, or utility, at one budget and seed; becomes a record.
 
     Attributes:
         request: full specification of the result.

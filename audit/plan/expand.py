@@ -232,7 +232,7 @@ def asked(choice: DefenseChoice) -> MethodAsked:
 
 @dataclass(frozen=True)
 class _Run:
-    """One defense at one budget and seed."""
+    """A defense at one budget and seed."""
 
     choice: DefenseChoice
     control: Control | None

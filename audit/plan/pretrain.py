@@ -10,7 +10,7 @@ Deviation: the public examples are those of the task, not of another data set.
 Guarantee:
     The initial model is a function of public things: the public examples with their labels, the architecture, the
     suite's seed and settings. No private example is read, so it costs no privacy. Assumes, as stated in a claim on it,
-    that the public examples are independent of the private ones.
+    that the public examples reveal nothing about the private ones.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ OfRun = Callable[[RunView], Target]
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel:
-    """One row: the access that a suite grants to attacks of one kind and access.
+    """A row: the access that a suite grants to attacks of one kind and access.
 
     Attributes:
         kind: kind of result of an attack, such as "membership".

@@ -27,7 +27,7 @@ ArtifactState = Literal["usable", "of another code", "failed", "edited or torn"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """One artifact on disk.
+    """An artifact on disk.
 
     Attributes:
         path: of its file.
@@ -35,7 +35,7 @@ class Stored:
         state: whether a current run would use it.
         words: description from the progress output; empty if missing from its file.
         request: its specification; None if missing from its file.
-        error: reason of its failure; empty without one.
+        error: reason of its failure; empty on success.
         differs: differences from the current code.
     """
 

@@ -104,7 +104,7 @@ def _digest(files: list[Path], root: Path) -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Returns output of git about this library's checkout; empty without one, also inside a user's repository."""
+    """Returns git's output about this library's checkout; empty without a checkout, also inside a user's repository."""
     program = shutil.which("git")
     if program is None or not (ROOT / ".git").exists():
         return ""

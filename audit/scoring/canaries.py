@@ -9,8 +9,8 @@ the best number of guesses afterwards would refute true claims.
 
 Guarantee:
     With confidence 0.95 the training is not (epsilon, delta)-private under add/remove of a record, for any epsilon
-    below the value. Assumes fair coins, about which the scores depend on the training's releases only; and the
-    assumptions of the method, which the detail names.
+    below the value. Assumes fair coins, on which the scores depend through the training's releases only; and
+    the assumptions of the method, which the detail names.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _FAILED = "the attack failed: it reached no finite objective, so that it chose n
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """One target of an attacker who picks a candidate.
+    """A target of an attacker who picks a candidate.
 
     Attributes:
         candidates: number of candidates.

@@ -37,7 +37,7 @@ POWER = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class ImageValues:
-    """One metric on the images of a target, or the reason why it has no values.
+    """A metric on the images of a target, or the reason why it has no values.
 
     Attributes:
         n: number of images, whether or not they were measured.
@@ -184,7 +184,7 @@ def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str,
     for key in dict.fromkeys(key for detail in details for key in detail):
         values = [value for detail in details if (value := detail.get(key)) is not None]
         numbers = [value for value in values if not isinstance(value, str)]
-        # Strings: of a status the worse one, otherwise the common value.
+        # Strings: of a status the worse, otherwise the common value.
         words = [value for value in values if isinstance(value, str)]
         found[key] = (
             next((word for word in words if word != "ok"), words[0])

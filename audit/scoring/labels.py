@@ -26,7 +26,7 @@ NOT_NAMED = -1
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """One target batch.
+    """A target batch.
 
     Attributes:
         found: recovered labels, in any order; at most as many as there are.

@@ -61,7 +61,7 @@ def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple
 def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | None) -> dict[str, float]:
     """Returns scores that are standard normal if the noise is, exactly and for any number of coordinates.
 
-    The inner product of two independent standard normal vectors, over the length of one, is standard normal. Other
+    The inner product of two independent standard normal vectors, over the norm of either, is standard normal. Other
     dependence, such as between distant coordinates, is not tested.
 
     Args:

@@ -34,7 +34,7 @@ class Outcome:
         arrays: per-example columns.
         seconds: wall clock; time shared by the cells of a job is counted in the first of them.
         skipped: reason why it was not run; empty if it was.
-        error: message of the exception that ended it; empty without one.
+        error: message of the exception that ended it; empty without an exception.
     """
 
     metrics: dict[str, Metric] = field(default_factory=dict)

@@ -39,7 +39,7 @@ CROWD = 1000
 
 @dataclass(frozen=True)
 class _Attacked:
-    """One target batch, its shared update, and the attack's result.
+    """A target batch, its shared update, and the attack's result.
 
     Attributes:
         match: for each input the best match among some public images; None without public images, and for labels.

@@ -1,4 +1,4 @@
-"""One training run with its private data, held by the auditor: members, non-members, defense, sampler, transcript.
+"""A training run with its private data, held by the auditor: members, non-members, defense, sampler, transcript.
 
 Private data, the sampler's key and the noise stay in here. In the negative control the model is trained on public
 examples, so that no member was in the training.

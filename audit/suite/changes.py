@@ -19,7 +19,7 @@ NOT_SET = "not set"
 
 @dataclass(frozen=True)
 class Change:
-    """One override.
+    """An override.
 
     Attributes:
         path: keys, such as ("task", "epochs").

@@ -39,7 +39,7 @@ class ChoiceError(SuiteError):
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseChoice:
-    """One defense of a suite with all settings resolved.
+    """A defense of a suite with all settings resolved.
 
     Attributes:
         name: of the defense.
@@ -60,7 +60,7 @@ class DefenseChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackChoice:
-    """One attack of a suite with all settings resolved."""
+    """An attack of a suite with all settings resolved."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Suite(Document):
         return tuned
 
     def tuned(self, choice: DefenseChoice, budget: Mapping[str, float]) -> tuple[DefenseChoice, str]:
-        """Returns a defense tuned for a budget, and the digest of the search; empty without one."""
+        """Returns a defense tuned for a budget, and the digest of the search; empty without a search."""
         values, digest = self._tuned.get(_key(choice, budget), ({}, ""))
         return choice.with_values(values), digest
 

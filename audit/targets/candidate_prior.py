@@ -19,7 +19,7 @@ from leakbench.defenses.core import keyed
 
 @dataclass(frozen=True)
 class Prior:
-    """The candidates of a choice, and the position of the right one.
+    """The candidates of a choice, and the position of the truth.
 
     Attributes:
         given: the candidates; an attack gets a copy.

@@ -347,7 +347,7 @@ def _movable(plan: StepPlan, like: Tensor) -> Tensor:
 
 
 def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
-    """Returns the noise variances of a step's undivided update; averaged if noise is not drawn per coordinate."""
+    """Returns the noise variances of a step's undivided update; averaged over movable coordinates if mixed."""
     coins, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:

@@ -9,7 +9,7 @@ record of a shared update gets the single row that remains without the rest of i
 
 A target holds copies, and plain functions over copies. No attribute leads to the auditor's own objects, the executed
 steps and the private data, so an attack can neither read nor change them. Python cannot hide the variables that a
-function closes over; the function behind the remainder is the only one that closes over private data, and `narrow`
+function closes over; the function behind the remainder is the only function that closes over private data, and `narrow`
 withholds it from attacks that do not declare an informed adversary.
 """
 
@@ -232,7 +232,7 @@ class RunView:
         kept: step number -> its noise and the contributions of candidates. Views of a run share it, because each entry
             costs the gradients of a whole batch.
         shadows: outputs of shadow models on the candidates, in their order, and on the population.
-        replay: recomputes the steps; shared by the views of a run. None makes a new one for this view.
+        replay: recomputes the steps; shared by the views of a run. None makes a new `StepReplay` for this view.
         controls: the attacker's permitted control over the training.
         steps: all steps of the run, for attacks that read them; None for the steps in the transcript.
     """
@@ -335,7 +335,7 @@ class RunView:
 
     @cached_property
     def replayed(self) -> StepReplay:
-        """The recomputation shared by all views of the run, or a new one for this view."""
+        """The recomputation shared by all views of the run, or a new `StepReplay` for this view."""
         # Not stored at construction: a view derived by `replace` may have another sampler or other data.
         return self.replay or StepReplay(self.run, self.private, self.sampling, self.world.loss)
 

@@ -1,4 +1,4 @@
-"""One executed step as functions of data: per-example contributions and the release that given data would produce.
+"""An executed step as functions of data: per-example contributions and the release that given data would produce.
 
 All functions follow from the step's plan, so dense, masked, projected and two-part releases need no special case.
 `audit/targets/observe.py` decides which of them an attacker receives; the auditor applies the same functions to private
@@ -37,7 +37,7 @@ _MOST = 2**30  # the same limit (4 GiB) for all rows at once: the answer to an a
 
 
 class Observed:
-    """One executed step as functions of data: per-example contributions and the release they would produce.
+    """An executed step as functions of data: per-example contributions and the release they would produce.
 
     Attributes:
         sums: [m], the undivided noisy sums of all blocks, concatenated.

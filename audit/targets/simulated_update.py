@@ -50,7 +50,7 @@ from .observed_step import Observed
 
 @dataclass(frozen=True)
 class Shared:
-    """One simulated update, with the auditor's knowledge about it.
+    """A simulated update, with the auditor's knowledge about it.
 
     Attributes:
         observation: the server's view.
@@ -124,7 +124,7 @@ def simulate_share(
         history: (inputs, labels) for the earlier steps, cut into batches in turn; None for the client's own examples.
         population: public examples, which the defense may read.
         prior: candidates for the first record of the batch, for an attacker who has the other records and picks the
-            right candidate (`subjects.prior.Prior.draw`); a result on such an update is scored as a choice.
+            right candidate (`targets.candidate_prior.Prior.draw`); a result on such an update is scored as a choice.
         seed: key of the public randomness.
         noise: secret noise source; None for a key from the operating system.
         execution: engine, memory and device.
@@ -144,7 +144,7 @@ def simulate_share(
     if local is not None:
         per_epoch = local.steps_per_epoch(len(inputs))
         if step % per_epoch:
-            # The ledger assumes whole epochs: each example is in a step of each epoch.
+            # The ledger assumes whole epochs: each example is in exactly one step of each epoch.
             raise ValueError(f"step must begin an epoch, a multiple of the {per_epoch} local steps of one, got {step}")
         if local.steps(len(inputs)) == 1:
             local = None

@@ -35,7 +35,7 @@ _THREADS = 1  # per job: multi-threaded sums round differently, and no result ma
 
 @dataclass(frozen=True)
 class Local:
-    """Executor of worker processes on this machine, or of this process alone if one is enough.
+    """Executor of worker processes on this machine, or of this process alone if a single process suffices.
 
     Attributes:
         device: device of the computation, which decides the default number of processes.

@@ -45,7 +45,7 @@ def end_with_runner() -> None:
 
 
 def tie() -> None:
-    """Requests from the Linux kernel to end this process with its runner, if it was started by one."""
+    """Requests from the Linux kernel to end this process with its runner, if it was started by a runner."""
     # Importing `audit` in a user's program must have no such effect.
     if multiprocessing.current_process().name == "MainProcess":
         return
