@@ -24,7 +24,6 @@ def public_masks(
         steps: planned length.
         seed: of the public randomness.
         device: of the run.
-        device: of the run.
     """
     if not isinstance(defense.method, Stateless):
         return [None] * steps
