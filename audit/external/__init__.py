@@ -1,5 +1,5 @@
-"""A model that was trained elsewhere: its file, its data, the attacks on it, and what they show.
+"""Audit of a model that was trained elsewhere: its file, its data, the attacks on it, and the verdict.
 
-Nothing of the training was executed here, so nothing of it is proved: a claim is what its owner states, and what is
-measured can refute it and never confirm it.
+No training step was executed here, so no privacy guarantee is proved: a claim is its owner's statement, which
+measurements can refute but never confirm.
 """

@@ -1,9 +1,9 @@
-"""What an owner claims of a training: epsilon and delta, and, where they are stated, the noise and steps behind them.
+"""Privacy claim of an owner: epsilon and delta, optionally with the noise, sampling and steps behind them.
 
-A claim is held against itself first, which takes no attack: noise, sampling and steps as stated prove some epsilon, and
-a smaller one is claimed in error. Then it is held against bounds, about the same change of the data: pairs of a random
-split replace one record by another, which an add/remove claim answers by group privacy of two (Dwork & Roth, 2014,
-Theorem 2.2), or by the trade-off curve of the stated noise, whichever allows less.
+The claim is first checked against itself, without an attack: the stated noise, sampling and steps prove some epsilon,
+and claiming a smaller one is an error. Then it is compared with empirical bounds under the same neighboring relation:
+pairs of a random split replace one record by another, so an add/remove claim is converted by group privacy of size two
+(Dwork & Roth, 2014, Theorem 2.2), or by the trade-off curve of the stated noise, whichever allows less.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ..evidence.estimate import of_replacement
 KEYS = ("epsilon", "delta", "relation", "sampling", "sample_rate", "noise_multiplier", "steps")
 
 _SAMPLED = ("poisson", "full")
-"""Samplings of which the stated noise proves an epsilon without knowing more of them."""
+"""Batch samplings for which the stated noise proves an epsilon without further information."""
 
 SAMPLINGS = (*_SAMPLED, "shuffle", "fixed_size", "cyclic", "balls_in_bins", "other")
-"""What batches may be said to be drawn by; of those after the first two the noise alone proves nothing here."""
+"""Batch samplings that a claim may state; for those after the first two, the noise alone proves nothing here."""
 
 _SLACK = 1e-3
-"""By how much of its epsilon a claim may be below what its own noise proves: owners round, and accountants differ."""
+"""Relative slack of a claimed epsilon below the epsilon that its noise proves: owners round, and accountants differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatedClaim:
-    """A claim in its owner's words.
+    """Privacy claim as its owner states it.
 
     Attributes:
         epsilon: nats.
         delta: in (0, 1).
-        relation: add_remove or replace_one.
-        sampling: of batches, one of `SAMPLINGS`; empty where not stated.
-        sample_rate: expected share of the examples in a batch; None where not stated.
-        noise_multiplier: standard deviation of the noise over the clip norm; None where not stated.
-        steps: None where not stated.
+        relation: neighboring relation, add_remove or replace_one.
+        sampling: of batches, one of `SAMPLINGS`; empty if not stated.
+        sample_rate: expected fraction of the examples in a batch; None if not stated.
+        noise_multiplier: standard deviation of the noise / clip norm; None if not stated.
+        steps: number of steps; None if not stated.
     """
 
     epsilon: float
@@ -61,7 +61,7 @@ class StatedClaim:
         if self.relation not in ("add_remove", "replace_one"):
             raise ValueError(f"relation of the claim must be add_remove or replace_one, got {self.relation!r}")
         if self.sampling and self.sampling not in SAMPLINGS:
-            # A word that nobody knows would leave the stated noise unchecked, and say nothing of it.
+            # An unknown sampling would silently leave the stated noise unchecked.
             raise ValueError(f"sampling of the claim: {no_such('sampling', self.sampling, SAMPLINGS)}")
         if self.sampling == "full" and self.sample_rate not in (None, 1.0):
             raise ValueError(f"sample_rate of the claim must be 1 with sampling=full, got {self.sample_rate}")
@@ -74,10 +74,10 @@ class StatedClaim:
 
     @classmethod
     def parse(cls, text: str) -> StatedClaim:
-        """Reads `epsilon=3,delta=1e-5,sampling=poisson,sample_rate=0.01,noise_multiplier=1.1,steps=1000`.
+        """Parses `epsilon=3,delta=1e-5,sampling=poisson,sample_rate=0.01,noise_multiplier=1.1,steps=1000`.
 
         Raises:
-            ValueError: another form, an unknown or repeated key, or a value out of range.
+            ValueError: another format, an unknown or repeated key, or a value out of range.
         """
         found: dict[str, Any] = {}
         for part in text.split(","):
@@ -102,13 +102,13 @@ class StatedClaim:
 
     @property
     def complete(self) -> bool:
-        """Whether noise, sampling and steps are stated, so that what they prove can be computed."""
+        """True if noise, sampling and steps are stated, so that the epsilon that they prove can be computed."""
         stated = (self.noise_multiplier, self.steps, self.sample_rate if self.sampling != "full" else 1.0)
         return self.sampling in _SAMPLED and all(value is not None for value in stated)
 
     @cached_property
     def curve(self) -> TradeOff | None:
-        """The trade-off curve of the stated noise; None where not all of it is stated."""
+        """Trade-off curve of the stated noise; None if the statement is incomplete."""
         if not self.complete or self.noise_multiplier is None or self.steps is None:
             return None
         rate = 1.0 if self.sampling == "full" else float(self.sample_rate or 1.0)
@@ -116,12 +116,12 @@ class StatedClaim:
 
     @property
     def trade_off(self) -> TradeOff:
-        """What the claim allows any test of one record's membership, by its epsilon and delta alone."""
+        """Trade-off curve of epsilon and delta alone, a limit on any test of one record's membership."""
         return of_pair(self.epsilon, self.delta)
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What is wrong with the claim by itself, a sentence each."""
+        """Contradictions within the claim, a sentence each."""
         if self.curve is None or self.relation != "add_remove":
             return ()
         proved = self.curve.epsilon_at(self.delta)
@@ -134,17 +134,17 @@ class StatedClaim:
 
     @property
     def of_replacement(self) -> tuple[float, float]:
-        """(epsilon, delta) that the claim implies where one record replaces another."""
+        """Pair (epsilon, delta) that the claim implies if one record replaces another."""
         if self.relation == "replace_one":
             return self.epsilon, self.delta
         grouped = of_replacement(self.epsilon, self.delta)
         if self.curve is None or grouped[1] >= 1:
             return grouped
-        # At the same delta, so that one bound is held against the smaller of the two.
+        # Both at the same delta, so that a bound is compared with the smaller epsilon.
         return min(grouped[0], self.curve.epsilon_at(grouped[1], replaced=True)), grouped[1]
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it."""
+        """Returns the claim as it appears in a report."""
         epsilon, delta = self.of_replacement
         return {key: getattr(self, key) for key in KEYS} | {
             "implies": {"epsilon": epsilon, "delta": delta, "relation": "replace_one"},

@@ -1,9 +1,9 @@
-"""Rules that an audit has to keep: `tpr_at_1pct_fpr>0.05` fails it where more than that is shown.
+"""Rules that fail an audit: `tpr_at_1pct_fpr>0.05` fails it if a larger value is shown.
 
-A number has an interval, so a rule has a side. `>` alone asks for the lower end, and `<` for the upper one: the rule is
-broken where the audit shows it, and small samples show little. `metric.high>x` breaks where the audit cannot exclude
-it, which many samples are needed to pass; `metric.value` compares the estimate itself. A metric that was not measured
-breaks its rule: silence is not a pass.
+A metric has a confidence interval, so a rule names one of its ends. `>` alone compares the lower end, and `<` the upper
+end: the rule is broken if the audit shows it, and small samples show little. `metric.high>x` is broken unless the audit
+excludes it, which takes many samples; `metric.value` compares the estimate. A metric that was not measured breaks its
+rule: a missing number is no pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..catalog.messages import no_such
 Side = Literal["low", "high", "value"]
 
 OF_MODEL = ("epsilon_lower", "accuracy_gap")
-"""Metrics of the audit as a whole, which no attack has."""
+"""Metrics of the audit as a whole, not of an attack."""
 
 _RULE = re.compile(
     r"(?:(?P<attack>[\w./:-]+?):)?(?P<metric>[\w.%]+?)(?:\.(?P<side>low|high|value))?(?P<sign>[<>])(?P<limit>[^<>=]+)"
@@ -31,14 +31,15 @@ _RULE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule.
+    """Limit on a metric, which the audit must keep.
 
     Attributes:
-        text: as it was given.
-        attack: whose metric; empty for the strongest by the audit's own choice, and for metrics of no attack.
+        text: as given.
+        attack: name of the attack; empty for the strongest attack, which the audit chooses, and for metrics of no
+            attack.
         metric: its name.
         side: end of the interval that is compared.
-        above: whether it is broken above the limit, else below.
+        above: whether values above the limit break the rule, else values below.
         limit: in the metric's unit.
     """
 
@@ -50,10 +51,11 @@ class Rule:
     limit: float
 
     def broken(self, found: Mapping[tuple[str, str], Metric]) -> str | None:
-        """The sentence that says how the rule is broken; None where it is kept.
+        """Returns the sentence on how the rule is broken; None if it is kept.
 
         Args:
-            found: (attack, metric) -> what was measured; attack is empty for the strongest, and for the audit's own.
+            found: maps (attack, metric) to its measurement; attack is empty for the strongest attack and the whole
+                audit.
         """
         metric = found.get((self.attack, self.metric))
         whose = f"{self.attack}'s {self.metric}" if self.attack else self.metric
@@ -62,7 +64,7 @@ class Rule:
             return f"{self.text}: {whose} was not measured, for {why}"
         number = {"low": metric.low, "high": metric.high, "value": metric.value}[self.side]
         if number is None:
-            # A proved lower bound is its own lower end.
+            # A lower bound is its own lower end.
             if self.side != "low" or self.metric != "epsilon_lower":
                 return f"{self.text}: {whose} has no {self.side} end, for {metric.reason or 'it has no interval'}"
             number = metric.value
@@ -73,14 +75,14 @@ class Rule:
 
 
 def rules(texts: Sequence[str], attacks: Sequence[str]) -> list[Rule]:
-    """Reads rules.
+    """Parses rules.
 
     Args:
-        texts: as `tpr_at_1pct_fpr>0.05`, `rmia:auc.high>0.6` or `epsilon_lower>2`.
-        attacks: names that a rule may ask for.
+        texts: such as `tpr_at_1pct_fpr>0.05`, `rmia:auc.high>0.6` or `epsilon_lower>2`.
+        attacks: names that a rule may use.
 
     Raises:
-        ValueError: not a rule, or an unknown metric or attack.
+        ValueError: a text is no rule, or names an unknown metric or attack.
     """
     known = [*(name for name, row in METRICS.items() if row.kind == "membership"), *OF_MODEL]
     found = []

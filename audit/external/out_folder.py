@@ -1,4 +1,4 @@
-"""Refusal of a folder for results that cannot be written, before anything is computed."""
+"""Check of the output folder, before anything is computed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def check_folder(out: Path | None) -> None:
-    """Refuses a folder that cannot be made or written to; makes nothing.
+    """Refuses a folder that cannot be created or written to; creates nothing.
 
     Args:
-        out: where results go; None for nowhere.
+        out: folder for results; None for no output.
 
     Raises:
         ValueError: a file is in its place or above it, or the user may not write there.
@@ -20,7 +20,7 @@ def check_folder(out: Path | None) -> None:
     if out.is_dir():
         there = out
     else:
-        # What is there of its path; a link that leads nowhere is there as well.
+        # The nearest path that exists; a dangling link exists as well.
         there = next((one for one in (out, *out.absolute().parents) if os.path.lexists(one)), out)
         if not there.is_dir():
             above = "" if there == out else f", and {there} is none"

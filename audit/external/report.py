@@ -1,7 +1,7 @@
-"""The report of an audit as files: `audit.json` with all numbers, scores and pictures as Parquet, records of a board.
+"""Report of an audit as files: `audit.json` with all numbers, scores and pictures as Parquet, leaderboard records.
 
-The page and the Markdown summary are made from these files alone (`leakbench.leaderboard.page.checkpoint`), so
-that whoever has the folder can make them again.
+The page and the Markdown summary are rendered from these files alone (`leakbench.leaderboard.page.checkpoint`), so they
+can be rendered again from the folder.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .model.findings import EpsilonBound
 SCHEMA = "leakbench-audit/1"
 
 DEFENSE = "trained elsewhere"
-"""In the place of a defense's name, in records of the board's schema."""
+"""Name of the defense in the records of a model that was trained elsewhere."""
 
 DOCUMENT, SCORES, PICTURES = "audit.json", "scores.parquet", "pictures.parquet"
 
 
 def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """All that a report says, as plain JSON values.
+    """Returns the whole report as plain JSON values.
 
     Args:
         found: the audit.
-        about: what the command knows beside it: `model`, `data`, `preflight`, `claim`, `transcript`, `rules`,
+        about: sections that the command adds: `model`, `data`, `preflight`, `claim`, `transcript`, `rules`,
             `not_tested`, `command`.
-        names: id -> the owner's own id of an example; the ids themselves where None.
+        names: maps ids to the owner's ids of examples; None to show the ids themselves.
     """
     bound, shape = found.bound, list(found.audited.members.inputs.shape[1:])
     exposed = found.exposure
@@ -114,13 +114,13 @@ def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, st
 def write_report(
     found: ModelAudit, about: Mapping[str, Any], folder: Path, names: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
-    """Writes the report's files, the document last, so that who finds it finds all of them.
+    """Writes the report's files, the document last: once it exists, all other files do.
 
     Args:
         found: the audit.
-        about: as of `document`.
-        folder: made when absent.
-        names: id -> the owner's own id of an example; the ids themselves where None.
+        about: see `document`.
+        folder: created if absent.
+        names: see `document`.
 
     Returns:
         The document.
@@ -139,7 +139,7 @@ def write_report(
 
 
 def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
-    """One row a candidate: id, whether a member, label, the score of every attack that ran."""
+    """Returns the score table, a row per candidate: id, membership, label, the score of every attack that ran."""
     groups = (found.audited.members, found.audited.non_members)
     ids = torch.cat([group.ids for group in groups]).cpu()
     order = ids.argsort()
@@ -159,7 +159,7 @@ def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
 
 
 def _pictures(found: ModelAudit) -> dict[str, Any]:
-    """Inputs that a page shows: the most exposed members; those whose gradients were shared, and what was found."""
+    """Returns the page's pictures: the most exposed members, inputs of shared gradients and their reconstructions."""
     rows: list[tuple[str, int, Tensor]] = []
     if found.exposure is not None:
         members = found.audited.members
@@ -180,7 +180,7 @@ def _pictures(found: ModelAudit) -> dict[str, Any]:
 def _records(
     found: ModelAudit, about: Mapping[str, Any], told: Mapping[str, Any]
 ) -> list[tuple[Record, dict[str, Any]]]:
-    """Records of the board's schema: utility, and one an attack that ran or did not."""
+    """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
     digest = digest_of_bytes(
         json.dumps([told["groups"], about.get("model"), about.get("data")], sort_keys=True).encode()
     )

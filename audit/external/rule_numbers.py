@@ -1,8 +1,7 @@
-"""The numbers that rules are held against, and what rules make of them.
+"""Measurements that rules are compared with, and the outcome of each rule.
 
-An epsilon of one attack assumes a split that was drawn at random, as the bound of the whole audit does: where nobody
-says so it is left out, of the report and of what rules see. A rule is kept only where the audit could tell: by numbers
-of which the verdict itself says that they tell nothing, no rule is kept.
+The epsilon bound of a single attack assumes a random split, like the bound of the whole audit: unless the owner states
+one, it is left out of the report and of the rules. If the verdict is "cannot be told", no rule is kept.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from .model.verdict import AuditVerdict
 
 
 def unless_proved(outcomes: Sequence[AttackOutcome], split: SplitKind, shift: Shift) -> tuple[AttackOutcome, ...]:
-    """Outcomes, their bounds on epsilon left out where the split was not random, or nobody says that it was.
+    """Returns the outcomes, without their bounds on epsilon unless the split was random.
 
     Args:
         outcomes: of all attacks.
-        split: what the owner says of how members were drawn.
-        shift: between members and non-members, without the model.
+        split: the owner's statement on how members were drawn.
+        shift: distribution shift between members and non-members, without the model.
     """
     why = ""
     if split != "random":
@@ -46,24 +45,24 @@ def unless_proved(outcomes: Sequence[AttackOutcome], split: SplitKind, shift: Sh
 def numbers_of_rules(
     outcomes: Sequence[AttackOutcome], by: Sequence[Strongest], whole: Mapping[str, Metric]
 ) -> dict[tuple[str, str], Metric]:
-    """(attack, metric) -> its number; under no attack those of the strongest and of the whole audit.
+    """Returns measurements by (attack, metric); attack is empty for the strongest attack and the whole audit.
 
     Args:
         outcomes: of all attacks.
-        by: the strongest by the metrics of the verdict; by others it is found here.
-        whole: metric -> its number of the whole audit.
+        by: the strongest attacks by the verdict's metrics; for other metrics they are determined here.
+        whole: measurements of the whole audit, by metric.
     """
     found = {(one.name, name): metric for one in outcomes for name, metric in one.metrics.items()}
     named = {one.metric: one for one in by}
     for name, row in METRICS.items():
         one = named.get(name) or (strongest(outcomes, name) if row.kind == "membership" and name != NAME else None)
         if one is None:
-            # Where every attack lacks it, as with few non-members, for the reason that they have.
+            # No attack has a strongest value, as with few non-members: the reason of the first is kept.
             if unmeasured := [outcome.metrics[name] for outcome in outcomes if name in outcome.metrics]:
                 found["", name] = unmeasured[0]
             continue
         metric = found[one.attack, name]
-        # The half that had no say in the choice: the attack's own number flatters whoever picked it.
+        # Measured on the half that did not choose the attack: its number on all candidates is biased by the choice.
         reason = None if one.low is not None else metric.reason or "so few candidates have no interval"
         found["", name] = Metric(
             value=one.value, low=one.low, high=one.high, n=one.n, better=metric.better, reason=reason
@@ -74,10 +73,10 @@ def numbers_of_rules(
 def judged(
     rules: Sequence[Rule], numbers: Mapping[tuple[str, str], Metric], verdict: AuditVerdict
 ) -> list[dict[str, Any]]:
-    """Each rule, and how it is broken; None where it is kept.
+    """Returns each rule with the sentence on how it is broken; None if it is kept.
 
     Args:
-        rules: as they were asked.
+        rules: as requested.
         numbers: by `numbers_of_rules`.
         verdict: of the audit.
     """

@@ -1,6 +1,6 @@
-"""The audit of a finished model: attacks, the strongest of them, a bound on epsilon, exposure, and one verdict.
+"""Audit of a finished model: membership attacks, the strongest of them, a bound on epsilon, exposure, and a verdict.
 
-From Python, on a model that is in memory; `leakbench audit` does the same on files and writes a report.
+`audit_model` takes a model in memory; `leakbench audit` does the same on files and writes a report.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ from .verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings:
-    """What is asked of an audit.
+    """Settings of an audit.
 
     Attributes:
-        attacks: names, each with its settings; None for all that need nothing which is not there.
-        split: `random` where members were drawn at random of what non-members are the rest of, in the owner's words.
-        claim: the owner's; None where nothing is claimed.
-        delta: at which bounds on epsilon are computed where nothing is claimed.
+        attacks: names, each with its settings; None for all whose requirements are met.
+        split: `random` if the owner states that members were drawn at random from a pool whose rest are the
+            non-members.
+        claim: the owner's privacy claim; None for none.
+        delta: of bounds on epsilon if there is no claim.
         level: confidence of the bound on epsilon.
         gradients: whether shared gradients of this architecture are attacked, too.
-        images: members whose gradients are shared.
-        seed: of candidates' order, attacks' coins and the choice of these members.
+        images: number of members whose gradients are shared.
+        seed: of candidates' order, attacks' generators and the choice of these members.
     """
 
     attacks: Sequence[tuple[str, Mapping[str, Any]]] | None = None
@@ -93,27 +94,27 @@ class AuditSettings:
 
     @property
     def delta_of_bounds(self) -> float:
-        """At which bounds of single attacks are computed: the claim's own where there is one."""
+        """Delta of the bounds of single attacks: the claim's if there is a claim."""
         return self.delta if self.claim is None else self.claim.delta
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAudit:
-    """What an audit found.
+    """Result of an audit.
 
     Attributes:
-        audited: the model, and whom it was asked about.
-        settings: what was asked.
-        outcomes: of all attacks, those that did not run with the reason.
-        strongest: by each metric.
-        bound: on epsilon; else why there is none.
-        shift: between members and non-members, without the model.
-        exposure: of single members and classes, by the strongest attack; None where none ran.
+        audited: the model and its candidates.
+        settings: of the audit.
+        outcomes: of all attacks; those that did not run hold the reason.
+        strongest: the strongest attack by each metric.
+        bound: lower bound on epsilon; else why there is none.
+        shift: distribution shift between members and non-members, without the model.
+        exposure: of single members and classes, by the strongest attack; None if none ran.
         accuracy: of members and of non-members.
-        ranks: of the equations of one shared gradient, a row a layer; else why they are not known.
+        ranks: of the equations of one shared gradient, a row per layer; else why they are unknown.
         shared: attacks on gradients of single members.
-        shared_inputs: these members; None where no gradient was shared.
-        verdict: the answer.
+        shared_inputs: these members; None if no gradient was shared.
+        verdict: of the audit.
     """
 
     audited: Audited
@@ -131,13 +132,13 @@ class ModelAudit:
 
     @property
     def measured(self) -> dict[tuple[str, str], Metric]:
-        """(attack, metric) -> its number, for rules; under no attack those of the strongest and of the whole audit."""
+        """Measurements for rules by (attack, metric); attack is empty for the strongest attack and the whole audit."""
         whole = {"epsilon_lower": epsilon_metric(self.bound), "accuracy_gap": accuracy_gap(self.accuracy)}
         return numbers_of_rules(self.outcomes, self.strongest, whole)
 
 
 def epsilon_metric(bound: EpsilonBound | str) -> Metric:
-    """The bound as rules see it, which ask for no epsilon of a split that nobody calls random."""
+    """Returns the bound as a metric for rules, without a value unless the split is stated to be random."""
     if isinstance(bound, str):
         return Metric(value=None, better="lower", reason=bound)
     if bound.split != "random":
@@ -146,7 +147,7 @@ def epsilon_metric(bound: EpsilonBound | str) -> Metric:
 
 
 def accuracy_gap(accuracy: Mapping[str, Metric]) -> Metric:
-    """Accuracy on members less that on non-members, between the ends that both intervals allow together."""
+    """Returns accuracy on members minus that on non-members; its interval combines opposite ends of both intervals."""
     inside, outside = accuracy["members"], accuracy["non_members"]
     if inside.value is None or outside.value is None:
         return Metric(value=None, better="lower", reason=inside.reason or outside.reason)
@@ -171,24 +172,24 @@ def audit_model(
     report: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> ModelAudit:
-    """Audits a model that is in memory, by pairs of inputs and labels; see `audit_groups`.
+    """Audits a model in memory, given pairs of inputs and labels; see `audit_groups`.
 
     Args:
-        model: a classifier: inputs -> logits [n, classes], or one [n] of two classes.
-        members: examples that it was trained on: (inputs [n, ...], labels [n]) as tensors or arrays, or a dataset of
-            pairs. Inputs are as the model is fed; labels are classes from 0, as whole numbers of any type or one-hot.
-        non_members: examples that it was not trained on.
-        population: public examples that are neither, which some attacks need.
-        settings: what is asked; or single options by name, as `split="random"`.
-        bank: of shadow models.
-        transcript: of the training, by `read_transcript`, for the attacks that read updates.
-        accept: kinds of stops of the pre-flight that are meant to be so, as chance.
-        report: told what the pre-flight remarks, and the name of each attack as it begins.
+        model: a classifier: inputs -> logits [n, classes], or a single logit [n] for two classes.
+        members: training examples: (inputs [n, ...], labels [n]) as tensors or arrays, or a dataset of pairs. Inputs
+            are preprocessed as for the model; labels are classes from 0, as whole numbers of any type or one-hot.
+        non_members: examples outside the training set.
+        population: public examples in neither group, which some attacks need.
+        settings: of the audit; or single options by name, such as `split="random"`.
+        bank: answers of shadow models.
+        transcript: of the training, by `read_transcript`, for attacks that read updates.
+        accept: kinds of pre-flight stops to ignore, such as chance.
+        report: called with each remark of the pre-flight, and with the name of each attack as it begins.
         **options: fields of `AuditSettings`.
 
     Raises:
-        StoppedError: the pre-flight says that an audit would mean nothing.
-        ValueError: examples or settings that are not as they must be.
+        StoppedError: the pre-flight finds that an audit would be meaningless.
+        ValueError: invalid examples or settings.
     """
     asked = replace(settings or AuditSettings(), **options)
     groups: dict[str, Examples] = {}
@@ -198,7 +199,7 @@ def audit_model(
     shapes = {name: tuple(group.inputs.shape[1:]) for name, group in groups.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all groups must have inputs of one shape, got {shapes}")
-    # In single precision, whatever it is stored in: half precision rounds gradients, and operations lack it.
+    # Single precision: half precision rounds gradients, and some operations do not support it.
     own = copy.deepcopy(model).float().eval()
     together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
     looked = preflight(own, together, delta=asked.delta_of_bounds, level=asked.level, accept=accept)
@@ -228,13 +229,13 @@ def _examples(name: str, given: LabelledData) -> Examples:
         got = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
         raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {got}")
     plain = labels.detach().cpu()
-    plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # which NumPy has not
+    plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # NumPy has no bfloat16
     classes = torch.from_numpy(whole_labels(name, plain.numpy())).to(inputs.device)
     return Examples(ids=content_ids(inputs, classes).to(inputs.device), inputs=inputs.detach(), labels=classes)
 
 
 def _dataset(name: str, given: LabelledData) -> LabelledData:
-    """The dataset behind a loader that takes all of it as it is, in whatever order."""
+    """Returns the dataset of a loader that yields each of its examples once, unchanged, in any order."""
     if not isinstance(given, DataLoader):
         return given
     whole = type(given.sampler) is SequentialSampler or (
@@ -261,19 +262,19 @@ def audit_groups(
     """Audits a finished model.
 
     Args:
-        audited: the model and whom it is asked about.
-        settings: what is asked.
-        shift: between members and non-members, where it is known already.
-        bank: of shadow models; None where there is none.
-        transcript: of its training, for the attacks that read updates; None where there is none.
-        refuted: sentences on what refutes the claim already, as by a transcript.
-        report: told the name of each attack as it begins.
+        audited: the model and its candidates.
+        settings: of the audit.
+        shift: distribution shift between members and non-members, if it is known already.
+        bank: answers of shadow models; None for none.
+        transcript: of the training, for attacks that read updates; None for none.
+        refuted: sentences on evidence that refutes the claim already, as from a transcript.
+        report: called with the name of each attack as it begins.
 
     Returns:
-        What was found.
+        The result of the audit.
 
     Raises:
-        ValueError: an attack that there is none of, or shadow models that answer in another form.
+        ValueError: an unknown attack, or shadow models whose answers have another form.
     """
     on_steps = [] if transcript is None else transcript_attacks()
     known = [*final_model_attacks(), *on_steps]
@@ -309,7 +310,7 @@ def audit_groups(
         claim=None if claim is None else claim.of_replacement,
     )
     if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
-        # Who says that the split was random is contradicted by the data themselves.
+        # The data contradict the statement that the split was random.
         bound = "members and non-members are told apart without the model, so the split was not drawn at random"
     equations: Sequence[Any] | str = "not asked for"
     shared: tuple[GradientLeak, ...] = ()
@@ -326,7 +327,7 @@ def audit_groups(
         name: score_utility(logits_of(audited.model, group.inputs), group.labels)["accuracy"]
         for name, group in (("members", audited.members), ("non_members", audited.non_members))
     }
-    # Each once: a transcript's sentences have those of the claim by itself among them.
+    # Without duplicates: a transcript's sentences include the claim's own errors.
     against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
     least = _detectable(outcomes)
     decided = verdict(
@@ -363,7 +364,7 @@ def audit_groups(
 
 
 def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
-    """Counts the attacks that ran, as "3 of 10 attacks", where none of them had shadow models; empty where one had."""
+    """Returns the count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise."""
     ran = [one for one in outcomes if one.scores is not None]
     if any("SHADOWS" in one.requires.get("knows", ()) for one in ran):
         return ""
@@ -371,7 +372,7 @@ def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
 
 
 def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:
-    """No leak is found of a model, neither, that is fed otherwise than in its training: its accuracy goes with it."""
+    """Adds the model's accuracy to "no leak found", since preprocessing unlike the training's hides leaks."""
     inside, outside = accuracy["members"].value, accuracy["non_members"].value
     if found.word != "no leak found" or inside is None or outside is None:
         return found
@@ -383,7 +384,7 @@ def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> Audit
 
 
 def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
-    """The attacks on a shared update of the quick suite, which are cheap, at its settings."""
+    """Returns the reconstruction attacks of the quick suite, which are cheap, with its settings."""
     from ...suite import suite as suites
 
     asked = suites.load("quick").attack_grid()
@@ -391,10 +392,10 @@ def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _detectable(outcomes: Sequence[AttackOutcome]) -> float:
-    """AUC from which on a leak would have shown in four audits of five, on the half that is reported."""
+    """Returns the AUC that would have shown a leak in four audits of five, on the half that is reported."""
     found = [one.metrics["auc"].detail.get("detectable") for one in outcomes if "auc" in one.metrics]
     whole = max((float(value) for value in found if isinstance(value, float | int)), default=1.0)
-    return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # of all candidates -> of half of them
+    return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # from all candidates to half of them
 
 
 __all__ = ["AuditSettings", "ModelAudit", "audit_groups", "audit_model"]

@@ -1,7 +1,7 @@
-"""What `leakbench audit` does behind its options: files read and checked, attacks run, a report written, rules judged.
+"""Implementation of `leakbench audit`: checks the files, runs the attacks, writes the report, judges the rules.
 
-What can be wrong with a request is said before anything is computed: rules, names of attacks, files, then the
-pre-flight. Code of the owner runs only where it is trusted by name.
+Invalid requests fail before anything is computed: rules, names of attacks, files, then the pre-flight. The owner's code
+runs only if `trust_code` is set.
 """
 
 from __future__ import annotations
@@ -49,30 +49,30 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What was asked of the command, as it was written; `leakbench audit --help` says what each is.
+    """Request of `leakbench audit`, as given; `leakbench audit --help` explains each option.
 
     Attributes:
         settings: of the audit.
         checkpoint: file of the model.
         model: its architecture; empty for a folder that names its own.
-        members: source of the examples that it was trained on.
-        non_members: source of examples that it was not trained on.
+        members: source of the training examples.
+        non_members: source of examples outside the training set.
         population: source of public examples; None for none.
-        data: a data set of ours instead of these three, by the split file.
-        split_file: who is in which group of it.
-        preprocess: what examples go through.
-        reading: what is said of how examples are stored.
-        drop_overlap: whether examples of two groups are left out, instead of an end of the audit.
-        accept: kinds of remarks of the pre-flight that are not to end it.
-        most: members, and non-members, that are asked about.
+        data: built-in data set instead of these three, divided by the split file.
+        split_file: assigns its examples to groups.
+        preprocess: applied to examples.
+        reading: how examples are stored.
+        drop_overlap: whether examples in two groups are dropped, rather than an error.
+        accept: kinds of pre-flight remarks that do not stop the audit.
+        most: largest number of members, and of non-members, used as candidates.
         transcript: folder that `leakbench.watch` wrote of the training; None for none.
-        canaries: file of canaries that were in it by coins; None for none.
-        shadows: models; 0 for none.
+        canaries: file of canaries that coins included in the training; None for none.
+        shadows: number of shadow models; 0 for none.
         train: the owner's training function.
         bank: file of shadow models' answers, instead of a training function; None for none.
-        rules: that the audit has to keep.
+        rules: limits that the audit must keep.
         out: folder of the report; None for none.
-        device: where to compute.
+        device: device of the computation.
         allow_pickle_tensors: whether PyTorch's restricted loader may be used.
         trust_code: whether the owner's Python files may run.
         command: words of the command line, for the report.
@@ -132,10 +132,10 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditAnswer:
-    """What the command found.
+    """Answer of the command.
 
     Attributes:
-        document: as the report has it.
+        document: of the report.
         broken: sentences of broken rules.
         refuted: whether the claim is refuted.
     """
@@ -146,14 +146,14 @@ class AuditAnswer:
 
 
 def attacks_asked(text: str | None, *, transcript: bool = False) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """The attacks of `--attacks a,b`; None for all that apply.
+    """Returns the attacks of `--attacks a,b`; None for all that apply.
 
     Args:
-        text: as it was written.
-        transcript: whether there is one of the training, for attacks that read updates.
+        text: value of the option.
+        transcript: whether there is a transcript of the training, for attacks that read updates.
 
     Raises:
-        ValueError: there is none of that name, or it asks for more than there is.
+        ValueError: an unknown attack, or one that needs more access than is given.
     """
     if text is None:
         return None
@@ -175,7 +175,7 @@ def attacks_asked(text: str | None, *, transcript: bool = False) -> list[tuple[s
 
 
 def rules_asked(texts: Sequence[str], *, transcript: bool = False) -> list[Rule]:
-    """The rules of `--fail-if`; with a transcript also on attacks that read updates."""
+    """Returns the rules of `--fail-if`; with a transcript they may name attacks that read updates."""
     return rules(texts, _askable(transcript))
 
 
@@ -184,13 +184,13 @@ def _askable(transcript: bool) -> list[str]:
 
 
 def describe(asked: Asked) -> dict[str, Any]:
-    """What would run, what each attack still needs, and the smallest leak that these sizes could show.
+    """Returns the attacks that would run, the unmet requirements of others, and the smallest detectable leak.
 
     Reads the examples, to count them; the model is not loaded and nothing is computed.
 
     Raises:
-        StoppedError: the pre-flight would stop, whatever the model is.
-        ValueError: what a run would refuse by its files alone.
+        StoppedError: the pre-flight would stop for any model.
+        ValueError: a run would refuse the files.
     """
     sources = _sources(asked)
     if not asked.checkpoint.exists():
@@ -228,15 +228,15 @@ def describe(asked: Asked) -> dict[str, Any]:
 
 
 def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
-    """Reads, checks, attacks, writes and judges.
+    """Reads and checks the files, attacks the model, writes the report and judges the rules.
 
     Args:
         asked: the request.
-        report: told what is being done, a line each.
+        report: called with a line for each stage.
 
     Raises:
-        StoppedError: the pre-flight says that an audit would mean nothing.
-        ValueError: a file, an option or a model that is not as it must be.
+        StoppedError: the pre-flight finds that an audit would be meaningless.
+        ValueError: an invalid file, option or model.
     """
     sources = _sources(asked)
     folder = None
@@ -246,7 +246,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         named = read_weights(asked.checkpoint, allow_pickle_tensors=asked.allow_pickle_tensors)
     else:
         named = folder.state
-    # A folder says how its images were standardised; what the owner says goes before it.
+    # The owner's preprocessing takes precedence over the normalization that a folder states.
     own = asked.preprocess
     if folder is not None and own == Preprocess() and folder.mean is not None and folder.std is not None:
         own = Preprocess(folder.mean, folder.std)
@@ -294,7 +294,8 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     )
     bank = _bank(audited, asked, whole, report)
     if asked.transcript is not None and asked.settings.split == "random":
-        # Two judges of one claim, who together refute a true one no more often than the level says.
+        # Two tests of one claim, each at half the error rate: together they refute a true claim no more often than the
+        # level allows.
         asked = replace(asked, settings=replace(asked.settings, level=(1 + asked.settings.level) / 2))
     transcript = None if asked.transcript is None else read_transcript(asked.transcript)
     seen = _transcript(audited, transcript, asked, report)
@@ -308,7 +309,7 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
         report=report,
     )
     if seen is not None and seen.word == "no verdict" and found.verdict.word != "claim refuted":
-        # A transcript that contradicts itself or the model was asked for, and must not be passed over in the answer.
+        # The owner passed the transcript: the answer must say that it contradicts itself or the model.
         found = replace(found, verdict=replace(found.verdict, sentence=f"{found.verdict.sentence} {seen.sentence}"))
     broken = judged(asked.rules, found.measured, found.verdict)
     about = {
@@ -345,12 +346,12 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
 
 
 def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, *, of: str = "members") -> None:
-    """Refuses a table whose columns are not those that a model names, in their order.
+    """Refuses a table whose columns are not the model's feature names, in their order.
 
     Args:
         model: may name them as `feature_names`, or as scikit-learn does, `feature_names_in_`.
-        columns: of the table; None where they have no names.
-        of: whose table it is.
+        columns: of the table; None if they have no names.
+        of: group of the table, for the error.
 
     Raises:
         ValueError: another name, or another order.
@@ -370,7 +371,7 @@ def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, 
 def _transcript(
     audited: Audited, transcript: WatchedTranscript | None, asked: Asked, report: Tell
 ) -> TranscriptVerdict | None:
-    """What the transcript says of the claim; None without one."""
+    """Returns the verdict of the transcript on the claim; None without either."""
     claim = asked.settings.claim
     if transcript is None or claim is None:
         return None
@@ -388,7 +389,7 @@ def _transcript(
 
 
 def _of_transcript(seen: TranscriptVerdict, *, refuted: bool) -> dict[str, Any]:
-    """Returns what the report has of a transcript: numbers, and sentences that contradict no refutation beside them."""
+    """Returns the transcript's part of the report; its sentences contradict no refutation by other evidence."""
     alone = refuted and seen.word == "no violation found"
     word = "by itself it does not refute the claim" if alone else seen.word
     told = [f"The transcript of {seen.steps} updates: {word}.", *seen.refuted, *seen.problems, *seen.remarks]
@@ -400,7 +401,7 @@ def _told(found: ModelAudit, about: Mapping[str, Any], groups: Groups, out: Path
 
 
 def _untested(found: ModelAudit, asked: Asked) -> list[str]:
-    """What was not tested, a sentence each, with what would enable it."""
+    """Returns a sentence for each attack or measurement that was not tested, with the option that enables it."""
     lacking: dict[str, list[str]] = {}
     for one in found.outcomes:
         if one.missing:
@@ -428,7 +429,7 @@ def _sources(asked: Asked) -> dict[str, DataFile]:
 
 
 def _limited(groups: Groups, asked: Asked) -> Groups:
-    """At most so many of each, drawn by the seed: a random part of a random split is one."""
+    """Keeps at most `most` of each group, drawn by the seed: a random part of a random split is a random split."""
     coins = torch.Generator().manual_seed(asked.settings.seed)
 
     def some(examples: Examples) -> Examples:
@@ -459,15 +460,15 @@ def fitting(
     single: bool = False,
     trust_code: bool,
 ) -> torch.nn.Module:
-    """The architecture with as many classes as a checkpoint has: labels need not name all, as where one is rare.
+    """Returns the architecture with the checkpoint's number of classes, as labels may lack rare classes.
 
     Args:
         name: of the architecture.
         tensors: of the checkpoint.
         input_shape: of one example.
-        least: classes, and those of the answer where no number fits.
-        lowest: the smallest label.
-        single: whether a network with one output is tried, which tells two classes apart.
+        least: smallest number of classes, by the labels; also the result's if no number fits.
+        lowest: smallest label.
+        single: whether a network with a single output, for two classes, is tried.
         trust_code: whether the owner's file may run.
 
     Raises:
@@ -479,7 +480,7 @@ def fitting(
         return architecture(name, input_shape=input_shape, classes=classes, trust_code=trust_code)
 
     def fits(classes: int) -> torch.nn.Module | None:
-        """The architecture with so many classes, where the file has it; a function may build another number."""
+        """Returns the architecture with so many classes if the file fits; a function may build another number."""
         try:
             model = made(classes)
         except ValueError:
@@ -491,7 +492,7 @@ def fitting(
     for classes in [least, *([1] if single else []), *more]:
         if (model := fits(classes)) is not None:
             return model
-    # Where labels go beyond a network that the file fits: from 1, or one group by another rule than the other.
+    # Labels exceed a network that the file fits: they count from 1, or the groups count from different numbers.
     fewer = next((count for count in sorted(counts, reverse=True) if 1 < count < least and fits(count)), None)
     if fewer is not None and not (lowest == 1 and fewer == least - 1):
         raise ValueError(
@@ -506,7 +507,8 @@ def fitting(
     try:
         return made(least)
     except ValueError:
-        # Names that differ say more than the shape of an answer: the report of them follows from the network as it is.
+        # Differing tensor names are more informative than a wrong output shape: return the network as it is, for their
+        # report.
         with suppress(ValueError):
             model = architecture(name, input_shape=input_shape, classes=least, trust_code=trust_code, answers=None)
             if tensors and model.state_dict().keys() != own_tensors(model, tensors)[0].keys():
@@ -514,16 +516,16 @@ def fitting(
         if not single:
             raise
         with suppress(ValueError):
-            return made(1)  # its names are then the error
+            return made(1)  # the error then reports its names
         raise
 
 
 _MOST_COUNTS = 8
-"""Numbers of classes that are tried where the labels' own does not fit."""
+"""Largest number of class counts that are tried if the labels' own does not fit."""
 
 
 def _bank(audited: Audited, asked: Asked, whole: AnsweredAbout, report: Tell) -> AnsweredBank | None:
-    """Shadow models' answers, from a file or by the owner's function; None where neither is there."""
+    """Returns shadow models' answers, from a file or by the owner's function; None without either."""
     if asked.bank is not None:
         report("shadow models' answers")
         return read_bank(
