@@ -1,8 +1,8 @@
-"""Forms in which models answer: logits, probabilities or their logarithms, in a tensor or in an object with one.
+"""Output formats of models: logits, probabilities or their logarithms, in a tensor or in an object that holds a tensor.
 
-Attacks compare answers of the audited model with those of others, so all are brought into one form: logits, of which
-logarithms of probabilities are a kind. A binary classifier with one output z has the logits [0, z], whose cross-entropy
-is the binary one of z.
+Attacks compare the audited model's answers with those of other models, so all are converted to logits;
+log-probabilities are logits already. A binary classifier with a single output z has the logits [0, z], whose
+cross-entropy is the binary cross-entropy of z.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ Form = Literal[
     "one logit",
     "one probability",
 ]
-"""`shares` are probabilities times one number; `logits of each class` are log(p / (1 - p))."""
+"""`shares` are probabilities times a constant; `logits of each class` are log(p / (1 - p))."""
 
 _ONE = 5e-3
-"""Distance from 1 of a sum of probabilities, which half precision rounds."""
+"""Relative tolerance on a sum of probabilities, which half precision rounds."""
 
 _SINGLE: dict[Form, str] = {"one logit": "logit", "one probability": "probability"}
-"""Forms of one number an example, and what the number is."""
+"""Formats with a single number per example, and the kind of number."""
 
 _USUAL = (0.01, 10.0)
-"""Factors of logits that leave them as they are: an overfitted model is too sure of itself, and often by ten times."""
+"""Range of likeliest factors that leave logits unchanged: overfitted models are overconfident, often by a factor of
+ten."""
 
 
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:
-    """Returns the form of answers, judged by all of them: logits do not all add up to 1 by accident."""
+    """Returns the format of answers, judged on all of them: the logits of all examples do not sum to 1 by accident."""
     rows = answers.reshape(-1, answers.shape[-1]).double()
     if rows.shape[1] == 1:
-        # NaN is in no range.
+        # NaN compares false.
         shares = len(rows) and bool(((rows >= 0) & (rows <= 1)).all())
         return "one probability" if shares else "one logit"
     if not len(rows) or not bool(rows.isfinite().all()):
@@ -77,14 +78,14 @@ def form_of(answers: Float[Tensor, "... classes"]) -> Form:
             return "binary logarithms"
         if whole(10**rows):
             return "decimal logarithms"
-    # Of two classes any logits that add up to 0 are of this kind as well, and twice as large in truth.
+    # With two classes, any logits that sum to 0 fit this format as well, and would be halved.
     return "logits of each class" if rows.shape[1] > 2 and whole(rows.sigmoid()) else "logits"
 
 
 def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
-    """Refuses answers of so few digits that most of what attacks compare is rounded away.
+    """Refuses answers rounded to so few digits that most of the information for attacks is lost.
 
-    Labels alone, which are 0 and 1, are another thing: attacks on labels read them.
+    Labels alone, which are 0 and 1, pass: label-only attacks read them.
 
     Raises:
         NoLogits: whole numbers, or probabilities of three digits or fewer.
@@ -98,7 +99,7 @@ def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
         what = "of three digits or fewer"
     else:
         digits, what = values, "of whole numbers"
-    # Numbers that are too large have no digits behind the point, and tiny ones round to one.
+    # Large floats have no fractional digits, and tiny ones all round to a single number.
     whole = digits.round()
     if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
         raise NoLogits(
@@ -108,11 +109,11 @@ def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
 
 
 def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor, "... classes"]:
-    """Logits whose softmax they are; a probability of 0 has been rounded, and is taken for the least that is none.
+    """Converts answers to logits; a probability of 0 was rounded, and becomes the smallest positive normal number.
 
     Args:
-        answers: one number an example where the form is that of one, which then has two logits.
-        form: of all of them.
+        answers: single numbers in the formats of a single output, which become two logits.
+        form: format of all answers.
     """
     if form == "logits":
         return answers
@@ -122,7 +123,7 @@ def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor
         case "one logit":
             return torch.cat([torch.zeros_like(answers), answers], dim=-1)
         case "one probability":
-            # Near 1 a probability is rounded by half of its type's precision: what is nearer is not known.
+            # Rounding near 1 is half the precision of the type, so 1 - p is at least that.
             other = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
             return torch.cat([other, whole.clamp(min=tiny)], dim=-1).log()
         case "odds":
@@ -140,12 +141,12 @@ def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor
 
 
 def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
-    """A copy of a model that answers with logits, made of one that answers otherwise; names of tensors stay.
+    """Returns a copy of a model that answers with logits; names of tensors stay.
 
     Args:
-        model: not changed.
-        form: of its answers.
-        factor: that logits are multiplied by, positive.
+        model: left unchanged.
+        form: format of its answers.
+        factor: positive factor of the logits.
     """
     taken = copy.deepcopy(model)
     taken.register_forward_hook(partial(_as_logits, form=form, factor=factor))
@@ -154,20 +155,20 @@ def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
 
 def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
     scores = scores_in(outputs)
-    # One number an example: [n, 1], or [n], which `squeeze` makes a number of one example.
+    # A single output per example: [n, 1], [n], or a scalar if `squeeze` met a single example.
     logits = as_logits(scores.reshape(-1, 1) if form in _SINGLE else scores, form)
     return logits if factor == 1 else factor * logits
 
 
 class NoLogits(ValueError):
-    """A model that answers with something else than a number for each class, or one for the second of two."""
+    """Raised for models that answer with neither a number per class nor a single number for two classes."""
 
 
 def scores_in(outputs: Any) -> Tensor:
-    """The answers in what a model puts out: a tensor, else what is called logits, else the first matrix or vector.
+    """Returns the answers in a model's output: a tensor, else its `logits`, else the first matrix or vector.
 
     Raises:
-        TypeError: there is none.
+        TypeError: the output holds none of these.
     """
     if isinstance(outputs, Tensor):
         return outputs
@@ -182,9 +183,10 @@ def scores_in(outputs: Any) -> Tensor:
 
 
 def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
-    """The positive factor of all logits under which labels are likeliest; 1 where logits are constant or undefined.
+    """Returns the positive factor of all logits that makes labels likeliest; 1 for constant or undefined logits.
 
-    A temperature (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017). It goes by no membership.
+    This is temperature scaling (Guo et al., "On Calibration of Modern Neural Networks", ICML 2017), independent of
+    membership.
     """
     rows = logits.double()
     spread = float((rows - rows.mean(1, keepdim=True)).square().mean().sqrt())
@@ -200,9 +202,9 @@ def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n
 
 
 def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
-    """The likeliest factor of logits that are of another size by far; 1 of those of a usual one."""
+    """Returns the likeliest factor of logits whose scale is far from usual; 1 for those of usual scale."""
     factor = likeliest_factor(logits, labels)
-    # A model that knows nothing has no likeliest size.
+    # A model at chance has no likeliest scale.
     if _USUAL[0] <= factor <= _USUAL[1] or not knowledge(logits.argmax(1), labels, logits.shape[1]).known:
         return 1.0
     return factor
@@ -211,20 +213,20 @@ def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]
 def answering_logits(
     model: nn.Module, inputs: Tensor, labels: Int[Tensor, " n"] | None = None
 ) -> tuple[nn.Module, str]:
-    """The model as one that answers with logits, and a sentence on what it answers with; empty for logits.
+    """Returns the model as one that answers with logits, and a sentence on its own format; empty for logits.
 
-    Logits of another size by far, as of a last layer that was multiplied by something, are brought to the size at which
-    labels are likeliest: a positive factor changes no answer, and must not change what an audit finds.
+    Logits of a very unusual scale, as of a last layer that was multiplied, are rescaled to make labels likeliest: a
+    positive factor changes no prediction, and must not change the result of an audit.
 
     Args:
         model: in evaluation mode.
-        inputs: as it is fed, of all whom it is asked about: a few might look like probabilities by accident.
-        labels: of these, by which sizes are judged; None to leave sizes alone.
+        inputs: of all candidates, preprocessed: the logits of a few might look like probabilities by accident.
+        labels: of these inputs, to judge scales; None to leave scales alone.
 
     Raises:
-        NoLogits: of an answer of another shape.
+        NoLogits: an answer of another shape, or rounded to few digits.
     """
-    # Two, of which one number each is no vector of logits of one example.
+    # Two examples, so that shape [2] means a number per example, not the logits of a single example.
     some = inputs[:2]
     with torch.no_grad():
         outputs = model(some)
@@ -263,7 +265,7 @@ def answering_logits(
 
 
 def _refuse_more_than_two(labels: Int[Tensor, " n"]) -> None:
-    """Raises `NoLogits` for labels that one number an example does not tell apart."""
+    """Raises `NoLogits` for labels that a single output does not distinguish."""
     low, high = int(labels.min()), int(labels.max())
     if high <= 1:
         return

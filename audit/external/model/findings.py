@@ -1,9 +1,9 @@
-"""What the outcomes of attacks on a finished model amount to: the strongest attack, a bound on epsilon, exposure.
+"""Findings from the outcomes of attacks on a finished model: the strongest attack, a bound on epsilon, exposure.
 
-The strongest attack is chosen on one half of the candidates and measured on the other, which had no say in the choice.
-The bound on epsilon is of pairs of a member and a non-member (Steinke et al. 2023), one test an attack at a share of
-the level, so that taking the best of them stays valid. It assumes that members were drawn at random of what non-members
-are the rest of: who cannot say that gets the same number named "if exchangeable", and it refutes nothing.
+The strongest attack is chosen on one half of the candidates and measured on the other, which the choice does not bias.
+The bound on epsilon is of pairs of a member and a non-member (Steinke et al. 2023), a test per attack at a share of the
+level, so that taking the best of them stays valid. It assumes that members were drawn at random from a pool whose rest
+are the non-members: unless the owner states that, the same number is named "if exchangeable" and refutes nothing.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from ...scoring.random_split import SHARE
 from .attacks import AttackOutcome
 
 SplitKind = Literal["random", "unknown"]
-"""What the owner says of how members were drawn."""
+"""The owner's statement on how members were drawn."""
 
 COMPARED = ("auc", "tpr_at_1pct_fpr")
-"""Metrics by which a leak is looked for, each with a strongest attack of its own; both have a chance of their own."""
+"""Metrics that show leaks, each with a strongest attack of its own; both have a value at chance."""
 
 _ACCIDENT = 0.004
-"""Chance of a number of members among the highest scores, below which they are named: by accident in 1 % of audits."""
+"""Chance of the members among the highest scores, below which they are named: by accident in 1 % of audits."""
 
 POWER = 0.8
-"""With which a violation would have been found, where the report says what would have been."""
+"""Power at which the report states the violation that would have been found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strongest:
-    """The strongest attack by one metric, and the number that had no say in the choice.
+    """The strongest attack by a metric, measured on candidates that did not choose it.
 
     Attributes:
-        metric: by which.
+        metric: of the comparison.
         attack: its name.
         value: on the half that did not choose.
         low: lower end of its 95 % interval.
         high: upper end.
-        n: candidates of that half.
-        of_all: whether no half could choose, as with few candidates, so that the largest number of all is shown, which
-            flatters the attack.
-        chance: of an attack that knows nothing.
-        allowed: the most that the claim allows any test, on average over runs; None without a claim.
+        n: number of candidates in that half.
+        of_all: whether no half could choose, as with few candidates, so that the largest number on all candidates is
+            shown, which is biased in the attack's favor.
+        chance: value of random scores.
+        allowed: largest value that the claim allows any test, on average over runs; None without a claim.
     """
 
     metric: str
@@ -70,28 +70,28 @@ class Strongest:
 
     @property
     def found(self) -> bool:
-        """Whether it is above chance by its interval, each side of which errs in 2.5 % of all audits."""
+        """True if it is above chance by its interval, each side of which errs in 2.5 % of all audits."""
         return self.low is not None and not self.of_all and self.low > self.chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonBound:
-    """The largest lower bound on epsilon of several attacks, replace-one, with what it rests on.
+    """Largest lower bound on epsilon of several attacks under replace-one adjacency, with its evidence.
 
     Attributes:
-        value: nats; 0 where nothing is shown.
-        ceiling: that so many answers could have shown at most.
-        attack: whose answers.
-        pairs: of a member and a non-member.
-        guessed: pairs that were answered, a number that was fixed before scores were seen.
-        correct: of these.
-        looks: attacks that were tried, among which the level is divided.
-        level: confidence of the largest of them.
-        delta: at which.
-        split: what the owner says of the draw.
-        claimed: epsilon that the claim implies where one record replaces another, at `delta`; None without a claim.
-        needed: share of the answers that must be right in truth for the claim to be refuted with a power of 0.8; None
-            without a claim, or where no answers could refute it.
+        value: nats; 0 if nothing is shown.
+        ceiling: largest value that so many answers could show.
+        attack: name of the attack whose answers give the bound.
+        pairs: number of pairs of a member and a non-member.
+        guessed: number of pairs that were answered, fixed before scores were seen.
+        correct: number of right answers.
+        looks: number of attacks tried, among which the level is divided.
+        level: confidence of the largest of their bounds.
+        delta: of the bound.
+        split: the owner's statement on the draw.
+        claimed: epsilon that the claim implies if one record replaces another, at `delta`; None without a claim.
+        needed: true share of right answers at which the claim would be refuted with a power of 0.8; None without a
+            claim, or if no answers could refute it.
     """
 
     value: float
@@ -109,35 +109,35 @@ class EpsilonBound:
 
     @property
     def refutes(self) -> bool:
-        """Whether it refutes the claim: only where the split is said to be random."""
+        """True if it refutes the claim, which requires a split stated to be random."""
         return self.split == "random" and self.claimed is not None and self.value > self.claimed
 
     @property
     def percent(self) -> str:
-        """The level in words, never rounded up: 97.5 is not 98, and 99.99 not 100."""
+        """Level in percent, never rounded up: 97.5 is not 98, and 99.99 not 100."""
         return f"{100 * self.level:.10g}%"
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it."""
+        """Returns the bound as it appears in a report."""
         return asdict(self) | {"relation": "replace_one", "method": "one_run", "refutes": self.refutes}
 
 
 def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | None = None) -> Strongest | None:
-    """The strongest attack by a metric; None where no attack has it.
+    """Returns the strongest attack by a metric; None if no attack has it.
 
     Args:
         outcomes: of all attacks.
-        metric: one of `COMPARED`.
-        allowed: the most that the claim allows any test; None without a claim.
+        metric: a member of `COMPARED`.
+        allowed: largest value that the claim allows any test; None without a claim.
     """
     known = METRICS[metric]
     measured = [(one, one.metrics[metric]) for one in outcomes if _value(one, metric) is not None]
     if not measured:
         return None
     key, chance = half_key(CALIBRATION, "value"), float(known.chance or 0.0)
-    # All or none: an attack without halves would else compete with its number of all candidates.
+    # All or none: otherwise an attack without halves would compete with its number on all candidates.
     if all(isinstance(found.detail.get(key), float | int) for _, found in measured):
-        # By name among equals, so that the order of attacks decides nothing.
+        # Ties go by name, so that the order of attacks does not matter.
         one, found = max(measured, key=lambda pair: (float(pair[1].detail[key] or 0.0), pair[0].name))
         numbers = {what: found.detail[half_key(REPORT, what)] for what in ("value", "low", "high", "n")}
         return Strongest(metric=metric, attack=one.name, of_all=False, chance=chance, allowed=allowed, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
@@ -164,15 +164,15 @@ def epsilon_bound(
     split: SplitKind,
     claim: tuple[float, float] | None = None,
 ) -> EpsilonBound | str:
-    """The largest lower bound on epsilon that attacks prove together; else the sentence that says why there is none.
+    """Returns the largest lower bound on epsilon that attacks prove together; else a sentence on why there is none.
 
     Args:
         outcomes: of all attacks, whether they ran or not.
         members: ids of members.
-        delta: where there is no claim.
-        level: confidence in all attacks together.
-        split: what the owner says of how members were drawn.
-        claim: (epsilon, delta) that is claimed where one record replaces another.
+        delta: of the bound if there is no claim.
+        level: joint confidence over all attacks.
+        split: the owner's statement on how members were drawn.
+        claim: (epsilon, delta) that is claimed if one record replaces another.
     """
     ran = [one for one in outcomes if one.scores is not None]
     if not ran:
@@ -182,7 +182,7 @@ def epsilon_bound(
         claimed, delta = claim
         if delta >= 1:
             return "the claim implies nothing of replacing one record by another, which is what pairs test"
-    # Those that failed count as well: whether one fails may depend on what it saw.
+    # Failed attacks count as well: a failure may depend on the data.
     looks = sum(one.scores is not None or one.failed for one in outcomes)
     each = 1 - (1 - level) / looks
     best: tuple[float, str, Guesses, float] | None = None
@@ -216,7 +216,7 @@ def epsilon_bound(
 
 
 def _needed(guesses: Guesses, claimed: float, delta: float, level: float) -> float | None:
-    """Share of answers that must be right in truth, so that the claim is refuted with `POWER`."""
+    """Returns the true share of right answers at which the claim is refuted with `POWER`."""
     low, high = 0, guesses.guessed
     if high == 0 or one_run(guesses.perfect, delta, level) <= claimed:
         return None
@@ -230,16 +230,17 @@ def _needed(guesses: Guesses, claimed: float, delta: float, level: float) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """How exposed single examples and classes are, by the scores of one attack.
+    """Exposure of single examples and classes, by the scores of an attack.
 
     Attributes:
-        attack: whose scores.
-        ids: members, the most exposed first; none where no score is one of members far more often than of non-members.
-        labels: of these.
-        scores: of these.
-        above: share of the non-members whose score is at least theirs: a false positive rate at which each is found.
-        classes: class -> AUC among its members and non-members.
-        nobody: why nobody is named; empty where somebody is.
+        attack: its name.
+        ids: members, the most exposed first; empty unless some scores are those of members far more often than of
+            non-members.
+        labels: of these members.
+        scores: of these members.
+        above: share of non-members with at least the member's score: the false positive rate at which it is found.
+        classes: maps each class to the AUC among its members and non-members.
+        nobody: why no member is named; empty if some are.
     """
 
     attack: str
@@ -254,13 +255,13 @@ class Exposure:
 def exposure(
     outcome: AttackOutcome, members: Int[ndarray, " m"], labels: Mapping[int, int], most: int = 12
 ) -> Exposure:
-    """The most exposed members, and exposure by class.
+    """Returns the most exposed members, and exposure by class.
 
     Args:
         outcome: of an attack that ran.
         members: ids of members.
         labels: id -> class, of all candidates.
-        most: members that are named.
+        most: largest number of members that are named.
     """
     assert outcome.scores is not None  # noqa: S101 -- by contract
     ids, values = outcome.scores.ids.cpu().numpy(), outcome.scores.scores.double().cpu().numpy()
@@ -287,10 +288,10 @@ def exposure(
 
 
 def _standing_out(own: Float[ndarray, " p"], outside: Float[ndarray, " q"], most: int) -> tuple[int, str]:
-    """Returns the number of highest scores of members that are named, and the reason where none are.
+    """Returns the number of highest scores of members that are named, and the reason if there are none.
 
-    Members of one score are named together or not at all, and only those of scores that members have more often than
-    an accident gives, beside the false alarms that come with them, by a binomial test.
+    Members with equal scores are named together or not at all, and only at scores that members reach more often than by
+    accident, given the non-members that reach them too (false alarms), by a binomial test.
     """
     share = len(own) / (len(own) + len(outside))
     best, named = (1.0, 0, 0), 0
@@ -314,16 +315,16 @@ def _standing_out(own: Float[ndarray, " p"], outside: Float[ndarray, " q"], most
 
 
 def allowed_by(curve: TradeOff) -> dict[str, float]:
-    """The most that a claim allows any test, by each of `COMPARED`.
+    """Returns the largest values of `COMPARED` that a claim allows any test.
 
     Args:
-        curve: of the claim.
+        curve: trade-off curve of the claim.
     """
     return {"auc": curve.auc, "tpr_at_1pct_fpr": curve.tpr_at(0.01)}
 
 
 def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndarray, " p"], Float[ndarray, " q"], int]:
-    """Scores of members and of non-members in the order of ids, and the seed of their matching."""
+    """Returns scores of members and of non-members in the order of ids, and the seed of their matching."""
     assert one.scores is not None  # noqa: S101 -- by contract
     ids, values = one.scores.ids.cpu().numpy(), one.scores.scores.double().cpu().numpy()
     order = np.argsort(ids)

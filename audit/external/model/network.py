@@ -1,7 +1,7 @@
-"""The network behind a file of weights: built by name, filled with the tensors, or told apart from them.
+"""Network of a weights file: built by name and filled with the tensors, or an error that lists all differences.
 
-Where names or shapes differ, one error says all of it: what is missing, what is too much, what has another shape, and
-which of the networks known by name fits better. Nothing is filled in part.
+If names or shapes differ, a single error lists all missing, unexpected and misshapen tensors, and the known network
+that fits better. Nothing is filled in part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..files.unwrap import without_wrappers
 from .answers import scores_in
 
 _SHOWN = 8
-"""Names of each kind in a report."""
+"""Most names of each kind in a report."""
 _COMMON = (
     *(
         "resnet18",
@@ -39,7 +39,7 @@ _COMMON = (
     *("vgg16_bn", "alexnet", "squeezenet1_1", "densenet121", "mobilenet_v2", "mobilenet_v3_small"),
     *("mobilenet_v3_large", "shufflenet_v2_x1_0", "efficientnet_b0", "convnext_tiny", "vit_b_16"),
 )
-"""Of torchvision's classifiers, those that a file is compared with: to build all of them takes seconds."""
+"""Torchvision classifiers that a file is compared with: building all of torchvision's takes seconds."""
 
 
 def architecture(
@@ -50,20 +50,19 @@ def architecture(
     trust_code: bool = False,
     answers: Callable[[Any], Tensor] | None = scores_in,
 ) -> nn.Module:
-    """An untrained network that maps [n, *input_shape] to logits [n, classes], or to [n] where there is one.
+    """Returns an untrained network: [n, *input_shape] -> logits [n, classes], or [n] for a single output.
 
     Args:
         name: one of `leakbench list models`, a classifier of torchvision with or without "torchvision:", or
             FILE.py:FUNCTION.
         input_shape: shape of one input.
-        classes: number of logits; 1 of a binary classifier with one output.
-        trust_code: whether a function of the user's may run; the name alone never runs one.
-        answers: takes the answers out of what a network of the user's puts out, whose shape is looked at; None to look
-            at nothing.
+        classes: number of logits; 1 for a binary classifier with a single output.
+        trust_code: whether a user's function may run; the name alone never runs it.
+        answers: extracts the answers from the output of a user's network, to check their shape; None to skip the check.
 
     Raises:
-        ValueError: an unknown name, an input that does not fit, or a user's file that was not trusted.
-        ModuleNotFoundError: torchvision's where it is not installed; names the extra.
+        ValueError: an unknown name, an input that does not fit, or a user's file that is not trusted.
+        ModuleNotFoundError: torchvision is not installed; names the extra.
     """
     name = _full(name)
     if user_factory.named(name) and not trust_code:
@@ -74,30 +73,31 @@ def architecture(
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that there is no network of; runs nothing.
+    """Refuses a name of no network; runs nothing.
 
     Raises:
-        ValueError, ModuleNotFoundError: as `architecture`.
+        ValueError, ModuleNotFoundError: see `architecture`.
     """
     models.check(_full(name))
 
 
 def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """A model's tensors among those of a file, without what stands before their names, and what was done, in sentences.
+    """Returns the model's tensors in a file, without prefixes of their names, and a sentence on each change.
 
-    A training framework puts the name of an attribute before each, and tensors of its own beside them, as of a loss.
-    Where the model is not in the file as a whole, its tensors are as they were.
+    Training frameworks put the name of an attribute before each name, and add tensors of their own, such as a loss's.
+    If the file lacks part of the model, all its tensors are returned, without the prefix that most of the model's
+    tensors share.
 
     Args:
         model: of the architecture.
-        tensors: by name, as `StateFile.tensors`.
+        tensors: by name, as in `StateFile.tensors`.
 
     Raises:
-        ValueError: the file has the model more than once, as with a moving average of it.
+        ValueError: the file holds the model more than once, as with a moving average.
     """
     own, _ = without_wrappers(_state(model))
     given, _ = without_wrappers(tensors)
-    # What is tied to another need not be there, and one tensor may be missing or have another name.
+    # All possible prefixes: tied tensors may be absent, and a tensor may be missing or renamed.
     before = sorted(
         {name.removesuffix(one) for one in own for name in given if name == one or name.endswith("." + one)}
     )
@@ -108,7 +108,7 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             f"the file must hold the model once, and has it {len(whole)} times, with {named}: save the tensors of one"
         )
     if not whole:
-        # By the prefix of most of them, so that the report names those that differ, and not all.
+        # Remove the prefix of most tensors, so that the report lists only those that differ.
         shared = {prefix: sum(prefix + name in given for name in own) for prefix in before}
         prefix = max(shared, key=lambda one: shared[one], default="")
         if not prefix or 2 * shared[prefix] <= len(own):
@@ -124,14 +124,13 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
 
 
 def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
-    """Whether a file has all of a model's tensors behind a prefix, and none there that has another place in it."""
+    """Returns whether a file has all of a model's tensors behind a prefix, and no further ones of its modules."""
     under = {name.removeprefix(prefix): tensor.shape for name, tensor in given.items() if name.startswith(prefix)}
     there = all(
         under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())
         for name, tensor in own.items()
     )
-    # Of one of the model's own modules nothing may be left over, nor a further layer of a sequence, which has a number:
-    # it would be another architecture.
+    # Further tensors of the model's modules, or further numbered layers of a sequence, mean another architecture.
     modules = {name.partition(".")[0] for name in own}
     sequence = any(module.isdecimal() for module in modules)
     left = {name.partition(".")[0] for name in under if name not in own}
@@ -143,18 +142,19 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def filled(model: nn.Module, tensors: Mapping[str, Tensor], *, own_code: bool = False) -> nn.Module:
-    """The model with these tensors as its parameters and buffers, in evaluation mode.
+    """Fills the model's parameters and buffers with these tensors, and sets evaluation mode.
 
-    Floating-point tensors of another width are converted to the model's. Names may lack or have prefixes on either
-    side, and what the model ties together need be there once.
+    Floating-point tensors of another precision are converted to the model's. Names may have prefixes on either side,
+    and tied tensors are needed only once.
 
     Args:
-        model: of the same architecture; it is changed, and returned.
-        tensors: by name, as `StateFile.tensors`.
-        own_code: whether the architecture is a function of the user's, so that none known by name is advised.
+        model: of the same architecture; changed in place and returned.
+        tensors: by name, as in `StateFile.tensors`.
+        own_code: whether the architecture is a user's function, so that the error suggests no known network.
 
     Raises:
-        ValueError: the report of all that does not fit, or a tensor of whole numbers for a weight.
+        ValueError: the report of all mismatches, a tensor of whole numbers for a weight, or entries that are not
+            finite.
     """
     own, _ = without_wrappers(_state(model))
     given, _ = own_tensors(model, tensors)
@@ -171,7 +171,7 @@ def filled(model: nn.Module, tensors: Mapping[str, Tensor], *, own_code: bool = 
 
 
 def _converted(tensor: Tensor, own: Tensor, name: str) -> Tensor:
-    """A finite tensor of the model's type."""
+    """Returns a finite tensor in the model's type."""
     if own.is_floating_point() != tensor.is_floating_point():
         raise ValueError(
             f"{name} must have floating-point entries like the model's {_short(own)}, got {_short(tensor)}; quantised "
@@ -187,7 +187,7 @@ def _converted(tensor: Tensor, own: Tensor, name: str) -> Tensor:
 
 
 def _full(name: str) -> str:
-    """A plain name of torchvision's gets its prefix; ours come first."""
+    """Returns the name of a network, with torchvision's prefix if needed; names of ours take precedence."""
     if ":" in name or name in models.names():
         return name
     prefixed = torchvision_models.PREFIX + name
@@ -199,7 +199,7 @@ def _full(name: str) -> str:
 
 
 def _tied(own: Mapping[str, Tensor], name: str, given: Mapping[str, Tensor]) -> bool:
-    """Whether the model holds the tensor of that name under another that is given, too."""
+    """Returns whether the model ties the tensor of that name to another that is given."""
     return any(other in given and tensor is own[name] for other, tensor in own.items() if other != name)
 
 
@@ -231,7 +231,7 @@ def _listed(what: str, found: list[str]) -> list[str]:
 
 
 def _closest(given: Mapping[str, Tensor]) -> str:
-    """The sentence on which of the networks known by name is most like the file."""
+    """Returns a sentence on the known network that is most like the file."""
     shapes = _shapes(given)
     heads = [shape for shape in shapes.values() if len(shape) == 2]
     scores = {name: _alike(shapes, known) for name, known in _known(heads[-1][0] if heads else None).items()}
@@ -246,16 +246,16 @@ def _closest(given: Mapping[str, Tensor]) -> str:
 
 @cache
 def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of the tensors of networks by name; without memory or weights.
+    """Returns the tensor shapes of known networks, by name; allocates no memory and loads no weights.
 
     Args:
-        classes: as the last layer of the file has them; None for as each network is quoted.
+        classes: of the file's last layer; None for the usual number of each network.
     """
     found = {}
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         for name in models.names():
             usual = models.natural(name)
-            # What an extra brings, or a number of classes that it does not have, leaves a network out.
+            # Skip networks whose extra is not installed or that do not support this number of classes.
             with suppress(Exception):
                 settings = {"input_shape": usual.input_shape, "classes": classes or usual.classes, **usual.settings}
                 found[name] = _shapes(models.factory(name)(**settings).state_dict())
@@ -268,7 +268,7 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _alike(these: Mapping[str, tuple[int, ...]], those: Mapping[str, tuple[int, ...]]) -> float:
-    """Share of names that both have in one shape, of the names that either has."""
+    """Returns the share of names that both have with equal shape, among the names of either."""
     both = sum(those.get(name) == shape for name, shape in these.items())
     return both / len(these.keys() | those.keys())
 

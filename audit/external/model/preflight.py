@@ -1,8 +1,8 @@
-"""What is looked at before any attack: is this the model, are these the examples, and could a leak show at this size?
+"""Pre-flight checks before any attack: the model, its examples, and the smallest leak that their number could show.
 
-A model at chance is no finding about privacy: its inputs are scaled otherwise, its classes are in another order, or the
-file is of another model. So the audit stops, and says which of these makes it right, where one does. That is diagnosis
-alone: nothing is repaired in silence.
+Accuracy at chance is no finding about privacy: preprocessing differs, classes are in another order, or the file is of
+another model. The audit then stops and names the correction if one of these makes the model right. Nothing is corrected
+silently.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from .diagnosis import Knowledge, another_order, knowledge, other_inputs, unstea
 from .sizes import smallest_leak
 
 ACCEPTABLE = ("chance", "one answer", "preprocessing", "swapped", "few", "near-duplicates", "unsteady")
-"""Kinds of remarks that need not stop an audit, where the owner says so: a model may be meant to know nothing."""
+"""Kinds of remarks that the owner may accept instead of a stop: a model may be meant to be at chance."""
 
 FEW = 10
-"""Examples a group, below which nothing is asked."""
+"""Smallest number of examples per group for an audit."""
 
 
 class StoppedError(ValueError):
-    """The pre-flight found what makes an audit meaningless; the message has all that it says."""
+    """Raised if the pre-flight finds an audit meaningless; the message holds all its remarks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """One thing that the pre-flight says.
+    """Finding of the pre-flight.
 
     Attributes:
-        kind: one word for it, as "overlap".
-        stop: whether the audit ends here.
-        sentence: what is wrong, and what to do.
+        kind: a word for it, such as "overlap".
+        stop: whether it ends the audit.
+        sentence: the problem and its remedy.
     """
 
     kind: str
@@ -56,15 +56,15 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What was looked at.
+    """Result of the pre-flight.
 
     Attributes:
-        remarks: what is to be said.
+        remarks: all findings.
         accuracy: of members and of non-members.
-        shift: between them, without the model.
+        shift: distribution shift between them, without the model.
         sizes: the smallest leak that so many examples could show.
-        classes: that the model answers with.
-        model: that answers with logits: the audited one, or one made of it that brings its answers into that form.
+        classes: number of the model's classes.
+        model: the audited model, or a copy whose answers are converted to logits.
     """
 
     remarks: tuple[Remark, ...]
@@ -76,11 +76,11 @@ class Preflight:
 
     @property
     def stops(self) -> tuple[Remark, ...]:
-        """What ends the audit."""
+        """Remarks that end the audit."""
         return tuple(one for one in self.remarks if one.stop)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a report has it."""
+        """Returns the pre-flight's part of a report."""
         return {
             "findings": [asdict(one) for one in self.remarks],
             "numbers": {name: asdict(metric) for name, metric in self.accuracy.items()},
@@ -90,17 +90,17 @@ class Preflight:
 def preflight(
     model: nn.Module, groups: Groups, *, delta: float = 1e-5, level: float = 0.95, accept: Collection[str] = ()
 ) -> Preflight:
-    """Looks at a model and its examples before they are attacked.
+    """Checks a model and its examples before any attack.
 
     Args:
         model: in evaluation mode, on the examples' device.
-        groups: as the model is fed.
+        groups: preprocessed as for the model.
         delta: of the bound on epsilon.
         level: its confidence.
-        accept: kinds of remarks, of `ACCEPTABLE`, that are not to stop the audit.
+        accept: kinds of remarks, among `ACCEPTABLE`, that do not stop the audit.
 
     Returns:
-        What is to be said; nothing is attacked where a remark stops the audit.
+        The remarks, and the model as one that answers with logits; a remark that stops rules out any attack.
 
     Raises:
         ValueError: a model that cannot take these inputs, or answers with no logits; a kind that cannot be accepted.
@@ -155,11 +155,11 @@ def preflight(
 
 
 def without_model(groups: Groups, accept: Collection[str] = ()) -> list[Remark]:
-    """What is to be said of the examples alone.
+    """Returns the remarks on the examples alone.
 
     Args:
-        groups: as the model is fed.
-        accept: kinds of remarks, of `ACCEPTABLE`, that are not to stop the audit.
+        groups: preprocessed as for the model.
+        accept: kinds of remarks, among `ACCEPTABLE`, that do not stop the audit.
 
     Raises:
         ValueError: a kind that cannot be accepted.
@@ -227,7 +227,7 @@ def _of_sizes(members: Examples, outside: Examples) -> list[Remark]:
 
 
 def _of_inputs(groups: Groups) -> list[Remark]:
-    """Inputs that say nothing, and numbers that no model is fed."""
+    """Returns remarks on inputs that are constant, all together or each by itself."""
     both = [groups.members.inputs, groups.non_members.inputs]
     if max(float(part.max()) for part in both) == min(float(part.min()) for part in both):
         value = float(both[0].flatten()[0])
@@ -241,7 +241,7 @@ def _of_inputs(groups: Groups) -> list[Remark]:
 
 
 def _of_copies(groups: Groups) -> list[Remark]:
-    """Examples that are in two groups, or in one twice."""
+    """Returns remarks on examples that are in two groups, or twice in a group."""
     given = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
     there = {name: group for name, group in given.items() if group is not None}
     keys = dict(zip(there, contents([group.inputs for group in there.values()]), strict=True))
@@ -270,7 +270,7 @@ def _of_copies(groups: Groups) -> list[Remark]:
 
 
 def _of_near(groups: Groups) -> list[Remark]:
-    """Examples of one group that are nearly in the other."""
+    """Returns remarks on members with near-duplicates among the non-members."""
     found = []
     near = near_duplicates(groups.members.inputs, groups.non_members.inputs)
     if near.compared < near.of and not near.count and near.compared:
@@ -281,7 +281,7 @@ def _of_near(groups: Groups) -> list[Remark]:
         found.append(
             Remark(
                 kind="near-duplicates",
-                # Of groups that are one another's copies no number means anything.
+                # No number is meaningful if the groups are copies of each other.
                 stop=2 * near.count > near.compared,
                 sentence=(
                     f"{near.count} members have a near-duplicate among the non-members{of}, which the model has all "
@@ -293,11 +293,11 @@ def _of_near(groups: Groups) -> list[Remark]:
 
 
 def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
-    """Whether members are answered worse than non-members, by Fisher's exact test."""
+    """Returns a remark if accuracy is lower on members than on non-members, by Fisher's exact test."""
     inside, outside = accuracy["members"], accuracy["non_members"]
     counts = [(int(one.detail["correct"] or 0), int(one.n or 0)) for one in (inside, outside)]
     (right, n), (other, among) = counts
-    # Fisher's exact test: hypergeometric, given how many answers are right in all.
+    # Hypergeometric, given the total number of right answers.
     if float(stats.hypergeom.cdf(right, n + among, right + other, n)) >= 1e-3:
         return []
     return [
@@ -313,7 +313,7 @@ def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
 
 
 def _of_answers(model: nn.Module, groups: Groups, answers: Tensor, labels: Tensor, classes: int) -> list[Remark]:
-    """Whether the model knows these examples at all; where it does not, what would make it know them."""
+    """Returns remarks on undefined answers and on accuracy at chance, with the correction if one is found."""
     undefined = int((~answers.isfinite()).any(1).sum())
     if undefined:
         kind = "NaN" if bool(answers.isnan().any()) else "infinity"
@@ -357,7 +357,7 @@ def _of_knowledge(
         moved = ", ".join(f"{i} is the model's {j}" for i, j in list(order.places.items())[:5])
         sentence = f"{told}: its classes are in another order, with which it is right on {order.share:.1%}: {moved}"
         return [Remark(kind="order", stop=True, sentence=sentence)]
-    # A network that was never trained may be right on half as many again as one answer is, by accident.
+    # An untrained network may by accident be right 1.5 times as often as a constant answer.
     weak = share < 2 * knows.chance and knows.agreement < 0.3
     if knows.known and not weak and share >= 0.9:
         return []
@@ -382,15 +382,15 @@ _BYTES = Preprocess(std=(255.0,))
 
 
 def sentences(found: Sequence[Remark]) -> list[str]:
-    """Remarks as lines, those that stop first."""
+    """Returns remarks as lines, those that stop first."""
     return [f"{'stop' if one.stop else 'note'}: {one.sentence}" for one in sorted(found, key=lambda one: not one.stop)]
 
 
 def refuse_stops(found: Sequence[Remark]) -> None:
-    """Ends an audit that would mean nothing.
+    """Ends an audit that would be meaningless.
 
     Raises:
-        StoppedError: a remark stops it; all of them are told.
+        StoppedError: a remark stops it; the message holds all remarks.
     """
     if any(one.stop for one in found):
         raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(found)))
