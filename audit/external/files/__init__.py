@@ -1,9 +1,9 @@
-"""Files of weights that somebody else wrote: looked through by code that runs nothing of them, then read.
+"""Untrusted files of weights: checked by code that executes nothing of them, then read.
 
-What a file is, its bytes say and its name does not. safetensors are read in this process. What `torch.save` writes, and
-wrote before PyTorch 1.6, is a pickle, which is a program: it is read only where its user allows it, after every
-instruction of it was looked at, by PyTorch's restricted loader in a process of its own. What else there is gets refused
-with the way out; nothing is ever tried in a less safe way after a safer one failed.
+The bytes of a file decide its kind, not its name. safetensors are read in this process. The format of `torch.save`,
+also before PyTorch 1.6, is a pickle, which is a program: it is read only if the user allows it, after every instruction
+was checked, by PyTorch's restricted loader in a process of its own. All else is refused with the way out; a less safe
+way is never tried after a safer one failed.
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ __all__ = ["FileRefused", "StateFile", "is_adapter", "read_adapter", "read_folde
 
 
 def read_weights(path: Path, *, allow_pickle_tensors: bool = False) -> StateFile:
-    """Reads the weights of a file, of an index of shards, or of a folder; of an adapter with those of its base model.
+    """Reads the weights of a file, of an index of shards, or of a folder; an adapter is merged into its base model.
 
     Raises:
-        FileRefused: for whatever is not read, in one sentence.
+        FileRefused: weights that are not read, in one sentence.
     """
     if path.is_dir() and is_adapter(path):
         adapter = read_adapter(path, allow_pickle_tensors=allow_pickle_tensors)

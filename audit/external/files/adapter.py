@@ -1,9 +1,9 @@
-"""A folder of a PEFT adapter, merged into its base model where that is a local folder.
+"""PEFT adapter in a folder, merged into its base model if that is a local folder.
 
-Low-rank adaptation (Hu et al., "LoRA", ICLR 2022) adds (alpha / r) B A to a weight, and (alpha / sqrt(r)) B A where its
-rank is stabilised (Kalajdzievski, "rsLoRA", 2023); what else the adapter trained takes the place of the base model's.
-Written over tensors: no code of peft runs. Settings that are not known to leave this formula as it is are refused, as
-another reading of them would be a model that nobody trained.
+Low-rank adaptation (Hu et al., "LoRA", ICLR 2022) adds (alpha / r) B A to a weight, or (alpha / sqrt(r)) B A if its
+rank is stabilised (Kalajdzievski, "rsLoRA", 2023); modules that the adapter trained as a whole replace the base
+model's. It is implemented over tensors: no code of peft runs. Settings that are not known to leave this formula
+unchanged are refused, as another reading of them would give a model that nobody trained.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _READ |= {"modules_to_save", "base_model_name_or_path", "init_lora_weights"}
 _HARMLESS = {"auto_mapping", "bias", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform"}
 _HARMLESS |= {"lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules"}
 _HARMLESS |= {"task_type", "loftq_config", "eva_config", "corda_config", "runtime_config"}
-"""What chooses layers or is of the training alone."""
+"""Settings that choose layers, or concern the training alone."""
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Beginnings of B A that leave the base model as it is; PiSSA, OLoRA, CorDA and LoftQ change it."""
+"""Initializations of B A that leave the base model unchanged; PiSSA, OLoRA, CorDA and LoftQ change it."""
 _REPEATS = re.compile(r"[*+]")
 _PLAIN = re.compile(r"(\\[.dw]|\[[\w\-]+\]|[\w.*+?|$^()\-])*")
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder is of an adapter."""
+    """Returns whether a folder is that of an adapter."""
     return (folder / CONFIG).is_symlink() or (folder / CONFIG).exists()
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter, before it is merged.
+    """An adapter before it is merged.
 
     Attributes:
-        folder: of it.
+        folder: of the adapter.
         base: folder of its base model.
         state: its own tensors.
         settings: of adapter_config.json.
@@ -64,11 +64,11 @@ class Adapter:
     settings: Mapping[str, Any]
 
     def merged(self, whole: StateFile, tensors: Mapping[str, Tensor]) -> StateFile:
-        """Merges it into a base model.
+        """Merges the adapter into a base model.
 
         Args:
             whole: weights of the base model, as they were read.
-            tensors: of the base model, under the names that its modules have.
+            tensors: of the base model, under the names of its modules.
 
         Raises:
             FileRefused: tensors that do not fit.
@@ -87,11 +87,11 @@ class Adapter:
 
 
 def read_adapter(folder: Path, *, allow_pickle_tensors: bool = False) -> Adapter:
-    """Reads an adapter, whose base model must be there.
+    """Reads an adapter, whose base model must be a local folder.
 
     Args:
         folder: with adapter_config.json and adapter_model.safetensors.
-        allow_pickle_tensors: as of `read_tensors`.
+        allow_pickle_tensors: see `read_tensors`.
 
     Raises:
         FileRefused: another kind of adapter, or a base model that is no local folder.
@@ -109,7 +109,7 @@ def read_adapter(folder: Path, *, allow_pickle_tensors: bool = False) -> Adapter
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Settings that leave LoRA's formula as it is."""
+    """Returns the settings, all of which leave LoRA's formula unchanged."""
     found = read_object(folder / CONFIG)
     if found.get("peft_type") != "LORA":
         raise FileRefused(f"it is a PEFT adapter of kind {shown(found.get('peft_type'))}, and LORA is read; {WAY_OUT}")
@@ -146,7 +146,7 @@ def _pattern(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found, dict) or len(found) > 1000:
         raise FileRefused(f"{name} of {CONFIG} must map at most 1000 names of layers to numbers")
     for key in found:
-        # Regular expressions of strangers may take for ever; those with few repetitions, none of a group, do not.
+        # Untrusted regular expressions may take exponential time; those with few repetitions, none of a group, do not.
         often = len(_REPEATS.findall(key)) > 2 or key.count("?") > 8 or ")?" in key or ")*" in key or ")+" in key
         if len(key) > 512 or often or not _PLAIN.fullmatch(key):
             raise FileRefused(
@@ -160,7 +160,7 @@ def _pattern(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _of_layer(settings: Mapping[str, Any], pattern: str, usual: str, layer: str) -> Any:
-    """A layer's rank or alpha: of the first pattern that its name, or what ends it, matches."""
+    """Returns a layer's rank or alpha: that of the first pattern that its name, or the end of its name, matches."""
     for key, value in _pattern(settings, pattern).items():
         if re.match(key if key.startswith("^") else rf"(.*\.)?({key})$", layer):
             return value
@@ -181,10 +181,10 @@ def _base(folder: Path, settings: Mapping[str, Any]) -> Path:
 def _merged(
     base: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], str]:
-    """Tensors of the base model with the adapter's, and a sentence on what was done."""
+    """Returns the base model's tensors with the adapter merged, and a sentence on the changes."""
     found, parts, replaced = dict(base), dict[str, dict[str, Tensor]](), 0
     for stored, tensor in own.items():
-        # A layer that is wrapped has its own tensors one level down.
+        # A wrapped layer has its own tensors one level down.
         name = stored.removeprefix(_BEFORE).replace(".base_layer.", ".")
         if part := _PART.fullmatch(name):
             sides = parts.setdefault(part["layer"], {})
@@ -213,14 +213,14 @@ def _merged(
 
 
 def _is_saved(name: str, settings: Mapping[str, Any]) -> bool:
-    """Whether a tensor is of a module that was trained as a whole, by the end of the module's name."""
+    """Returns whether a tensor is of a module that was trained as a whole, by the end of the module's name."""
     modules = settings.get("modules_to_save") or []
     layers = name.split(".")[:-1]
     return any(".".join(layers[: end + 1]).endswith(one) for one in modules for end in range(len(layers)))
 
 
 def _added(weight: Tensor, sides: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str) -> Tensor:
-    """W + scale * B A; of convolutions B A is taken over filters as rows."""
+    """Returns W + scale * B A; for convolutions, B A is computed with filters as rows."""
     embedding = sides.keys() == {"embedding_A", "embedding_B"}
     if not embedding and sides.keys() != {"A", "B"}:
         raise FileRefused(f"its layer {shown(layer)} must have lora_A and lora_B, got {', '.join(sorted(sides))} alone")

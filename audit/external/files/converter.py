@@ -1,8 +1,8 @@
-"""A program of its own: an archive of `torch.save` in, the tensors that are expected of it out, as safetensors.
+"""Standalone program that converts the expected tensors of a `torch.save` archive to safetensors.
 
-Started by `restricted`, with nothing of this project imported, and looked at again by whoever started it. Limits on
-time and files are set before PyTorch is imported; before the archive is opened memory is limited to what its tensors
-take, and the network and further processes are given up, as far as the system lets a user do so.
+`restricted` starts it, with nothing of this project imported, and the caller checks its output again. Limits on time
+and files are set before PyTorch is imported; before the archive is opened, memory is limited to the size of its
+tensors, and the network and further processes are given up, as far as the system lets a user do so.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x1000_0000, 0x4000_0000, 38
 
 
 def main(order: Path) -> None:
-    """Converts as a file of JSON says.
+    """Converts an archive as a JSON file orders.
 
     Args:
         order: names source, target, path, tensors [name, shape] in their order, limits by name, room in bytes for
@@ -33,7 +33,7 @@ def main(order: Path) -> None:
 
     torch.set_num_threads(1)
     _limit_memory(wanted["room"])
-    # Not before: libraries start threads when they are imported. (The system does not hold root to it.)
+    # After the imports, since libraries start threads then. (The system does not hold root to this limit.)
     _limit(resource.RLIMIT_NPROC, 0)
     found = torch.load(wanted["source"], map_location="cpu", weights_only=True)
     for name in wanted["path"]:
@@ -43,20 +43,20 @@ def main(order: Path) -> None:
         tensor = found[name].detach()
         if list(tensor.shape) != shape:
             sys.exit(f"{name!r} has another shape than its pickle says")
-        # Views and shared storages come apart: each tensor of safetensors has its own bytes.
+        # Clones separate views and shared storages: in safetensors each tensor has its own bytes.
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
     save_file(tensors, wanted["target"])
 
 
 def _limit(limit: int, most: int) -> None:
     _, hard = resource.getrlimit(limit)
-    # A lower one that was there before cannot be raised, and stays.
+    # A lower hard limit cannot be raised, and stays.
     lowered = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(limit, (lowered, lowered))
 
 
 def _leave_network() -> None:
-    """Into a network of its own, which has no other end; where the system forbids that, the limits are what is left."""
+    """Enters an empty network namespace; if the system forbids that, only the limits remain."""
     with suppress(OSError, AttributeError):
         system = ctypes.CDLL(None)
         system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -65,7 +65,7 @@ def _leave_network() -> None:
 
 
 def _limit_memory(room: int) -> None:
-    """What is mapped by now, and so much more; where the system does not say what is mapped, the first limit stays."""
+    """Limits memory to the current mapping plus `room`; if the system does not report it, the first limit stays."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + room

@@ -1,4 +1,4 @@
-"""A JSON object in a file of somebody else's folder: no link, not large, each name once, no NaN."""
+"""JSON object in a file of an untrusted folder: no link, limited size, unique names, no NaN."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_object(path: Path) -> dict[str, Any]:
         path: of a file in UTF-8.
 
     Raises:
-        FileRefused: for another content, in one clause; whoever knows its folder puts it before.
-        OSError: it is not there, or cannot be read.
+        FileRefused: other content, as a clause that the caller puts after the folder.
+        OSError: the file does not exist or cannot be read.
     """
     refuse_link(path)
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))

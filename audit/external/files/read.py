@@ -1,7 +1,7 @@
-"""From a path to tensors: looked through, copied to where nobody else writes, looked through again, and read.
+"""Reading of a weights file: checked, copied to a private folder, checked again, and loaded.
 
-What is read is the copy, and the copy is what was looked through last: whoever exchanges the file in between changes
-nothing but gets an error. The first look is there so that what is refused is never copied.
+The copy is what is loaded, and what is checked last: exchanging the file in between only leads to an error. The first
+check avoids copying files that are refused.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PICKLES = (PICKLE_ARCHIVE, PICKLE_LEGACY)
 
 @dataclass(frozen=True)
 class StateFile:
-    """The tensors of one file.
+    """Tensors of a weights file.
 
     Attributes:
-        tensors: by name, on the CPU, all of them finite; the caller's own. (Any: PyTorch is imported by need, so that
-            the checks stand without it.)
-        kind: what the file is: "safetensors", "torch.save" or "torch.save before 1.6".
+        tensors: by name, on the CPU, all finite; owned by the caller. (Any: PyTorch is imported lazily, so that the
+            checks run without it.)
+        kind: "safetensors", "torch.save" or "torch.save before 1.6".
         sha256: of the file, hexadecimal.
         bytes: of the file.
-        notes: what was done on the way, a sentence each: what was unwrapped, and what was left out.
+        notes: a sentence on each thing that was unwrapped or left out.
     """
 
     tensors: dict[str, Any] = field(repr=False)
@@ -46,15 +46,15 @@ class StateFile:
 
 
 def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> StateFile:
-    """Reads a file of weights; runs nothing that it holds.
+    """Reads a file of weights; executes nothing in it.
 
     Args:
-        path: of safetensors, or of what `torch.save` writes or wrote; a symbolic link to one will do.
-        allow_pickle_tensors: whether what `torch.save` writes, which is a pickle, may be read by PyTorch's restricted
-            loader in a process of its own, after its instructions were looked at. Never tried otherwise.
+        path: of safetensors, or of a `torch.save` file, old or new; a symbolic link to one is followed.
+        allow_pickle_tensors: whether a `torch.save` file, which is a pickle, may be read by PyTorch's restricted loader
+            in a process of its own, after its instructions were checked. Never tried otherwise.
 
     Raises:
-        FileRefused: for whatever is not read, in one sentence.
+        FileRefused: a file that is not read, in one sentence.
     """
     state = read_as_stored(path, allow_pickle_tensors=allow_pickle_tensors)
     tensors, notes = without_wrappers(state.tensors)
@@ -62,7 +62,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
 
 
 def read_as_stored(path: str | Path, *, allow_pickle_tensors: bool = False) -> StateFile:
-    """Reads a file of weights under its own names; as `read_tensors`, which takes the prefixes of wrappers off."""
+    """Reads a file of weights like `read_tensors`, but keeps the prefixes of wrappers in its names."""
     path = Path(path)
     try:
         with _opened(path) as file, tempfile.TemporaryDirectory(prefix="leakbench-") as folder:
@@ -72,7 +72,7 @@ def read_as_stored(path: str | Path, *, allow_pickle_tensors: bool = False) -> S
                     "it is a pickle, which is read only where you allow it, by allow_pickle_tensors=True "
                     f"(--allow-pickle-tensors), or {WAY_OUT}"
                 )
-            # Without the ending of any kind: PyTorch's loader goes by endings.
+            # The copy has no ending, since PyTorch's loader goes by endings.
             copy = Path(folder) / "copy"
             with copy.open("xb") as target:
                 file.seek(0)
@@ -83,15 +83,15 @@ def read_as_stored(path: str | Path, *, allow_pickle_tensors: bool = False) -> S
             tensors = (_read_pickle if checked.kind in _PICKLES else _read_safetensors)(copy, checked)
     except FileRefused as error:
         raise FileRefused(f"cannot read {path}: {error}") from None
-    except (OSError, ValueError) as error:  # a path that no file can have is a ValueError
+    except (OSError, ValueError) as error:  # an impossible path is a ValueError
         raise FileRefused(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     return StateFile(tensors, checked.kind, checked.sha256, checked.bytes, checked.notes)
 
 
 def _opened(path: Path) -> BufferedIOBase:
-    if "\0" in str(path):  # Python's own sentence for it differs from version to version
+    if "\0" in str(path):  # Python's message differs between versions
         raise FileRefused("its path has a null byte, which no file's path can have")
-    # O_NONBLOCK, because opening a pipe waits until somebody writes to it.
+    # O_NONBLOCK, because opening a pipe would wait for a writer.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -100,7 +100,7 @@ def _opened(path: Path) -> BufferedIOBase:
 
 
 def _read_pickle(path: Path, checked: Checked) -> dict[str, Any]:
-    """Tensors of an archive that was looked through, by way of safetensors that a process of its own writes."""
+    """Returns tensors of a checked archive, by way of safetensors that a process of its own writes."""
     safe = path.with_name("converted")
     converted(path, safe, checked)
     with safe.open("rb") as file:
@@ -112,7 +112,7 @@ def _read_pickle(path: Path, checked: Checked) -> dict[str, Any]:
 
 
 def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
-    """Tensors of a file that was looked through; what its reader makes of it must be what was found."""
+    """Returns tensors of a checked file; its reader must find the same tensors as the check."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -130,5 +130,5 @@ def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
                 f"{broken} of {tensor.numel()} entries of {shown(name)} are NaN or infinite: its training diverged, or "
                 "the file is damaged"
             )
-    # Off the mapped file, which is about to go.
+    # Copies, since the mapped file is about to be deleted.
     return {name: tensors[name].clone() for name in checked.tensors}

@@ -1,8 +1,9 @@
-"""PyTorch's restricted loader, in a process that has little to lose.
+"""PyTorch's restricted loader, in a process with few rights.
 
-It gets no environment, no input, a private folder, limits on time, memory and what it writes, and no network where the
-system lets a user go without; it hands over safetensors, which are looked through like any other file. So a hole in
-the loader meets a pickle whose every instruction was already looked at, in a process whose answer is not believed.
+The process gets none of the environment, no input, a private folder, limits on time, memory and written bytes, and no
+network if the system lets a user give it up; it returns safetensors, which are checked like any other file. A
+vulnerability of the loader thus meets a pickle whose every instruction was checked, in a process whose output is not
+trusted.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ from .checks import Checked, FileRefused
 from .checks.limits import MAX_HEADER_BYTES, shown
 
 SECONDS = 120
-"""Of a conversion, from the start of its process; PyTorch's import takes some of them."""
+"""Time limit of a conversion, from the start of its process; PyTorch's import takes some of it."""
 _IMPORT_BYTES = 12 << 30
-"""Address space that PyTorch's libraries map when they are imported, with room to spare: 3 GiB on Linux with CUDA."""
+"""Address space for the libraries that PyTorch maps on import, which take 3 GiB on Linux with CUDA, and a margin."""
 _ROOM = 512 << 20
-"""Bytes for whatever the loader makes beside tensors."""
+"""Bytes for the loader's objects other than tensors."""
 
 
 def converted(source: Path, target: Path, checked: Checked) -> None:
-    """Writes the tensors of an archive of `torch.save` as safetensors.
+    """Writes the tensors of a `torch.save` archive as safetensors.
 
     Args:
-        source: a copy of the archive that nobody else writes, looked through.
-        target: where the safetensors are to lie; its folder is private.
-        checked: what was found in the archive.
+        source: a private copy of the archive, which was checked.
+        target: path of the safetensors; its folder is private.
+        checked: result of checking the archive.
 
     Raises:
-        FileRefused: where the loader refuses it, or takes too much.
+        FileRefused: the loader refuses the archive, or exceeds a limit.
     """
     if importlib.util.find_spec("resource") is None:
         raise FileRefused(
             "pickled tensors are read with limits on their process, which this system has not; save them as safetensors"
         )
     kept = sum(tensor.bytes for tensor in checked.tensors.values())
-    # What the archive holds, the tensors side by side, and those again while they are written.
+    # The archive, its tensors side by side, and these again while they are written.
     room = checked.bytes + 2 * kept + _ROOM
     limits = {
         "RLIMIT_CPU": SECONDS,
@@ -60,15 +61,15 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
         "tensors": tensors,
         "limits": limits,
         "room": room,
-        # Of this process, for a PyTorch that lies where -I does not look; never relative, as the current folder is.
+        # This process's folders, for a PyTorch that -I does not find; never relative ones, such as the current folder.
         "folders": [folder for folder in sys.path if Path(folder).is_absolute()],
     }
     order.write_text(json.dumps(contents), encoding="utf-8")
     program = Path(__file__).with_name("converter.py")
-    # -I: neither the environment nor the folder of the program or of the user adds to what is imported.
+    # -I: nothing is imported from the environment, the program's folder or the user's.
     command = [sys.executable, "-I", "-W", "ignore", str(program), str(order)]
     environment = {"HOME": str(target.parent), "TMPDIR": str(target.parent), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
-    # To a file, whose size is limited, and not to a pipe, which would be read without end.
+    # A file has limited size; a pipe would be read without end.
     said = target.with_name("said.txt")
     with said.open("xb") as words:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, on a program and an order of our own
@@ -85,7 +86,7 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
         except subprocess.TimeoutExpired:
             raise FileRefused(f"PyTorch's restricted loader took more than {SECONDS} seconds") from None
         finally:
-            # With whatever it started, which would go on writing into the folder.
+            # Kills its children as well, which would go on writing into the folder.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -1,7 +1,7 @@
-"""The weights of a folder: one file, or the shards of an index, as `save_pretrained` of Hugging Face writes them.
+"""Weights of a folder: one file, or the shards of an index, as `save_pretrained` of Hugging Face writes them.
 
-An index, `model.safetensors.index.json`, maps each tensor's name to the file of the folder that has it. Index and files
-must agree, since readers differ in what they make of one that does not.
+An index, `model.safetensors.index.json`, maps each tensor's name to its file in the folder. Index and files must agree,
+since readers differ in how they resolve a disagreement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .read import StateFile, read_as_stored
 from .unwrap import without_wrappers
 
 INDEX = ".index.json"
-"""Ending of an index."""
+"""Ending of an index's file name."""
 
 WAY_OUT = (
     "save it by model.save_pretrained(folder), which writes model.safetensors, alone or in shards with their index"
@@ -29,20 +29,20 @@ _SHARDS = 1000
 
 
 def read_folder(folder: Path, *, allow_pickle_tensors: bool = False) -> StateFile:
-    """Reads the weights of a folder: of safetensors where there are some, of pickled tensors otherwise.
+    """Reads the weights of a folder: safetensors if there are any, else pickled tensors.
 
     Args:
         folder: with model.safetensors, or pytorch_model.bin, or shards of one of them with their index.
-        allow_pickle_tensors: as of `read_tensors`.
+        allow_pickle_tensors: see `read_tensors`.
 
     Raises:
-        FileRefused: for whatever is not read, in one sentence.
+        FileRefused: weights that are not read, in one sentence.
     """
     for name, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
         single = folder / f"{name}{ending}"
         if single.is_symlink() or single.exists():
             return _single(single, allow_pickle_tensors=allow_pickle_tensors)
-        # Of one precision, as model.fp16.safetensors.index.json.
+        # Also indices of one precision, such as model.fp16.safetensors.index.json.
         indices = sorted(folder.glob(f"*{ending}{INDEX}"))
         if len(indices) > 1:
             raise FileRefused(f"cannot read {folder}: it must have one index, and has {_listed(indices)}")
@@ -66,11 +66,11 @@ def read_sharded(index: Path, *, allow_pickle_tensors: bool = False) -> StateFil
     """Reads the shards of an index.
 
     Args:
-        index: JSON with a weight_map, beside its shards.
-        allow_pickle_tensors: as of `read_tensors`.
+        index: JSON with a weight_map, in the folder of its shards.
+        allow_pickle_tensors: see `read_tensors`.
 
     Raises:
-        FileRefused: a shard is missing, or leaves the folder, or has other tensors than the index says.
+        FileRefused: a shard is missing, or outside the folder, or has other tensors than the index says.
     """
     folder = index.parent
     try:
@@ -113,7 +113,7 @@ def read_sharded(index: Path, *, allow_pickle_tensors: bool = False) -> StateFil
 
 
 def _shards(index: Path) -> dict[str, list[str]]:
-    """Shard -> names of its tensors, by the index."""
+    """Returns the names of each shard's tensors, by the index."""
     mapped = read_object(index).get("weight_map")
     if not isinstance(mapped, Mapping) or not mapped:
         raise FileRefused(f"{index.name} must have a weight_map of names to files")
@@ -121,7 +121,7 @@ def _shards(index: Path) -> dict[str, list[str]]:
         raise FileRefused(f"weight_map of {index.name} may have at most {MAX_TENSORS} names, got {len(mapped)}")
     found: dict[str, list[str]] = {}
     for name, shard in mapped.items():
-        # Plain names: whatever has a separator of any system, or is a folder's own name, may lead elsewhere.
+        # Plain names only: a separator of any system, or a folder's own name, may lead elsewhere.
         if (
             not isinstance(shard, str)
             or shard in ("", ".", "..")
@@ -136,7 +136,7 @@ def _shards(index: Path) -> dict[str, list[str]]:
 
 
 def _bare(state: StateFile) -> StateFile:
-    """Without what wrappers put before every name, of all shards."""
+    """Removes wrappers' prefixes that the names of all shards share."""
     tensors, notes = without_wrappers(state.tensors)
     return replace(state, tensors=tensors, notes=(*state.notes, *notes))
 

@@ -1,4 +1,4 @@
-"""Names of tensors without what wrappers put before each of them."""
+"""Names of tensors without the prefixes of wrappers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIXES = ("module.", "_orig_mod.", "_module.")
-"""Those of data parallelism, torch.compile and Opacus."""
+"""Prefixes of data parallelism, torch.compile and Opacus."""
 
 
 def without_wrappers(tensors: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Tensors under their bare names, and a sentence for each prefix that came off.
+    """Returns tensors under their bare names, and a sentence for each prefix that was removed.
 
     Args:
-        tensors: by name. (Any: PyTorch's, which is imported by need.)
+        tensors: by name. (Any: PyTorch's, which is imported lazily.)
     """
     bare, notes = dict(tensors), []
     while prefix := next((p for p in PREFIXES if bare and all(n.startswith(p) and n != p for n in bare)), None):

@@ -1,4 +1,4 @@
-"""What each membership attack needs of an audit, and the option that would give it; decided without any model."""
+"""Requirements of each membership attack in an audit, and the options that meet them; decided without a model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ OPTIONS = {
     Knows.POPULATION: "--population FILE",
     Knows.SHADOWS: "--shadows 64 --train FILE.py:FUNCTION --trust-code, or --bank FILE",
 }
-"""What enables an attack that needs to know this."""
+"""Options that enable an attack with this required knowledge."""
 
 
 @dataclass(frozen=True)
 class Applicability:
-    """Whether an attack runs, and what it lacks.
+    """Applicability of an attack, with its unmet requirements.
 
     Attributes:
         name: of the attack.
-        runs: whether all that it needs is there.
-        needs: the options that would enable it, or what no option gives; empty where it runs.
+        runs: whether all requirements are met.
+        needs: options that would enable it, or the requirement that no option meets; empty if it runs.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Applicability:
 def applicable(
     attacks: Sequence[str], *, population: bool, shadows: bool, white_box: bool = True, transcript: bool = False
 ) -> list[Applicability]:
-    """What runs of some attacks, and what the others need.
+    """Returns which attacks run, and the unmet requirements of the others.
 
     Args:
         attacks: names.
         population: whether there are public examples.
         shadows: whether there are shadow models.
-        white_box: whether there are the model's parameters.
-        transcript: whether there are the updates of its training, with the scale of their noise.
+        white_box: whether the model's parameters are given.
+        transcript: whether the updates of its training are given, with the scale of their noise.
     """
     given = {Knows.POPULATION: population, Knows.SHADOWS: shadows, Knows.DEFENSE: transcript}
     knows = Knows.NOTHING
@@ -58,7 +58,7 @@ def applicable(
 
 
 def way_out(missing: Knows) -> str:
-    """The options that give what is missing."""
+    """Returns the options that provide the missing knowledge."""
     return " ".join(OPTIONS.get(one, str(one.name)) for one in missing)
 
 
@@ -74,7 +74,7 @@ def _access(requires: Requirements, *, white_box: bool, transcript: bool) -> str
 def _knowledge(requires: Requirements, knows: Knows) -> list[str]:
     missing = requires.knows & ~knows
     options = [OPTIONS[one] for one in missing if one in OPTIONS]
-    # What a transcript holds beside updates comes with it; what it cannot hold, nothing here gives.
+    # Other knowledge comes with a transcript, except for `_MEANING`, which no option provides.
     others = [_MEANING[one] for one in missing if one in _MEANING]
     return [" ".join(options), *others]
 

@@ -1,7 +1,7 @@
-"""Membership inference on a model that was trained elsewhere: each attack under its own access, and what came of it.
+"""Membership inference on a model that was trained elsewhere: each attack under its own access, and its outcome.
 
-Every attack gets candidates in an order and under aliases of its own, a copy of the model, and nothing of who is a
-member. Scores meet the truth in `scoring`.
+Every attack gets candidates in an order and under aliases of its own, a copy of the model, and no membership. Scores
+are compared with the truth in `scoring`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ READ_NO_STEP = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """A finished model, and whom it is asked about.
+    """A finished model and its candidates.
 
     Attributes:
         model: in evaluation mode; never changed.
-        members: examples that it was trained on.
-        non_members: examples that it was not trained on; ids are distinct from those of the members.
-        population: public examples that are neither; None where there are none.
-        classes: of its answers.
+        members: training examples.
+        non_members: examples outside the training set; their ids are distinct from the members'.
+        population: public examples in neither group; None for none.
+        classes: number of its classes.
     """
 
     model: nn.Module
@@ -76,7 +76,7 @@ class Audited:
 
     @property
     def world(self) -> World:
-        """What everybody knows: shapes, and the range of the inputs that there are."""
+        """Public knowledge: shapes, and the range of the candidates' inputs."""
         ends = [(group.inputs.min(), group.inputs.max()) for group in (self.members, self.non_members)]
         return World(
             input_shape=tuple(self.members.inputs.shape[1:]),
@@ -88,23 +88,23 @@ class Audited:
 
     @property
     def offered(self) -> Knows:
-        """What an attacker may know beside the model, without shadow models."""
+        """Knowledge that an attacker may have in addition to the model, without shadow models."""
         return Knows.NOTHING if self.population is None else Knows.POPULATION
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOutcome:
-    """What came of one attack.
+    """Outcome of an attack.
 
     Attributes:
         name: of the attack.
         settings: all of them.
-        requires: its threat model, as a record has it.
-        metrics: by name; empty where it did not run.
-        scores: of all candidates, by id; None where it did not run.
-        why_not: the sentence that says why it did not run, and what would enable it; empty where it ran.
-        missing: what it would have to know beside.
-        failed: whether it ended with an error, instead of not being applicable.
+        requires: its threat model, as in a record.
+        metrics: by name; empty if it did not run.
+        scores: of all candidates, by id; None if it did not run.
+        why_not: why it did not run and how to enable it, in a sentence; empty if it ran.
+        missing: knowledge that it lacks.
+        failed: whether it ended with an error, rather than being inapplicable.
         seconds: wall clock.
     """
 
@@ -120,11 +120,11 @@ class AttackOutcome:
 
 
 Asks = Callable[[Attack[Any], Candidates, int, dict[str, Any]], MembershipScores]
-"""Attacks what there is to attack, about candidates; with the seed of the attack's coins and its settings."""
+"""Runs an attack on its target, about candidates, given the seed of the attack's generator and its settings."""
 
 
 def final_model_attacks() -> list[str]:
-    """Names of the membership attacks of the catalogue that ask a final model."""
+    """Returns the names of the catalogue's membership attacks on a final model."""
     found = (catalog.attack(name) for name in catalog.names("attacks"))
     return sorted(one.name for one in found if one.kind == "membership" and one.requires.access in READ_NO_STEP)
 
@@ -137,17 +137,17 @@ def run_attacks(
     delta: float,
     seed: int = 0,
 ) -> Iterator[AttackOutcome]:
-    """Runs attacks one after another; what one cannot do ends none of the others.
+    """Runs attacks in turn; an attack that fails does not end the others.
 
     Args:
-        audited: the model and whom it is asked about.
+        audited: the model and its candidates.
         asked: names of attacks, each with its settings.
-        bank: of shadow models; None where there is none.
-        delta: of the claim, at which bounds on epsilon are computed.
-        seed: of the candidates' order and aliases, and of the attacks' own coins.
+        bank: answers of shadow models; None for none.
+        delta: of the claim, for bounds on epsilon.
+        seed: of the candidates' order and aliases, and of the attacks' own generators.
 
     Yields:
-        One outcome an attack, in their order.
+        An outcome per attack, in their order.
     """
     knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
     for name, given in asked:
@@ -176,16 +176,16 @@ def outcome_of(
     delta: float,
     seed: int,
 ) -> AttackOutcome:
-    """What comes of one attack, on candidates in an order and under aliases of its own.
+    """Returns the outcome of an attack on candidates in an order and under aliases of its own.
 
     Args:
-        audited: whom it is asked about.
+        audited: the model and its candidates.
         attack: the attack.
         settings: all of its settings.
-        asks: attacks what there is to attack.
-        knows: what the attacker is granted beside it.
-        delta: of the claim, at which bounds on epsilon are computed.
-        seed: of the candidates' order and aliases, and of the attack's own coins.
+        asks: runs the attack on its target.
+        knows: knowledge granted to the attacker in addition to the target.
+        delta: of the claim, for bounds on epsilon.
+        seed: of the candidates' order and aliases, and of the attack's own generator.
     """
     about = {"name": attack.name, "settings": settings, "requires": attack.requires.to_dict()}
     if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
@@ -200,20 +200,20 @@ def outcome_of(
     except (NotApplicable, AccessError) as error:
         return AttackOutcome(**about, why_not=f"{attack.name} does not apply: {error}")
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-        # An attack that cannot cope with this model ends itself only, and the report has its sentence.
+        # An attack that fails on this model ends alone, and the report has its message.
         return AttackOutcome(**about, why_not=f"{attack.name} failed: {in_one_line(error)}", failed=True)
     return AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
 
 
 def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
-    """Settings with as many shadow models as there are, where nobody says how many to use."""
+    """Returns settings with as many shadow models as there are, unless a number is given."""
     if bank is None or "shadows" in given or "shadows" not in attack.defaults:
         return given
     return {**given, "shadows": bank.models}
 
 
 def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
-    """What one attack is given: copies, and functions over them."""
+    """Returns the attack's target: copies, and functions over them."""
     model, world = copy.deepcopy(audited.model), audited.world
     if requires.access.name == "LABEL_ONLY":
         return label_access(model, world, candidates.given)
@@ -223,5 +223,5 @@ def _target(audited: Audited, requires: Requirements, candidates: Candidates, ba
 
 
 def answers(model: nn.Module, examples: Examples) -> Float[Tensor, "n classes"]:
-    """What a model answers about examples."""
+    """Returns the model's logits on examples."""
     return logits_of(model, examples.inputs)

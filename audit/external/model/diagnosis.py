@@ -1,6 +1,6 @@
-"""Why a model does not know its own examples: classes in another order, inputs on another scale, answers that vary.
+"""Diagnosis of a model that fails on its own examples: class order, scale of inputs, answers that vary.
 
-Diagnosis alone.
+Nothing is corrected.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ...targets.observe import logits_of
 from ..examples.groups import Preprocess
 
 LEVEL = 1e-4
-"""How often a diagnosis may be wrong of a model that nothing is wrong with."""
+"""Error rate of a diagnosis on a sound model."""
 
 TRIED = 400
-"""Examples that other scales are tried on."""
+"""Number of examples on which other scales are tried."""
 
 _MOST_CLASSES = 4000
 
 ASKED_AGAIN = 64
-"""Examples that a model is asked about more than once."""
+"""Number of examples that are queried more than once."""
 
 _SAME = 0.01
-"""Share of the spread of answers, up to which two of them are the same: rounding is far below it."""
+"""Share of the answers' spread up to which two answers count as equal: rounding is far smaller."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Whether guesses know anything of labels.
+    """Agreement of guesses with labels.
 
     Attributes:
-        right: guesses.
-        n: all of them.
-        chance: share that always answering one class, the commonest, is right on.
-        agreement: Cohen's kappa: 0 for guesses that know nothing of labels, whatever their shares; 1 for right ones.
-        known: whether they are better than the commonest class, or agree with labels where classes are unequal.
-        undecided: whether they are so few that a good model might have made them.
+        right: number of right guesses.
+        n: number of guesses.
+        chance: accuracy of always answering the commonest class.
+        agreement: Cohen's kappa: 0 for guesses independent of labels, whatever their shares; 1 for right ones.
+        known: whether guesses beat the commonest class, or agree with labels if classes are imbalanced.
+        undecided: whether there are so few that a good model might have made them.
     """
 
     right: int
@@ -54,11 +54,11 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class AnotherOrder:
-    """Numbers of the classes under which a model is right.
+    """Order of classes under which a model is right.
 
     Attributes:
-        places: label -> the model's number for it, of those that moved and gained by it.
-        share: of all examples that it is then right on.
+        places: maps a label to the model's number for it, for classes that moved and gained accuracy.
+        share: accuracy on all examples in this order.
     """
 
     places: dict[int, int]
@@ -67,12 +67,12 @@ class AnotherOrder:
 
 @dataclass(frozen=True)
 class Unsteady:
-    """Answers that do not follow from their examples alone.
+    """Answers that do not depend on their example alone.
 
     Attributes:
-        moved: examples whose answer changed.
-        asked: examples that were asked about again.
-        told: how the model was asked, and what may be behind it.
+        moved: number of examples whose answer changed.
+        asked: number of examples that were queried again.
+        told: how the model was queried, and the likely cause.
     """
 
     moved: int
@@ -81,18 +81,18 @@ class Unsteady:
 
 
 def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
-    """Whether an answer changes when it is asked for again: whoever asks often averages noise away; audits ask once.
+    """Returns how answers change when queried again, or None: repeated queries average noise away, audits query once.
 
     Args:
-        model: in evaluation mode, or what its owner takes for it.
-        inputs: as the model is fed.
+        model: in evaluation mode, or in a mode that its owner takes for it.
+        inputs: preprocessed as for the model.
     """
     some = inputs[:ASKED_AGAIN]
     half = max(1, len(some) // 2)
     first, again = logits_of(model, some), logits_of(model, some)
     alone = torch.cat([logits_of(model, part) for part in (some[:half], some[half:]) if len(part)])
     spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
-    if not spread > 0:  # of constant and of undefined answers there are remarks of their own
+    if not spread > 0:  # constant and undefined answers have remarks of their own
         return None
     for other, told in (
         (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
@@ -104,7 +104,7 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
 
 
 def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
-    """What guesses know of labels: a binomial test against the commonest class, and a permutation test."""
+    """Compares guesses with labels, by a binomial test against the commonest class and a permutation test."""
     told, true = guesses.cpu().numpy(), labels.cpu().numpy()
     n, right = len(true), int((told == true).sum())
     shares = np.bincount(true, minlength=classes) / n
@@ -112,7 +112,7 @@ def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
     expected = float(shares @ (np.bincount(told, minlength=classes) / n))
     agreement = (right / n - expected) / (1 - expected) if expected < 1 else 0.0
     better = float(stats.binom.sf(right - 1, n, chance)) < 1e-3
-    # Where one class is most of all, a good model may be right less often than who always answers it.
+    # If one class dominates, a good model may be right less often than always answering that class.
     known = better or (agreement >= 0.15 and _associated(told, true))
     ends = stats.binomtest(right, n).proportion_ci(0.95, method="exact")
     undecided = not known and float(ends.high) > (1 + chance) / 2
@@ -120,12 +120,12 @@ def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
 
 
 def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder | None:
-    """The order of classes that makes a model right, where its own does not.
+    """Returns the order of classes that makes a model right, if its own does not; else None.
 
-    An assignment of classes is found on one half of the examples and judged on the other: fitted to all, it would find
-    an order in noise. It has to beat the model's own order in a sign test among the labels that it moves, and to make
-    the model more than twice as right on them, and right on half: what a model confuses, or weights of chance happen to
-    tell apart, is no other order.
+    The assignment of classes is fitted on one half of the examples and judged on the other: fitted to all, it would
+    find an order in noise. It must beat the model's own order in a sign test among the labels that it moves, make the
+    model more than twice as right on them, and right on half: classes that a model confuses, or that random weights
+    happen to separate, are no other order.
     """
     if classes > _MOST_CLASSES:
         return None
@@ -149,19 +149,20 @@ def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder
 def other_inputs(
     model: nn.Module, inputs: Tensor, labels: Tensor, given: Preprocess
 ) -> tuple[Preprocess, float, float] | None:
-    """The preprocessing under which a model is right far more often: with it, the share now, and the share then.
+    """Returns the preprocessing that makes a model right far more often, with accuracy before and after; else None.
 
     Args:
         model: in evaluation mode.
-        inputs: as the model is fed.
-        labels: of these.
-        given: preprocessing that they went through already, which the answer takes the place of.
+        inputs: preprocessed as for the model.
+        labels: of these inputs.
+        given: preprocessing that was applied already; the result replaces it.
     """
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:TRIED].to(labels.device)
     some, true = inputs[chosen].to(torch.float32), labels[chosen]
     now = logits_of(model, some).argmax(1) == true
     best: tuple[Preprocess, Tensor] | None = None
-    # Numbers into a table have no other scale, and on a GPU one outside of the table ends the process's use of it.
+    # Indices into an embedding have no scale, and on a GPU an index outside the table makes the device unusable for
+    # this process.
     tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
     tries = [] if tables else _scales(inputs)
     for one in tries:
@@ -177,14 +178,14 @@ def other_inputs(
     surprise = float(stats.binom.sf(int(then.sum()) - 1, len(true), chance)) * len(tries)
     if not wins or float(stats.binom.sf(wins - 1, wins + losses, 0.5)) * len(tries) >= LEVEL or surprise >= LEVEL:
         return None
-    # A model that is right on nine in ten as it is fed may be right on all as it was trained.
+    # A model with 90 % accuracy as it is fed may reach 100 % with the training's preprocessing.
     if share < min(1.5 * float(now.double().mean()), float(now.double().mean()) + 0.1):
         return None
     return given.then(scale), float(now.double().mean()), share
 
 
 def _guesses(model: nn.Module, inputs: Tensor) -> Tensor | None:
-    """Classes that a model answers with; None where it does not take such numbers."""
+    """Returns predicted classes; None if the model does not take such inputs."""
     try:
         return logits_of(model, inputs).argmax(1)
     except Exception:  # whatever a user's model raises
@@ -206,7 +207,7 @@ def _scales(inputs: Tensor) -> list[Preprocess]:
 
 
 def _assigned(told: ndarray, true: ndarray, classes: int) -> ndarray:
-    """The guess that stands for each label, each once, as most examples have it; a tie leaves a label alone."""
+    """Returns a distinct guess for each label, by the most matching examples; ties leave a label as it is."""
     table = _table(told, true, classes).astype(np.float64)
     table[np.arange(classes), np.arange(classes)] += 0.5
     return optimize.linear_sum_assignment(table, maximize=True)[1]
@@ -217,7 +218,7 @@ def _table(told: ndarray, true: ndarray, classes: int) -> ndarray:
 
 
 def _associated(told: ndarray, true: ndarray) -> bool:
-    """Whether guesses agree with labels more often than the same guesses in any order: a permutation test at 1 %."""
+    """Returns whether guesses agree with labels more often than permuted guesses: a permutation test at 1 %."""
     if len(true) < 2:
         return False
     coins = np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""A folder of a Hugging Face image classifier: its settings and its safetensors are read, and nothing else in it.
+"""Folder of a Hugging Face image classifier: only its settings and weights are read.
 
-The network is built by the classes of transformers itself, from settings that were looked through, and filled with
-tensors that were: transformers is never told of the folder, no code of it is run, nothing is looked up in the network.
+The classes of transformers build the network from checked settings, which is then filled with checked tensors:
+transformers never gets the folder, no code of the folder is run, and nothing is looked up on the network.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _MAX_LAYERS = 1000
 _MAX_BUFFERS = 1 << 27
 _LABELS = ("id2label", "label2id")
 _FORM = ("dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states", "attn_implementation")
-"""How something is computed and handed out, not what: that is decided here."""
+"""Settings of how a network computes and returns its answers, which this module decides itself."""
 _IGNORED = frozenset((*_LABELS, *_FORM, "architectures", "model_type", "transformers_version"))
 
 
 @dataclass(frozen=True)
 class ImageClassifier:
-    """A classifier and what its folder says of it.
+    """A classifier and its folder's description of it.
 
     Attributes:
         model: maps [n, channels, height, width] to logits [n, classes]; in evaluation mode.
         state: its file of weights.
         classes: number of logits.
-        labels: what the folder calls each class; empty where it says nothing.
-        input_shape: (channels, height, width); None where the settings name no size.
-        mean: of each channel, to be subtracted from inputs in [0, 1]; None where the folder does not say.
-        std: of each channel, to divide by; None where the folder does not say.
-        notes: which settings were left out, a sentence each.
+        labels: name of each class; empty if the folder gives none.
+        input_shape: (channels, height, width); None if the settings give no size.
+        mean: of each channel, to be subtracted from inputs in [0, 1]; None if the folder gives none.
+        std: of each channel, to divide by; None if the folder gives none.
+        notes: a sentence on the settings that were left out.
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class ImageClassifier:
 
 
 class _Logits(nn.Module):
-    """A classifier of transformers as a map from inputs to logits."""
+    """Wrapper of a transformers classifier that maps inputs to logits."""
 
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
@@ -72,16 +72,16 @@ class _Logits(nn.Module):
 
 
 def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) -> ImageClassifier:
-    """The classifier of a folder that `save_pretrained` wrote.
+    """Returns the classifier of a folder that `save_pretrained` wrote.
 
     Args:
         folder: with config.json and model.safetensors, or its shards and their index, none of them a link;
-            preprocessor_config.json may be there. Or of a LoRA adapter, whose base model is such a folder.
-        allow_pickle_tensors: whether pytorch_model.bin is read where there are no safetensors, as of `read_tensors`.
+            preprocessor_config.json is optional. Or of a LoRA adapter whose base model is such a folder.
+        allow_pickle_tensors: whether pytorch_model.bin is read if there are no safetensors; see `read_tensors`.
 
     Raises:
-        FileRefused: for settings or weights that are not read, in one sentence.
-        ValueError: the report of what does not fit between the two.
+        FileRefused: settings or weights that are refused, in one sentence.
+        ValueError: the report of mismatches between the two.
         ModuleNotFoundError: transformers is not installed.
     """
     folder = Path(folder)
@@ -98,7 +98,7 @@ def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) 
         raise FileRefused(f"cannot read {error.filename or folder}: {error.strerror or error}; {WAY_OUT}") from error
     model, left_out = _built(folder, settings, len(labels), state.tensors)
     if adapter is not None:
-        # Into the network: its modules may have other names than the file, which adapters go by.
+        # Merged into the network, since adapters go by its modules' names, which may differ from the file's.
         state = _with_adapter(model, adapter, state)
     classes = int(model.config.num_labels)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     notes = [f"Settings that {settings['model_type']} does not have were left out: {', '.join(left_out)}."]
@@ -115,7 +115,7 @@ def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) 
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """Settings of a network: numbers, texts and short lists of them, which name no code and no place."""
+    """Returns settings of a network: numbers, texts and short lists of them, which name no code and no location."""
     found = read_object(folder / _CONFIG)
     for name, why in (("auto_map", "names code of its own"), ("quantization_config", "is of quantised weights")):
         if found.get(name):
@@ -132,7 +132,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _items(value: Any) -> list[Any]:
-    """A setting, or those of a short list, which may be one of short lists as the stages of some networks are."""
+    """Returns a setting, or the items of a short list, which may hold short lists as for stages of some networks."""
     if not isinstance(value, list):
         return [value]
     inner = [part for item in value for part in (item if isinstance(item, list) else [item])]
@@ -142,7 +142,7 @@ def _items(value: Any) -> list[Any]:
 def _refuse_setting(name: str, item: Any) -> None:
     if not isinstance(item, str | int | float | None):
         raise FileRefused(f"{shown(name)} in {_CONFIG} must be a number, a text or a short list of them")
-    # Settings that name a place make transformers look it up: backbones, attention from a repository of kernels.
+    # Transformers looks up settings that name a location: backbones, attention kernels from a repository.
     if isinstance(item, str) and not name.startswith("_") and any(sign in item for sign in "/:\\"):
         raise FileRefused(f"{shown(name)} in {_CONFIG} must name no place, got {shown(item)}")
     if name in ("backbone", "use_timm_backbone", "use_pretrained_backbone") and item:
@@ -155,7 +155,7 @@ def _refuse_setting(name: str, item: Any) -> None:
 def _built(
     folder: Path, settings: Mapping[str, Any], labels: int, tensors: Mapping[str, Tensor]
 ) -> tuple[nn.Module, list[str]]:
-    """The network of these settings, filled, and the names of settings that its class does not have."""
+    """Returns the filled network of these settings, and the names of settings that its class does not have."""
     transformers = _transformers(folder)
     kind = settings["model_type"]
     try:
@@ -170,7 +170,7 @@ def _built(
         config = transformers.AutoConfig.for_model(kind, **used)
     network = _network(folder, transformers.AutoModelForImageClassification._model_mapping, config, settings)
 
-    # Without memory first: what the settings ask for must be as much as the file has, before any of it is allocated.
+    # On the meta device first: the settings must ask for as much as the file has, before memory is allocated.
     with torch.device("meta"), _of_transformers(folder):
         outline = network._from_config(config, attn_implementation="eager")
     asked = sum(tensor.numel() for tensor in outline.state_dict().values())
@@ -181,7 +181,7 @@ def _built(
             f"cannot read {folder}: {_CONFIG} asks for a network of {asked} entries and buffers of {buffers}, and "
             f"its weights have {found}"
         )
-    # Of no place: transformers renames what older versions wrote, and reads nothing.
+    # No folder is named: transformers renames tensors of older versions, and reads no file.
     with _quiet(), _of_transformers(folder):
         model, outcome = network.from_pretrained(
             None,
@@ -189,7 +189,7 @@ def _built(
             state_dict=dict(tensors),
             attn_implementation="eager",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the outcome, and refused with the others
+            ignore_mismatched_sizes=True,  # mismatches are in the outcome, and refused with the others
         )
     wrong = [f"{kind.replace('_', ' ')}: {_listed(names)}" for kind, names in sorted(outcome.items()) if names]
     if wrong:
@@ -213,7 +213,7 @@ def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> State
 
 
 def _network(folder: Path, mapping: Any, config: Any, settings: Mapping[str, Any]) -> Any:
-    """The class of transformers' own for these settings; of several, the one that they name."""
+    """Returns the transformers class for these settings; among several, the class that the settings name."""
     found = mapping.get(type(config), ())
     classes = {network.__name__: network for network in (found if isinstance(found, tuple | list) else (found,))}
     named = settings.get("architectures")
@@ -240,7 +240,7 @@ def _transformers(folder: Path) -> Any:
             return importlib.import_module("transformers")
         except ModuleNotFoundError as error:
             if error.name != "transformers":
-                raise  # it is there, and one of its own dependencies is not
+                raise  # transformers is installed, but a dependency of it is not
             raise ModuleNotFoundError(
                 f"{folder} is a Hugging Face model, which needs transformers, and that is not installed: pip install "
                 "transformers",
@@ -262,7 +262,7 @@ def _of_transformers(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress and its own report of what does not fit."""
+    """Silences the progress bars of transformers and its own report of mismatches."""
     logging = importlib.import_module("transformers.utils.logging")
     shows, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -277,7 +277,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Makes transformers, which reads this when it is imported, look nothing up in the network afterwards."""
+    """Keeps transformers, which reads this variable when it is imported, from looking anything up on the network."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
@@ -290,7 +290,7 @@ def _offline() -> Iterator[None]:
 
 
 def _labels(found: Any) -> tuple[str, ...]:
-    """What each class is called, in the order of the logits."""
+    """Returns the name of each class, in the order of the logits."""
     if not isinstance(found, dict) or not found:
         return ()
     if found.keys() != {str(index) for index in range(len(found))} or not all(
@@ -308,7 +308,7 @@ def _input_shape(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Mean and standard deviation of each channel for inputs in [0, 1], where the folder says so."""
+    """Returns mean and standard deviation of each channel for inputs in [0, 1]; None if the folder gives none."""
     path = folder / _PREPROCESSOR
     if not path.is_symlink() and not path.exists():
         return None, None

@@ -1,9 +1,9 @@
-"""Shadow models of an owner's own training function, on random halves of the candidates; their answers alone are kept.
+"""Shadow models by the owner's training function, on random halves of the candidates; only their answers are kept.
 
-The function is `train(inputs, labels, *, seed)`: it trains a model from scratch, as the audited one was trained, on
-these examples (in the units that the model is fed, after `--preprocess`), and returns it. Halves are drawn by the
-examples themselves and tell nothing of who is a member. A model's answers are written when it is trained, so that what
-an interrupted audit has computed is read again, where data, function and seed are the same.
+The function is `train(inputs, labels, *, seed)`: it trains a model from scratch, as the audited model was trained, on
+these examples (in the model's input units, after `--preprocess`), and returns it. Halves depend on the examples alone,
+and reveal no membership. A model's answers are written once it is trained, so that an interrupted audit reads them
+again if data, function and seed are the same.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ def own_shadows(
     seed: int = 0,
     report: Callable[[int], None] = lambda done: None,
 ) -> AnsweredBank:
-    """Trains shadow models, or reads those that were, and answers about candidates.
+    """Trains shadow models, or reads the answers of earlier ones, and returns them as a bank.
 
     Args:
-        audited: whose candidates are halved.
+        audited: the model and its candidates, which are halved.
         train: the owner's function.
-        models: even, at least 2.
+        models: number of shadow models, even, at least 2.
         code: digest of the function's source, a part of the name under which answers are kept.
-        folder: where answers are kept; None for nowhere.
-        views: of each candidate that the models are asked about.
+        folder: where answers are kept; None to keep none.
+        views: number of views of each candidate that the models answer.
         seed: of halves and trainings.
-        report: told the number of models done.
+        report: called with the number of models done.
 
     Raises:
         ValueError: an odd number of models, or a function that fails, or returns no model for these classes.
@@ -62,19 +62,19 @@ def own_shadows(
     asked = join(audited.members, audited.non_members)
     digest = _digest(asked, audited.population)
     key = {"data": digest, "code": code, "seed": seed, "views": views, "classes": audited.classes}
-    # By content, in whose order members come first: the order of the halves must not follow from it.
+    # Sorted by content id: members come first in `asked`, and the halves must not depend on that order.
     order = asked.ids.argsort()
     asked = pick(asked, order)
     halves = balanced_halves(len(asked), models, keyed(seed_of({"data": digest, "seed": seed}, "shadow halves")))
     seen = viewed(asked.inputs, views)
     found, forms = [], set[str]()
     for number, half in enumerate(halves):
-        # Not by how many there are: more of them read those that were trained before.
+        # The name is independent of the number of models: a run with more of them reads the earlier answers.
         name = hashlib.sha256(repr(sorted((key | {"model": number}).items())).encode()).hexdigest()[:32]
         path = None if folder is None else folder / f"{name}.safetensors"
         if path is not None and path.is_file():
             answers = load(path.read_bytes())
-            form = form_of(answers["logits"])  # of files from before answers were written as logits
+            form = form_of(answers["logits"])  # older files hold answers that are not logits
             answers = {name: as_logits(part, form) for name, part in answers.items()}
         else:
             own = pick(asked, half.nonzero()[:, 0])
@@ -98,13 +98,13 @@ def own_shadows(
 def _answers(
     audited: Audited, train: Train, own: Examples, seen: Tensor, labels: Tensor, seed: int
 ) -> tuple[dict[str, Tensor], str]:
-    """Of a model just trained, and a sentence on their form where it is not that of logits."""
+    """Trains a model and returns its answers, and a sentence on their format unless they are logits."""
     device, classes = own.inputs.device, audited.classes
-    # What the function draws from PyTorch's own generator follows from its seed, too, and leaves ours as it was.
+    # PyTorch's own generator is seeded for the function, too, and restored afterwards.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         try:
-            # Copies: a function may shuffle or scale what it is given in place.
+            # Copies: a function may shuffle or scale its arguments in place.
             model: Any = train(own.inputs.clone(), own.labels.clone(), seed=seed % 2**31)
         except Exception as error:
             raise ValueError(
@@ -129,7 +129,7 @@ def _answers(
 
 
 def _digest(asked: Examples, population: Examples | None) -> str:
-    """Of the candidates, whatever their order, and of the public examples."""
+    """Returns a digest of the candidates, whatever their order, and of the public examples."""
     order = asked.ids.argsort()
     found = hashlib.sha256()
     parts = [asked.ids[order], asked.inputs[order], asked.labels[order]]

@@ -1,12 +1,14 @@
 """Answers of shadow models about candidates: a bank, made by the owner's training function or read from a file.
 
-The file is for whoever has shadow models already, or trains them elsewhere. It holds answers, not models: `logits`
+The file serves owners who have shadow models already, or train them elsewhere. It holds answers, not models: `logits`
 [models, examples, classes] (or [models, examples, views, classes]) and `trained_on` [models, examples], for the members
-in the order of their file and then the non-members in theirs; and `population` [models, public, classes] where there
-are public examples. Models of two classes may have one answer an example, [models, examples] or [models, examples, 1].
+in the order of their file and then the non-members in theirs; and `population` [models, public, classes] if there are
+public examples. Models of two classes may have a single answer per example, [models, examples] or [models, examples,
+1].
 
-Who is in how many of the models must not tell who is a member of the audited one: scores could be read off it. Halves
-of all candidates together, drawn without regard to membership, are right; this is tested.
+The number of shadow models trained on a candidate must not depend on its membership in the audited model's training
+set: membership could be read from it. Random halves of all candidates together, drawn without regard to membership, are
+right; this is tested.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from .answers import Form, NoLogits, as_logits, form_of, refuse_rounded, unusual
 from .diagnosis import another_order, knowledge
 
 _CHANCE = 1e-6
-"""That halves which do not regard membership are refused."""
+"""Probability that halves drawn without regard to membership are refused."""
 
 _OTHER_SIZE = {False: 3.0, True: 100.0}
-"""Ratio of standard deviations of logits to those of every shadow model, from which on they are of another kind; by
-whether the models were asked here: then the form is known, and a size tells of another training at most."""
+"""Ratio of the logits' standard deviation to that of every shadow model, from which on the two kinds of logits differ;
+by whether the models were queried here: then the format is known, and a scale indicates another training at most."""
 
 
 @dataclass(frozen=True)
 class AnsweredBank:
-    """Shadow models that have answered.
+    """Answers of shadow models, by candidate.
 
     Attributes:
-        models: how many.
-        source: where the answers come from, for the report.
-        of: (ids of candidates) -> what they answer about them, in that order.
-        asked_here: whether the models themselves were asked, and not a file of their answers.
+        models: number of shadow models.
+        source: of the answers, for the report.
+        of: maps ids of candidates to the answers about them, in that order.
+        asked_here: whether the models themselves were queried, rather than a file of their answers read.
     """
 
     models: int
@@ -54,12 +56,12 @@ class AnsweredBank:
 
 @dataclass(frozen=True)
 class AnsweredAbout:
-    """Whom a bank's answers are about, in their order.
+    """Examples that a bank's answers are about, in their order.
 
     Attributes:
         members: of the audited model.
         non_members: likewise.
-        population: public examples; None where there are none.
+        population: public examples; None for none.
     """
 
     members: Examples
@@ -68,21 +70,21 @@ class AnsweredAbout:
 
     @property
     def ids(self) -> Int[Tensor, " n"]:
-        """Members first."""
+        """Ids of the candidates, members first."""
         return torch.cat([self.members.ids, self.non_members.ids])
 
 
 @dataclass(frozen=True, kw_only=True)
 class BankOfAnswers:
-    """What is in a file of answers, or was answered by models just trained.
+    """Answers of shadow models as tensors, from a file or from models just trained.
 
     Attributes:
-        ids: [n], of the examples that were asked about.
+        ids: [n], of the queried examples.
         logits: [models, n, views, classes].
         trained_on: [models, n].
-        population: [models, public, classes]; None where nothing public was asked about.
-        source: where they come from, for the report.
-        asked_here: as of `AnsweredBank`.
+        population: [models, public, classes]; None if no public examples were queried.
+        source: of the answers, for the report.
+        asked_here: see `AnsweredBank`.
     """
 
     source: str
@@ -93,7 +95,7 @@ class BankOfAnswers:
     population: Float[Tensor, "models public classes"] | None = field(default=None, repr=False)
 
     def bank(self) -> AnsweredBank:
-        """As attacks ask it."""
+        """Returns the bank as attacks query it."""
         order = self.ids.argsort()
         in_order = self.ids[order]
 
@@ -122,17 +124,17 @@ def read_bank(
     classes: int,
     allow_pickle_tensors: bool = False,
 ) -> BankOfAnswers:
-    """A bank from a file of answers.
+    """Reads a bank from a file of answers.
 
     Args:
         path: safetensors.
-        asked: all examples of the owner's files, in their order, whatever of them is audited.
-        population: those of its public examples that are left, as attacks get them.
+        asked: all examples of the owner's files, in their order, whether they are audited or not.
+        population: the remaining public examples, as attacks get them.
         classes: of the audited model.
         allow_pickle_tensors: whether PyTorch's restricted loader may be used.
 
     Raises:
-        ValueError: a tensor that is missing or of another shape, or halves that tell who is a member.
+        ValueError: a tensor that is missing or of another shape, or halves that reveal membership.
     """
     file = read_tensors(path, allow_pickle_tensors=allow_pickle_tensors)
     tensors = file.tensors
@@ -144,7 +146,7 @@ def read_bank(
     if logits.ndim == 3:
         logits = logits[:, :, None]
     models, examples = len(logits), len(ids)
-    # Of two classes, models may answer with one number.
+    # Models of two classes may have a single output.
     outputs = 1 if classes == 2 and logits.shape[-1] == 1 else classes
     wanted = (
         f"[models, {examples}, {classes}]: {len(asked.members)} members, then {len(asked.non_members)} non-members, in "
@@ -174,7 +176,7 @@ def read_bank(
     logits = torch.stack([as_logits(one, form).float() for one, form in zip(logits, forms, strict=True)])
     if answered is not None:
         answered = torch.stack([as_logits(one, form).float() for one, form in zip(answered, forms, strict=True)])
-    # On the CPU, where the file was read to.
+    # On the CPU, like the file's tensors.
     labels = torch.cat([asked.members.labels, asked.non_members.labels]).cpu()
     factors = torch.tensor([unusual_factor(one[:, 0], labels) for one in logits])
     logits = logits * factors[:, None, None, None]
@@ -193,20 +195,20 @@ def read_bank(
 
 
 def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank: AnsweredBank, classes: int) -> None:
-    """Refuses shadow models that answer in another form than the audited model does: no comparison would mean anything.
+    """Refuses shadow models whose answers differ in form from the audited model's: no comparison would be valid.
 
     Args:
-        own: what the audited model answers.
-        asked: about whom.
-        bank: of shadow models, asked about the same.
+        own: logits of the audited model.
+        asked: the examples of these logits.
+        bank: answers of shadow models about the same examples.
         classes: of the audited model.
 
     Raises:
-        ValueError: labels alone, logits of another size, or numbers of classes or an order of examples of their own.
+        ValueError: labels alone, logits of another scale, or another order of classes or of examples.
     """
     try:
         theirs = bank.of(asked.ids)
-    except NotApplicable:  # which attacks say themselves
+    except NotApplicable:  # attacks report it themselves
         return
     first = theirs.logits[:, :, 0]
     if any(one.unique().numel() <= 2 for one in first):
@@ -240,7 +242,7 @@ def _read_as(forms: Sequence[Form]) -> str:
 
 
 def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path: Path) -> None:
-    """Raises `ValueError` where the halves are drawn with regard to who is a member of the audited model."""
+    """Raises `ValueError` if the halves depend on membership in the audited model's training set."""
     counts = inside.sum(0).double().numpy()
     chances = []
     if len(set(counts.tolist())) > 1:
@@ -248,8 +250,8 @@ def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path:
     for half in inside:
         table = [[int(part.sum()), int((~part).sum())] for part in (half[:members], half[members:])]
         if min(table[0][0] + table[1][0], table[0][1] + table[1][1]) == 0:
-            continue  # trained on all, or on none: it says the same of everybody
-        found: Any = chi2_contingency(table)  # scipy says nothing of its fields
+            continue  # trained on all or on none: no information on membership
+        found: Any = chi2_contingency(table)  # scipy does not declare its fields
         chances.append(float(found.pvalue))
     if chances and min(chances) * len(chances) < _CHANCE:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What one shared gradient of this architecture would give away: ranks of its equations, and a few reconstructions.
+"""Leakage from a shared gradient of this architecture: ranks of its equations, and a few reconstructions.
 
-The model is audited as it would be fine-tuned in a federation: the gradient of one example at its parameters, without
-noise. Ranks need no data. Reconstructions are of single members, by the attacks of the quick suite at its settings.
+The setting is fine-tuning in a federation: the gradient of a single example at the model's parameters, without noise.
+Ranks need no data. Reconstructions are of single members, by the attacks of the quick suite with its settings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .attacks import Audited
 
 @dataclass(frozen=True, kw_only=True)
 class GradientLeak:
-    """One attack on the gradients of single members.
+    """Outcome of an attack on the gradients of single members.
 
     Attributes:
         name: of the attack.
         settings: all of them.
         psnr: of each image, dB, capped at 120.
-        found: [n, *shape]; None where it did not run.
-        why_not: the sentence that says why; empty where it ran.
+        found: reconstructions [n, *shape]; None if it did not run.
+        why_not: why it did not run, in a sentence; empty if it ran.
         seconds: wall clock.
     """
 
@@ -51,7 +51,7 @@ class GradientLeak:
 
 
 def ranks(model: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> list[RankReport] | str:
-    """Whether one example's gradient determines the input of every layer; else why that cannot be said.
+    """Returns, for every layer, whether an example's gradient determines its input; else why that is unknown.
 
     Args:
         model: at its parameters.
@@ -79,14 +79,14 @@ def shared_gradients(
     """Attacks the gradients of a few members, each shared alone.
 
     Args:
-        audited: the model, whose members are drawn from.
-        defense: under which the gradient is released.
+        audited: the model and its members.
+        defense: that releases the gradient.
         asked: names of reconstruction attacks, each with its settings.
-        images: members.
-        seed: of their choice and of the attacks' coins.
+        images: number of members.
+        seed: of their choice and of the attacks' generators.
 
     Returns:
-        The members [n, *shape], and an outcome an attack.
+        The members [n, *shape], and an outcome per attack.
     """
     order = torch.randperm(len(audited.members), generator=keyed(seed_of({"seed": seed}, "shared gradients")))
     chosen = order[:images].to(audited.members.inputs.device)

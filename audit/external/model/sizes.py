@@ -1,4 +1,4 @@
-"""The smallest leak that groups of some sizes could show: by the intervals that numbers get, without any model."""
+"""Smallest leak that groups of given sizes could show, by the intervals of metrics, without a model."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ...scoring.membership import FPRS, auc, tpr_at_fpr
 from ...scoring.random_split import SHARE
 
 POWER = 0.8
-"""With which the smallest leak that a size can show would show."""
+"""Power at which the smallest detectable leak would show."""
 
 
 def smallest_leak(
     members: int, non_members: int, delta: float = 1e-5, level: float = 0.95, attacks: int = 1
 ) -> dict[str, Any]:
-    """The smallest leak that groups of these sizes would show in four audits of five; computes nothing of a model.
+    """Returns the smallest leak that groups of these sizes would show in four audits of five; uses no model.
 
     Args:
-        members: examples.
-        non_members: examples.
+        members: number of examples.
+        non_members: number of examples.
         delta: of the bound on epsilon.
         level: its confidence.
-        attacks: of which the bound takes the best, so that each has its part of the error rate.
+        attacks: number of attacks, among which the bound takes the best, so that each has its part of the error rate.
 
     Returns:
         `auc` on the half that is reported, `tpr_at_1pct_fpr` and `tpr_at_0.1pct_fpr` of all candidates (None with too
@@ -51,9 +51,9 @@ def smallest_leak(
 
 
 def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:
-    """The least TPR whose interval is above the FPR in four audits of five; None where no number of hits would do.
+    """Returns the smallest TPR whose interval exceeds the FPR in four audits of five; None if no number of hits has it.
 
-    Of members above all non-members, the clearest that a TPR can be: one that begins nearer the FPR has to be larger.
+    Hits are members above all non-members, the clearest case: a TPR that begins nearer the FPR has to be larger.
     """
     if not members or non_members * fpr < 1 - 1e-9:
         return None
@@ -66,7 +66,7 @@ def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:
 
     if not shows(members):
         return None
-    low, high = 0, members  # more hits show where fewer do
+    low, high = 0, members  # if some number of hits shows, more hits show as well
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if shows(middle) else (middle, high)

@@ -1,8 +1,8 @@
-"""The verdict of an audit, in one word and one sentence: what shows it, with its interval, or what would have.
+"""Verdict of an audit in a word and a sentence: the evidence with its interval, or the leak that would have shown.
 
-"no leak found" is said only where a leak of the size that is named would have shown: not of groups that a classifier
-tells apart without the model, not of scores by which non-members look more like members, and not of candidates so few
-that a large number proves nothing.
+"no leak found" is given only if a leak of the stated size would have shown: not if a classifier separates the groups
+without the model, if scores rank non-members above members, or if there are so few candidates that a large number
+proves nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .attacks import AttackOutcome
 from .findings import EpsilonBound, Strongest, epsilon_bound
 
 _SURE = 0.99
-"""Confidence in wrong answers to pairs, above that of a leak: of a hundred models without one, one is called odd."""
+"""Confidence of the test on wrong answers, higher than for a leak: it errs for 1 % of models without a leak."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditVerdict:
-    """The answer in one word and in one sentence.
+    """Verdict in a word and a sentence.
 
     Attributes:
-        word: the answer; `within the claim` where attacks find something, and no more than the owner's claim allows.
-        sentence: what shows it, with its interval; where nothing does, what would have.
-        by: the attack that decided; empty where none did.
-        how: whether averages over all candidates decided, or answers to pairs, which are of the surest.
-        weak: which attacks ran, where no leak was found and none of them had shadow models; empty elsewhere.
+        word: the answer; `within the claim` if attacks find something, but no more than the owner's claim allows.
+        sentence: the evidence with its interval; without evidence, the leak that would have shown.
+        by: the deciding attack; empty for none.
+        how: whether averages over all candidates decided, or answers to pairs, which are those of highest confidence.
+        weak: count of attacks that ran, if no leak was found and none of them had shadow models; empty otherwise.
     """
 
     word: Literal["leaks", "within the claim", "no leak found", "cannot be told", "claim refuted"]
@@ -45,7 +45,7 @@ class AuditVerdict:
 
     @property
     def tone(self) -> Literal["bad", "good", "neutral", "warn"]:
-        """How a page shows it: nothing is good news that weak attacks have not found."""
+        """Tone of the verdict on a page: finding no leak by weak attacks alone is neutral, not good."""
         if self.word in ("leaks", "claim refuted"):
             return "bad"
         if self.word == "cannot be told":
@@ -54,11 +54,11 @@ class AuditVerdict:
 
     @property
     def headline(self) -> str:
-        """The word, with how many attacks it rests on where these are weak."""
+        """The word, with the count of attacks behind it if these are weak."""
         return f"{self.word} by {self.weak}" if self.weak else self.word
 
     def to_dict(self) -> dict[str, str]:
-        """As a report has it."""
+        """Returns the verdict as it appears in a report."""
         return {**asdict(self), "tone": self.tone, "headline": self.headline}
 
 
@@ -73,22 +73,23 @@ def verdict(
     weak: str = "",
     tied: str = "",
 ) -> AuditVerdict:
-    """The verdict of an audit.
+    """Returns the verdict of an audit.
 
     A model that leaks nothing is called leaking in at most one audit of ten: AUC and TPR err in 2.5 % each, the bound
-    in 5 % at its usual level. What is not shown, and yet larger than what is called no leak, is called neither.
+    in 5 % at its usual level. A value that proves no leak, yet exceeds the limit of "no leak found", gives "cannot be
+    told".
 
     Args:
         by: the strongest attack by each metric.
         bound: on epsilon, or why there is none.
-        shift: between members and non-members, without the model.
-        refuted: sentences on what refutes the claim, beside the bound.
+        shift: distribution shift between members and non-members, without the model.
+        refuted: sentences on evidence that refutes the claim, in addition to the bound.
         detectable: AUC that so many candidates would have told from chance in four audits of five.
-        reverse: what shows that non-members look more like members than members do, by `backwards`.
-        pairs: answers to pairs by `right_answers`, which no claim and no level of a bound can hide; those of the bound
-            where None.
-        weak: which attacks ran, as "3 of 10 attacks", where none of them had shadow models; empty elsewhere.
-        tied: why scores that tie could show nothing, by `why_tied`; empty where they could.
+        reverse: evidence that scores rank non-members above members, by `backwards`.
+        pairs: answers to pairs by `right_answers`, which depend on no claim and no level of a bound; those of the bound
+            if None.
+        weak: count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise.
+        tied: why tied scores could show no leak, by `why_tied`; empty if they could.
     """
     told, proof, answered = list(refuted), "", ""
     pairs = bound if pairs is None else pairs
@@ -96,7 +97,7 @@ def verdict(
         proof, answered = _answered(pairs), pairs.attack
     if isinstance(bound, EpsilonBound) and bound.value > 0:
         answered = bound.attack
-        # More right answers than coins have, whatever the split; an epsilon where the split was random only.
+        # More right answers than by chance count for any split; they prove an epsilon only if the split was random.
         proof = _answered(bound)
         if bound.split == "random":
             proof += (
@@ -126,12 +127,12 @@ def verdict(
         decided: dict[str, Any] = {"by": averages.attack, "how": "averages"} if averages else {}
         if not averages:
             decided = {"by": answered or seen[0].attack, "how": "pairs" if answered else "averages"}
-        # What decided goes first, and an average that misses it is explained.
+        # The deciding evidence goes first, and an average that misses it is explained.
         parts = [*map(_words, seen), *([proof] if proof else [])]
         shown = "; ".join(parts if averages else parts[::-1])
-        # A finite epsilon is a leak that the owner has declared: what is within it is no alarm, and no proof either.
+        # The owner has declared a finite epsilon: a leak within it is no alarm, and no proof of the claim either.
         within = by and by[0].allowed is not None and all(one.value <= (one.allowed or 0.0) for one in seen)
-        # Of a split that nobody calls random a bound proves no epsilon, and is no sign that the claim holds either.
+        # If the split is not stated to be random, a bound proves no epsilon, and is no evidence for the claim either.
         if within and (not proof or _within(bound)):
             return AuditVerdict(
                 word="within the claim",
@@ -176,14 +177,14 @@ def verdict(
 
 
 def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float) -> str:
-    """Why no leak could have shown, where candidates have equal scores; empty where one could.
+    """Returns why tied scores could show no leak; empty if they could.
 
-    The most that scores with these ties could reach is reached with members at the top: then a and b of the p members
-    and q non-members share the one score between them, and the AUC is 1 - a b / (2 p q).
+    The largest AUC with these ties is reached with members at the top: then a and b of the p members and q non-members
+    share the score at the boundary, and the AUC is 1 - a b / (2 p q).
 
     Args:
         outcomes: of all attacks.
-        members: number of them among the candidates.
+        members: number of members among the candidates.
         detectable: AUC that is called a leak.
     """
     most, ran = 0.5, False
@@ -203,7 +204,7 @@ def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float)
 
 
 def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
-    """Why an average over all candidates misses what was shown; empty where it does not."""
+    """Returns why an average over all candidates misses the evidence; empty if it does not."""
     most = next((one for one in by if one.metric == "auc"), None)
     if found or most is None:
         return ""
@@ -214,15 +215,15 @@ def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
 
 
 def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], detectable: float) -> str:
-    """What shows that non-members look more like members than members do; empty where nothing does.
+    """Returns evidence that scores rank non-members above members; empty if there is none.
 
-    Such scores tell the two groups apart as well as others do: the groups are exchanged, or a score is smaller for a
-    member. By the lowest AUC, chosen on one half and read on the other, and by wrong answers to pairs.
+    Such scores separate the groups as well as others do: the groups are exchanged, or a score is smaller for members.
+    The evidence is the lowest AUC, chosen on one half and measured on the other, or wrong answers to pairs.
 
     Args:
         outcomes: of all attacks.
         members: ids of members.
-        detectable: AUC that is called a leak in four audits of five: as far below chance something is as strange.
+        detectable: AUC that is called a leak in four audits of five; a value as far below chance is evidence, too.
     """
     key = half_key(CALIBRATION, "value")
     halves = [(one.name, one.metrics["auc"].detail) for one in outcomes if "auc" in one.metrics]
@@ -243,10 +244,10 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
 
 
 def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]) -> EpsilonBound | str:
-    """The best answers to pairs against chance, at 95 % in all attacks: a bound above 0 is evidence of a leak.
+    """Returns the best answers to pairs, tested at 95 % over all attacks: a bound above 0 is evidence of a leak.
 
-    At a delta of 0 and a level of its own: at the delta that a large claim implies for replacement no number of right
-    answers proves any epsilon, and the model leaks none the less.
+    Delta is 0, and the level is its own: at the delta that a large claim implies for replacement, no number of right
+    answers proves any epsilon, although the model leaks.
 
     Args:
         outcomes: of all attacks.
@@ -260,13 +261,13 @@ def _answered(found: EpsilonBound) -> str:
 
 
 def _within(bound: EpsilonBound | str) -> bool:
-    # Where the claim implies nothing of replacement, as a large one does, no answers go beyond it.
+    # A large claim implies nothing under replacement, so no answers exceed it.
     return isinstance(bound, str) or (bound.claimed is not None and bound.value <= bound.claimed)
 
 
 def _undecided(one: Strongest, detectable: float) -> bool:
-    """Whether a number that proves no leak is too large to be called none."""
-    # Of several attacks' numbers of all candidates the largest proves nothing, and excludes nothing either.
+    """Returns whether a value that proves no leak is too large for "no leak found"."""
+    # The largest of several attacks' values on all candidates is biased: it proves nothing, and excludes nothing.
     if one.of_all and one.low is not None and one.low > one.chance:
         return True
     return one.metric == "auc" and one.value >= detectable

@@ -1,7 +1,7 @@
-"""Looks through a file of weights without running anything of it, and without PyTorch: standard library only.
+"""Checks of weights files that execute nothing of them, with the standard library alone, without PyTorch.
 
-Whatever is refused here never reaches a loader. Loaders have had holes of their own, and they take what they do not
-understand for harmless; this takes it for harmful.
+Refused files never reach a loader. Loaders have had vulnerabilities of their own, and take unknown content for
+harmless; these checks take it for harmful.
 """
 
 from .file import Checked, check

@@ -1,8 +1,8 @@
-"""Zip archives as `torch.save` writes them, entry by entry; whatever a reader could see otherwise is refused.
+"""Zip archives of `torch.save`, checked entry by entry; all that readers could interpret differently is refused.
 
 A zip has two tables of contents, a local header before each entry and a central directory at the end, and readers
-differ in which they believe. So both must say the same, entries must lie side by side from the first byte to the
-directory, and the directory must end with the file. `torch.save` never compresses, so an entry takes what it takes.
+differ in which they trust. So both must agree, entries must lie side by side from the first byte to the directory, and
+the directory must end with the file. `torch.save` never compresses, so an entry's size is its size in the file.
 """
 
 import re
@@ -39,17 +39,17 @@ _UNPICKLES = "its loader unpickles whatever is in it, restricted or not"
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """One entry of an archive.
+    """An entry of an archive.
 
     Attributes:
         name: with its folders.
-        at: where its bytes begin in the file, after it was compared with its local header.
-        bytes: how many there are.
-        crc: of them, as both tables say.
+        at: offset of its bytes in the file, once it was compared with its local header.
+        bytes: their number.
+        crc: of these bytes, as both tables say.
         flags: bits of the zip format.
         method: of compression, 0 for none.
         packed: bytes after compression.
-        mode: of the file that was packed, as Unix has it in the upper half and DOS in the lower; 0 where nobody said.
+        mode: of the packed file, Unix's in the upper half and DOS's in the lower; 0 if not given.
     """
 
     name: str
@@ -63,14 +63,14 @@ class ArchiveEntry:
 
 
 def read_archive(file: BufferedIOBase, size: int) -> dict[str, ArchiveEntry]:
-    """Entries of an archive of `torch.save`, by their names without the folder that all are in.
+    """Returns entries of a `torch.save` archive, by their names without the common folder.
 
     Args:
-        file: at any place.
+        file: at any position.
         size: bytes of the file.
 
     Raises:
-        FileRefused: saying which rule is broken, or what else the archive is.
+        FileRefused: names the broken rule, or the kind of another archive.
     """
     directory, length, count = _end(file, size)
     entries = _central(file, directory, length, count)
@@ -96,10 +96,10 @@ def read_archive(file: BufferedIOBase, size: int) -> dict[str, ArchiveEntry]:
 
 
 def content(file: BufferedIOBase, entry: ArchiveEntry, *, at_most: int) -> bytes:
-    """The bytes of an entry.
+    """Returns the bytes of an entry.
 
     Raises:
-        FileRefused: for more than `at_most`.
+        FileRefused: more than `at_most` bytes.
     """
     if entry.bytes > at_most:
         raise FileRefused(f"its entry {shown(entry.name)} may have at most {at_most} bytes, got {entry.bytes}")
@@ -108,7 +108,7 @@ def content(file: BufferedIOBase, entry: ArchiveEntry, *, at_most: int) -> bytes
 
 
 def _end(file: BufferedIOBase, size: int) -> tuple[int, int, int]:
-    """Where the central directory begins, its bytes, and how many entries it has."""
+    """Returns the central directory's offset, its bytes, and its number of entries."""
     file.seek(max(0, size - _END.size))
     tail = file.read(_END.size)
     if len(tail) < _END.size or not tail.startswith(b"PK\x05\x06"):
@@ -121,7 +121,7 @@ def _end(file: BufferedIOBase, size: int) -> tuple[int, int, int]:
     if count == 0xFFFF or _MOST in (length, directory):
         raise FileRefused(f"its archive may have at most 4 GiB and 65534 entries; {WAY_OUT}")
     end = size - _END.size
-    # PyTorch writes the directory's end in both forms, whatever the size.
+    # PyTorch writes the directory's end in both formats, whatever the size.
     file.seek(max(0, end - _LOCATOR.size))
     locator = file.read(_LOCATOR.size)
     if end >= _LOCATOR.size + _END64.size and locator.startswith(b"PK\x06\x07"):
@@ -169,7 +169,7 @@ def _text(name: bytes) -> str:
 
 
 def _refuse_names(names: Iterable[str]) -> None:
-    """Refuses names that lead out of a folder, and two that a file system could take for one."""
+    """Refuses names that lead out of the folder, and pairs that a file system could take for the same."""
     seen = set()
     for name in names:
         if name.startswith("/") or "\\" in name or ":" in name or {"", ".", ".."} & set(name.split("/")):
@@ -180,7 +180,7 @@ def _refuse_names(names: Iterable[str]) -> None:
 
 
 def _refuse_other_archives(names: Iterable[str]) -> None:
-    """Refuses archives of other writers, by the entries that only these have."""
+    """Refuses archives of other writers, by entries that only these have."""
     for name in names:
         last, folders = name.rpartition("/")[2], name.split("/")[:-1]
         if last in ("archive_format", "serialized_exported_program.json") or "models" in folders[1:2]:
@@ -194,7 +194,7 @@ def _refuse_other_archives(names: Iterable[str]) -> None:
 
 
 def _refuse_entry(entry: ArchiveEntry) -> None:
-    # The reader of PyTorch takes DOS's mark of a folder at its word, and hands out memory that it never filled.
+    # PyTorch's reader trusts DOS's mark of a folder, and returns uninitialised memory for such an entry.
     if entry.mode & 0xFFFF:
         raise FileRefused(f"its entry {shown(entry.name)} is marked as a folder or hidden, which torch.save never does")
     kind = stat.S_IFMT(entry.mode >> 16)
@@ -211,7 +211,7 @@ def _refuse_entry(entry: ArchiveEntry) -> None:
 
 
 def _local(file: BufferedIOBase, entries: list[ArchiveEntry], directory: int) -> Iterable[ArchiveEntry]:
-    """Entries in the order of the file, with the place of their bytes; side by side, up to the directory."""
+    """Yields entries in the order of the file, with their offsets; they lie side by side, up to the directory."""
     reached = 0
     for entry in sorted(entries, key=lambda entry: entry.at):
         if entry.at != reached:
@@ -231,7 +231,7 @@ def _local(file: BufferedIOBase, entries: list[ArchiveEntry], directory: int) ->
             raise FileRefused(
                 f"its entry {shown(entry.name)} has another name or size in its own header, {shown(inside)}"
             )
-        # PyTorch pads with Z until the bytes of a tensor are aligned.
+        # PyTorch pads with Z to align the bytes of a tensor.
         if padding and (
             padding[:2] != b"FB" or int.from_bytes(padding[2:4], "little") != extra - 4 or padding[4:].strip(b"Z")
         ):

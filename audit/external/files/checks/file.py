@@ -1,4 +1,4 @@
-"""One file of weights, from its first byte to its last: which kind, which tensors, which hash."""
+"""Check of a weights file from its first byte to its last: kind, tensors, hash."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -14,22 +14,22 @@ from .state import find_state
 from .stored import StoredTensor
 
 PICKLE_ARCHIVE = "torch.save"
-"""The kind of an archive of pickled tensors."""
+"""Kind of an archive of pickled tensors."""
 PICKLE_LEGACY = "torch.save before 1.6"
-"""The kind of pickled tensors without an archive around them."""
+"""Kind of pickled tensors without an archive."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a file was found to be.
+    """Result of checking a file.
 
     Attributes:
         kind: "safetensors", "torch.save" or "torch.save before 1.6".
         sha256: of all bytes, hexadecimal.
-        bytes: how many there are.
-        tensors: by the names that the file gives them.
-        path: names of the dictionaries that lead to them, from the outermost.
-        notes: what was unwrapped or left out, a sentence each.
+        bytes: size of the file.
+        tensors: by their names in the file.
+        path: keys of the dictionaries that lead to them, from the outermost.
+        notes: a sentence on each thing that was unwrapped or left out.
     """
 
     kind: str
@@ -41,13 +41,13 @@ class Checked:
 
 
 def check(file: BufferedIOBase) -> Checked:
-    """Looks through an open file of weights.
+    """Checks an open file of weights.
 
     Args:
         file: seekable; left at its end.
 
     Raises:
-        FileRefused: with the rule that it breaks, in one clause; whoever knows its path puts it before.
+        FileRefused: names the broken rule, in a clause that the caller puts after the path.
     """
     size = file.seek(0, 2)
     if size > MAX_BYTES:

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes; its name may say anything."""
+"""Kind of a file, by its first bytes; its name may be misleading."""
 
 import re
 
@@ -10,7 +10,7 @@ ARCHIVE = "zip archive"
 LEGACY = "pickle before PyTorch 1.6"
 
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""The pickle of PyTorch's magic number, with which its format before 1.6 begins."""
+"""Pickle of PyTorch's magic number, with which its format before 1.6 begins."""
 _DOWNLOAD = "download the file itself again"
 _FOREIGN = (
     (b"\x89HDF", "an HDF5 file, as Keras writes them", WAY_OUT),
@@ -24,19 +24,19 @@ _FOREIGN = (
     (b"MZ", "a program", "name the file of the weights"),
     (b"version https://git-lfs", "the pointer of Git LFS, not the file that it stands for", "run `git lfs pull`"),
 )
-# Of protocol 0, which has no mark of its own: opcodes that begin one, as `torch.save` of old and hand-written ones do.
+# Pickle protocol 0 has no magic number: opcodes that begin such files of old `torch.save` or written by hand.
 _BARE_PICKLE = re.compile(rb"c[\w.]+\r?\n[\w.]+\r?\n|\([dltc\x80SVIFN]|[IFVS][^\n]*\n[pq.\x94]|[\]}\)][pq.\x94]")
 
 
 def kind_of(head: bytes, size: int) -> str:
-    """`SAFETENSORS`, `ARCHIVE` or `LEGACY`.
+    """Returns `SAFETENSORS`, `ARCHIVE` or `LEGACY`.
 
     Args:
-        head: the first 512 bytes, or all there are.
+        head: the first 512 bytes, or all of a shorter file.
         size: bytes of the file.
 
     Raises:
-        FileRefused: for every other kind, with its name and the way out.
+        FileRefused: any other kind, with its name and the way out.
     """
     if size == 0:
         raise FileRefused(f"it is empty; {_DOWNLOAD}")
@@ -52,7 +52,7 @@ def kind_of(head: bytes, size: int) -> str:
             raise FileRefused(f"it is {what}; {way_out}")
     if head[257:262] == b"ustar":
         raise FileRefused(f"it is a tar archive; {WAY_OUT}")
-    # The length of a safetensors header that is no longer than allowed leaves the upper half of its 8 bytes 0.
+    # The JSON header of safetensors follows 8 bytes of length.
     if head[8:9] == b"{":
         return SAFETENSORS
     if (head[0] == 0x80 and head[1:2] <= b"\x0a") or _BARE_PICKLE.match(head):

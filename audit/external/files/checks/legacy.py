@@ -1,9 +1,9 @@
-"""What `torch.save` wrote before PyTorch 1.6: five pickles in a row, and behind them the numbers of the tensors.
+"""Files of `torch.save` before PyTorch 1.6: five pickles in a row, and behind them the numbers of the tensors.
 
-The first two say which format it is and are always the same bytes. Then come a dictionary about the machine, the object
-itself, and the keys of its storages; last, for each key, how many entries its storage has, and these. A loader makes
-storages as large as the pickle says before it comes to that number, and leaves those that no key fills as the memory
-was: so all of them must agree, to the last byte of the file.
+The first two identify the format and are always the same bytes. Then come a dictionary about the machine, the saved
+object, and the keys of its storages; last, for each key, the number of entries of its storage, and these entries. A
+loader allocates storages as large as the pickle says before it reads that number, and leaves those without a key
+uninitialised: so all of them must agree, to the last byte of the file.
 """
 
 import io
@@ -15,22 +15,22 @@ from .limits import WAY_OUT, FileRefused, shown
 from .pickled import MAX_INSTRUCTIONS, MAX_PICKLE_BYTES, legacy_tensors_in, tensors_in
 
 START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19." + b"\x80\x02M\xe9\x03."
-"""The pickles of the magic number and of the version of the format, 1001."""
+"""Pickles of the magic number and of the format's version, 1001."""
 _MACHINE = {"protocol_version": 1001, "little_endian": True}
 
 
 def read_legacy(file: BufferedIOBase, size: int) -> Any:
-    """What the pickle of such a file would make, with a `StoredTensor` in the place of each tensor.
+    """Returns the saved object of such a file, with a `StoredTensor` in place of each tensor.
 
     Args:
-        file: at any place.
+        file: at any position.
         size: bytes of the file.
 
     Raises:
-        FileRefused: saying which rule is broken.
+        FileRefused: names the broken rule.
     """
     file.seek(0)
-    # Pickles and what is little beside them; the numbers stay where they are.
+    # Enough for all pickles; the numbers behind it are not read.
     head = file.read(MAX_PICKLE_BYTES)
     if not head.startswith(START):
         raise FileRefused(f"it must begin as what torch.save wrote before PyTorch 1.6, got {shown(head[: len(START)])}")
@@ -63,7 +63,7 @@ def read_legacy(file: BufferedIOBase, size: int) -> Any:
 
 
 def _ends(head: bytes) -> list[int]:
-    """The places behind the pickles of the machine, the object and the keys."""
+    """Returns the offsets behind the pickles of the machine, the object and the keys."""
     file, ends, count = io.BytesIO(head), [], 0
     file.seek(len(START))
     try:

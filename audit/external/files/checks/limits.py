@@ -1,30 +1,31 @@
-"""What a file of weights may at most be, and the error of one that is more, or other.
+"""Limits on a file of weights, and the error for files beyond them, or of another kind.
 
-The limits are far above every image classifier, and low enough that whatever keeps to them is looked through within
-two seconds and some hundred megabytes of memory.
+The limits are far above every image classifier, and low enough that any file within them is checked in two seconds and
+some hundred megabytes of memory.
 """
 
 MAX_BYTES = 8 << 30
-"""Of a file."""
+"""Largest size of a file."""
 MAX_HEADER_BYTES = 4 << 20
-"""Of the header of safetensors: 20,000 tensors with long names."""
+"""Largest header of safetensors: 20,000 tensors with long names."""
 MAX_TENSORS = 20_000
 MAX_NAME = 512
-"""Characters of a tensor's name."""
+"""Longest name of a tensor, in characters."""
 MAX_DIMENSIONS = 16
 
 WAY_OUT = 'save its weights alone where it was trained: safetensors.torch.save_model(model, "model.safetensors")'
-"""For what is refused whatever it holds. `save_model`, because `save_file` refuses tensors that share their memory."""
+"""Advice for files that are refused whatever they hold. `save_model`, because `save_file` refuses tensors that share
+memory."""
 
 
 class FileRefused(ValueError):
-    """A file of weights was not read, since it is broken, of a kind that can run code, or beyond a limit."""
+    """Raised for a file of weights that is broken, of a kind that can run code, or beyond a limit."""
 
 
 def shown(value: object) -> str:
-    """What a file says, as an error quotes it: short, and without characters that a terminal would obey.
+    """Returns a file's value as an error quotes it: short, and without control characters for a terminal.
 
-    Lists are shown where they are short and hold numbers alone: one that holds itself many times over has no end.
+    Lists are shown if they are short and hold integers alone: a list that contains itself many times has no end.
     """
     if isinstance(value, list | tuple):
         if len(value) > 16 or not all(type(item) is int for item in value):

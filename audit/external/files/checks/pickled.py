@@ -1,10 +1,10 @@
-"""The pickle of a state dict, understood instead of executed: each instruction is followed on a model of its values.
+"""Pickle of a state dict, interpreted instead of executed: instructions operate on descriptions of values.
 
-A pickle is a program for a stack machine, and two of its instructions call whatever function it names. Only the few
-functions that state dicts need are known here, and none is called: what they would make is written down. The
-instructions are those of PyTorch's restricted loader, less what no state dict has. So every tensor's place in
-the file is known before any loader sees it, and one that reaches beyond its storage, for which the loader
-would make room, is refused.
+A pickle is a program for a stack machine, and two of its instructions call any function that it names. Only the few
+functions that state dicts need are known here, and none is called: their results are described. The instructions are
+those of PyTorch's restricted loader, without those that no state dict has. So every tensor's location in the file is
+known before a loader reads it, and a tensor that reaches beyond its storage, for which the loader would allocate
+memory, is refused.
 """
 
 import pickletools
@@ -20,9 +20,9 @@ MAX_INSTRUCTIONS = 300_000
 _MAX_OPEN_MARKS = 1000
 _MAX_KEY = 1 << 48
 _EXPANDED = 16
-"""Times the bytes of the file that its tensors may take side by side: views repeat what they show."""
+"""Largest ratio of the tensors' bytes, side by side, to those of the file: views repeat their storage."""
 _ALLOWANCE = 16 << 20
-"""Bytes that they may take in any case."""
+"""Bytes that tensors may take in addition, whatever the size of the file."""
 
 _STORAGES = {
     "torch FloatStorage": "F32",
@@ -47,15 +47,15 @@ class _Global(str):
 
 
 class _Ordered(dict):
-    """An OrderedDict, the one type of which attributes are set."""
+    """An OrderedDict, the only type whose attributes are set."""
 
 
 class _Storage(StoredTensor):
-    """The bytes of one entry of the archive, as one dimension."""
+    """Bytes of an archive's entry, in one dimension."""
 
 
 def tensors_in(pickle: bytes, entries: Mapping[str, int], size: int) -> Any:
-    """What the pickle would make, with a `StoredTensor` in the place of each tensor.
+    """Returns the object of a pickle, with a `StoredTensor` in place of each tensor.
 
     Args:
         pickle: all of data.pkl.
@@ -63,7 +63,7 @@ def tensors_in(pickle: bytes, entries: Mapping[str, int], size: int) -> Any:
         size: bytes of the file.
 
     Raises:
-        FileRefused: naming the instruction, the function or the tensor that is refused.
+        FileRefused: names the instruction, the function or the tensor that is refused.
     """
     if len(pickle) > MAX_PICKLE_BYTES:
         raise FileRefused(f"its pickle may have at most {MAX_PICKLE_BYTES} bytes, got {len(pickle)}")
@@ -71,25 +71,25 @@ def tensors_in(pickle: bytes, entries: Mapping[str, int], size: int) -> Any:
 
 
 def legacy_tensors_in(pickle: bytes, size: int) -> tuple[Any, dict[str, StoredTensor]]:
-    """As `tensors_in`, of a pickle before PyTorch 1.6, and the storages that it asks for by their keys.
+    """Returns the object of a pickle before PyTorch 1.6, like `tensors_in`, and its storages by their keys.
 
     Args:
         pickle: all of it.
         size: bytes of the file.
 
     Raises:
-        FileRefused: as `tensors_in`; whether the storages are there is left to the caller.
+        FileRefused: see `tensors_in`; the caller checks that the storages exist.
     """
     follower = _Follower(pickle, None, _EXPANDED * size + _ALLOWANCE)
     return follower.result(), dict(follower.storages)
 
 
 class _Follower:
-    """The stack machine, whose values are descriptions.
+    """Stack machine whose values are descriptions.
 
     Args:
         pickle: all of it.
-        entries: bytes of each storage by its key; None where they stand behind the pickle.
+        entries: bytes of each storage by its key; None if they stand behind the pickle.
         room: bytes that all tensors may take side by side.
     """
 
@@ -102,7 +102,7 @@ class _Follower:
         self.copies = 0
 
     def result(self) -> Any:
-        """Follows the pickle to its end."""
+        """Follows the pickle to its end, and returns its object."""
         place, name = 0, ""
         try:
             for count, (opcode, argument, at) in enumerate(pickletools.genops(self.pickle)):
@@ -137,7 +137,7 @@ class _Follower:
         elif name in constants:
             stack.append(constants[name])
         elif name == "SHORT_BINSTRING":
-            # Text of Python 2, which loaders decode in one way or another; of ASCII, all in the same.
+            # Loaders decode text of Python 2 in different ways, except for ASCII.
             if not argument.isascii():
                 raise FileRefused(f"texts of Python 2 in its pickle must be ASCII, got {shown(argument)}")
             stack.append(argument)
@@ -193,8 +193,8 @@ class _Follower:
         if len(items) % 2:
             raise FileRefused(f"its pickle has {name} with a key and no value")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # No tuples: the hash of one that holds itself many times over takes for ever. Nor numbers that were chosen
-            # to have one hash, multiples of 2**61 - 1, with which a dictionary takes a time quadratic in its size.
+            # No tuples: hashing a tuple that holds itself many times takes forever. No large numbers: multiples of
+            # 2**61 - 1 have the same hash, with which a dictionary takes time quadratic in its size.
             number = isinstance(key, int) and 0 <= key < _MAX_KEY
             if not (number or isinstance(key, str | None)) or isinstance(key, _Global):
                 raise FileRefused(f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_what(key)}")
@@ -211,9 +211,9 @@ class _Follower:
         return _Global(argument)
 
     def _storage(self, key: Any) -> _Storage:
-        """What the persistent id ("storage", type, key, device, entries) stands for.
+        """Returns the storage of the persistent id ("storage", type, key, device, entries).
 
-        Before PyTorch 1.6, None follows, or the part of another storage that this one is.
+        Before PyTorch 1.6 a sixth item follows: None, or the part of another storage that this is, which is refused.
         """
         if self.entries is None:
             key = key[:5] if isinstance(key, tuple) and len(key) == 6 and key[5] is None else None
@@ -239,7 +239,7 @@ class _Follower:
         match (str(function), *arguments):
             case (name,) if name == _ORDERED:
                 return _Ordered()
-            # As Python 2 wrote it: a list of [key, value].
+            # Python 2 wrote a list of [key, value].
             case (name, list() as pairs) if name == _ORDERED:
                 self._copied(len(pairs))
                 if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
@@ -263,9 +263,9 @@ class _Follower:
         raise FileRefused(f"its pickle calls {function.replace(' ', '.')} with other arguments than torch.save writes")
 
     def _copied(self, count: int) -> None:
-        """Counts entries that a call copies: calls on the same again and again copy it each time.
+        """Counts entries that calls copy: repeated calls on the same object copy it each time.
 
-        An entry that is copied once took an instruction, so that no pickle needs more than it may have of these.
+        An entry that is copied once took an instruction, so no pickle needs more copies than it may have instructions.
         """
         self.copies += count
         if self.copies > MAX_INSTRUCTIONS:
@@ -291,7 +291,7 @@ class _Follower:
         return tensor
 
     def _build(self, state: Any) -> None:
-        """Attributes, of which a state dict has one: the versions of its modules."""
+        """Checks the attributes that BUILD sets: a state dict has only `_metadata`, the versions of its modules."""
         target = self.stack[-1]
         if not isinstance(target, _Ordered) or type(state) is not dict or state.keys() != {"_metadata"}:
             raise FileRefused(f"its pickle sets attributes of {_what(target)}, which no state dict needs; {WAY_OUT}")
@@ -301,7 +301,7 @@ _MAKES: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, 
 
 
 def _what(value: Any) -> str:
-    """A value in words, however deep it is nested."""
+    """Returns a value in words, however deep it is nested."""
     if isinstance(value, _Global):
         return shown(value.replace(" ", "."))
     if isinstance(value, StoredTensor):

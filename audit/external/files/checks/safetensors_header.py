@@ -1,8 +1,8 @@
-"""The header of safetensors: a length, strict JSON, and tensors that lie side by side to the end of the file.
+"""Header of safetensors: a length, strict JSON, and tensors that lie side by side to the end of the file.
 
 Eight bytes hold the length of a JSON object, little endian; it maps each name to dtype, shape and the first and last
-byte of its tensor behind the header. Readers differ in what they make of a name that comes twice, of tensors that share
-bytes, and of bytes that belong to no tensor: so none of these is let through.
+byte of its tensor behind the header. Readers differ on duplicate names, on tensors that share bytes, and on bytes that
+belong to no tensor: so all of these are refused.
 """
 
 import json
@@ -19,14 +19,14 @@ _NARROW |= {"U32", "U64"}
 
 
 def read_header(file: BufferedIOBase, size: int) -> dict[str, StoredTensor]:
-    """Tensors by name.
+    """Returns tensors by name.
 
     Args:
-        file: at any place.
+        file: at any position.
         size: bytes of the file.
 
     Raises:
-        FileRefused: saying which rule is broken.
+        FileRefused: names the broken rule.
     """
     file.seek(0)
     start = file.read(8)
@@ -49,7 +49,7 @@ def read_header(file: BufferedIOBase, size: int) -> dict[str, StoredTensor]:
 
 
 def _json(content: bytes) -> dict[str, Any]:
-    """The header, with every name once."""
+    """Returns the header, in which every name is unique."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -64,7 +64,7 @@ def _json(content: bytes) -> dict[str, Any]:
 
     if not content.startswith(b"{"):
         raise FileRefused("its header must be a JSON object")
-    # Before memory is spent on them: an object a tensor and two lists, beside what names and metadata may hold.
+    # Checked before parsing takes memory: an object and two lists per tensor, in addition to any in names and metadata.
     objects, lists = content.count(b"{"), content.count(b"[")
     if objects > MAX_TENSORS + 1000 or lists > 2 * MAX_TENSORS + 1000:
         raise FileRefused(f"its header may have at most {MAX_TENSORS} tensors, got {objects} objects and {lists} lists")
@@ -100,7 +100,7 @@ def _tensor(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
 
 
 def _refuse_gaps(spans: list[tuple[int, int, str]], size: int) -> None:
-    """Tensors must lie side by side from the first byte behind the header to the last."""
+    """Refuses tensors that do not lie side by side from the first byte behind the header to the last."""
     reached = 0
     for start, end, name in spans:
         if end > size:

@@ -1,4 +1,4 @@
-"""Where in what was saved the weights lie: at its top, or under a name that trainers give them."""
+"""Location of the weights in a saved object: at its top, or under a name that trainers use."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ _SHOWN = 6
 
 
 def find_state(saved: Any) -> tuple[tuple[str, ...], dict[str, StoredTensor], tuple[str, ...]]:
-    """The names that lead to the weights, their tensors, and a sentence on each thing that was unwrapped or left out.
+    """Returns the keys that lead to the weights, their tensors, and a sentence on each thing unwrapped or left out.
 
     Args:
-        saved: what a pickle would make, with `StoredTensor` for tensors.
+        saved: object of a pickle, with `StoredTensor` for tensors.
 
     Raises:
-        FileRefused: where there is no dictionary of tensors, or none under a known name.
+        FileRefused: there is no dictionary of tensors, or none under a known name.
     """
     path, notes = (), []
-    # Three at most: a dictionary may hold itself.
+    # At most three levels: a dictionary may contain itself.
     while len(path) < 3 and (under := next((name for name in _NAMES if _has_tensors(saved, name)), None)):
         others = [name for name in saved if name != under]
         rest = f"; beside them, left out: {_listed(others)}" if others else ""
@@ -43,7 +43,7 @@ def _has_tensors(saved: Any, name: str) -> bool:
 
 
 def _deeper(saved: Any) -> bool:
-    """Whether another known name leads further, one level down."""
+    """Returns whether another known name leads to tensors, one level down."""
     return isinstance(saved, dict) and any(_tensors(saved.get(name)) for name in _NAMES)
 
 

@@ -1,4 +1,4 @@
-"""Tensors as a file describes them: names, types, shapes, and whether there are too many of them."""
+"""Tensors as a file describes them: names, types, shapes, and limits on their number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ ITEM_BYTES = {
     "F32": 4,
     "F64": 8,
 }
-"""Bytes of one entry by type, in the words of safetensors. Types of 8 bits and less are no weights of a plain model."""
+"""Bytes of an entry by type, as named by safetensors. No plain model has floats of 8 bits or fewer, which are left out.
+"""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
+    """Description of a tensor in a file.
 
     Attributes:
         dtype: a key of `ITEM_BYTES`.
@@ -34,7 +35,7 @@ class StoredTensor:
 
     @property
     def bytes(self) -> int:
-        """What its entries take, side by side."""
+        """Bytes of its entries, side by side."""
         size = ITEM_BYTES[self.dtype]
         for entries in self.shape:
             size *= entries
@@ -45,7 +46,7 @@ def refuse_names(tensors: Mapping[str, object]) -> None:
     """Refuses no tensors, too many, and names that are too long or not printable.
 
     Raises:
-        FileRefused: naming the first such name.
+        FileRefused: quotes the first such name.
     """
     if not tensors:
         raise FileRefused("it holds no tensor")
@@ -57,19 +58,19 @@ def refuse_names(tensors: Mapping[str, object]) -> None:
 
 
 def whole(number: object) -> bool:
-    """Whether it is an integer from 0 to below 2**63; true and false are none."""
+    """Returns whether a number is an integer from 0 to below 2**63; booleans are not."""
     return type(number) is int and 0 <= number < 1 << 63
 
 
 def shape_of(value: object, name: str) -> tuple[int, ...]:
-    """A shape, which must be a list or a tuple of few non-negative integers.
+    """Returns a shape, which must be a list or a tuple of few non-negative integers.
 
     Args:
-        value: what the file says.
+        value: from the file.
         name: of the tensor, as the error quotes it.
 
     Raises:
-        FileRefused: naming the tensor.
+        FileRefused: names the tensor.
     """
     if not isinstance(value, list | tuple) or not all(whole(entries) for entries in value):
         raise FileRefused(f"the shape of {name} must be integers from 0 to below 2**63, got {shown(value)}")
