@@ -1,9 +1,9 @@
 """Privacy claim of an owner: epsilon and delta, optionally with the noise, sampling and steps behind them.
 
 The claim is first checked against itself, without an attack: the stated noise, sampling and steps prove some epsilon,
-and claiming a smaller one is an error. Then it is compared with empirical bounds under the same neighboring relation:
-pairs of a random split replace one record by another, so an add/remove claim is converted by group privacy of size two
-(Dwork & Roth, 2014, Theorem 2.2), or by the trade-off curve of the stated noise, whichever allows less.
+and claiming a smaller epsilon is an error. Then it is compared with empirical bounds under the same neighboring
+relation: pairs of a random split replace a record by another, so an add/remove claim is converted by group privacy of
+size two (Dwork & Roth, 2014, Theorem 2.2), or by the trade-off curve of the stated noise, whichever allows less.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StatedClaim:
         epsilon: nats.
         delta: in (0, 1).
         relation: neighboring relation, add_remove or replace_one.
-        sampling: of batches, one of `SAMPLINGS`; empty if not stated.
+        sampling: of batches, from `SAMPLINGS`; empty if not stated.
         sample_rate: expected fraction of the examples in a batch; None if not stated.
         noise_multiplier: standard deviation of the noise / clip norm; None if not stated.
         steps: number of steps; None if not stated.
@@ -116,7 +116,7 @@ class StatedClaim:
 
     @property
     def trade_off(self) -> TradeOff:
-        """Trade-off curve of epsilon and delta alone, a limit on any test of one record's membership."""
+        """Trade-off curve of epsilon and delta alone, a limit on any test of a record's membership."""
         return of_pair(self.epsilon, self.delta)
 
     @property
@@ -134,7 +134,7 @@ class StatedClaim:
 
     @property
     def of_replacement(self) -> tuple[float, float]:
-        """Pair (epsilon, delta) that the claim implies if one record replaces another."""
+        """Pair (epsilon, delta) that the claim implies if a record replaces another."""
         if self.relation == "replace_one":
             return self.epsilon, self.delta
         grouped = of_replacement(self.epsilon, self.delta)

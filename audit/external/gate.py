@@ -1,9 +1,9 @@
 """Rules that fail an audit: `tpr_at_1pct_fpr>0.05` fails it if a larger value is shown.
 
-A metric has a confidence interval, so a rule names one of its ends. `>` alone compares the lower end, and `<` the upper
-end: the rule is broken if the audit shows it, and small samples show little. `metric.high>x` is broken unless the audit
-excludes it, which takes many samples; `metric.value` compares the estimate. A metric that was not measured breaks its
-rule: a missing number is no pass.
+A metric has a confidence interval, so a rule names an end. `>` alone compares the lower end, and `<` the upper end: the
+rule is broken if the audit shows it, and small samples show little. `metric.high>x` is broken unless the audit excludes
+it, which takes many samples; `metric.value` compares the estimate. A metric that was not measured breaks its rule: a
+missing number is no pass.
 """
 
 from __future__ import annotations

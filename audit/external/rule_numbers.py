@@ -1,7 +1,7 @@
 """Measurements that rules are compared with, and the outcome of each rule.
 
 The epsilon bound of a single attack assumes a random split, like the bound of the whole audit: unless the owner states
-one, it is left out of the report and of the rules. If the verdict is "cannot be told", no rule is kept.
+that, it is left out of the report and of the rules. If the verdict is "cannot be told", no rule is kept.
 """
 
 from __future__ import annotations

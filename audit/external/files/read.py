@@ -1,7 +1,7 @@
 """Reading of a weights file: checked, copied to a private folder, checked again, and loaded.
 
-The copy is what is loaded, and what is checked last: exchanging the file in between only leads to an error. The first
-check avoids copying files that are refused.
+The copy is loaded, and is checked last: exchanging the file in between only leads to an error. The first check avoids
+copying files that are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_tensors(path: str | Path, *, allow_pickle_tensors: bool = False) -> Sta
     """Reads a file of weights; executes nothing in it.
 
     Args:
-        path: of safetensors, or of a `torch.save` file, old or new; a symbolic link to one is followed.
+        path: of safetensors, or of a `torch.save` file, old or new; symbolic links are followed.
         allow_pickle_tensors: whether a `torch.save` file, which is a pickle, may be read by PyTorch's restricted loader
             in a process of its own, after its instructions were checked. Never tried otherwise.
 

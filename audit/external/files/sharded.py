@@ -1,4 +1,4 @@
-"""Weights of a folder: one file, or the shards of an index, as `save_pretrained` of Hugging Face writes them.
+"""Weights of a folder: a single file, or the shards of an index, as `save_pretrained` of Hugging Face writes them.
 
 An index, `model.safetensors.index.json`, maps each tensor's name to its file in the folder. Index and files must agree,
 since readers differ in how they resolve a disagreement.
@@ -32,7 +32,7 @@ def read_folder(folder: Path, *, allow_pickle_tensors: bool = False) -> StateFil
     """Reads the weights of a folder: safetensors if there are any, else pickled tensors.
 
     Args:
-        folder: with model.safetensors, or pytorch_model.bin, or shards of one of them with their index.
+        folder: with model.safetensors, or pytorch_model.bin, or shards of either with their index.
         allow_pickle_tensors: see `read_tensors`.
 
     Raises:

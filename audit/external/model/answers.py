@@ -45,8 +45,7 @@ _SINGLE: dict[Form, str] = {"one logit": "logit", "one probability": "probabilit
 """Formats with a single number per example, and the kind of number."""
 
 _USUAL = (0.01, 10.0)
-"""Range of likeliest factors that leave logits unchanged: overfitted models are overconfident, often by a factor of
-ten."""
+"""Likeliest factors that leave logits unchanged: overfitted models are overconfident, often by a factor of ten."""
 
 
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:
@@ -161,7 +160,7 @@ def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, fac
 
 
 class NoLogits(ValueError):
-    """Raised for models that answer with neither a number per class nor a single number for two classes."""
+    """Raised for models whose answers are neither a number per class nor a single number for two classes."""
 
 
 def scores_in(outputs: Any) -> Tensor:
@@ -202,7 +201,7 @@ def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n
 
 
 def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:
-    """Returns the likeliest factor of logits whose scale is far from usual; 1 for those of usual scale."""
+    """Returns the likeliest factor of logits whose scale is far from usual; 1 for a usual scale."""
     factor = likeliest_factor(logits, labels)
     # A model at chance has no likeliest scale.
     if _USUAL[0] <= factor <= _USUAL[1] or not knowledge(logits.argmax(1), labels, logits.shape[1]).known:
@@ -213,7 +212,7 @@ def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]
 def answering_logits(
     model: nn.Module, inputs: Tensor, labels: Int[Tensor, " n"] | None = None
 ) -> tuple[nn.Module, str]:
-    """Returns the model as one that answers with logits, and a sentence on its own format; empty for logits.
+    """Returns a model that answers with logits, and a sentence on the original format; empty for logits.
 
     Logits of a very unusual scale, as of a last layer that was multiplied, are rescaled to make labels likeliest: a
     positive factor changes no prediction, and must not change the result of an audit.

@@ -111,7 +111,7 @@ class ModelAudit:
         shift: distribution shift between members and non-members, without the model.
         exposure: of single members and classes, by the strongest attack; None if none ran.
         accuracy: of members and of non-members.
-        ranks: of the equations of one shared gradient, a row per layer; else why they are unknown.
+        ranks: of the equations of a shared gradient, a row per layer; else why they are unknown.
         shared: attacks on gradients of single members.
         shared_inputs: these members; None if no gradient was shared.
         verdict: of the audit.

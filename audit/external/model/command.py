@@ -153,7 +153,7 @@ def attacks_asked(text: str | None, *, transcript: bool = False) -> list[tuple[s
         transcript: whether there is a transcript of the training, for attacks that read updates.
 
     Raises:
-        ValueError: an unknown attack, or one that needs more access than is given.
+        ValueError: an unknown attack, or an attack that needs more access than is given.
     """
     if text is None:
         return None
@@ -465,7 +465,7 @@ def fitting(
     Args:
         name: of the architecture.
         tensors: of the checkpoint.
-        input_shape: of one example.
+        input_shape: of an example.
         least: smallest number of classes, by the labels; also the result's if no number fits.
         lowest: smallest label.
         single: whether a network with a single output, for two classes, is tried.

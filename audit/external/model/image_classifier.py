@@ -250,7 +250,7 @@ def _transformers(folder: Path) -> Any:
 
 @contextmanager
 def _of_transformers(folder: Path) -> Iterator[None]:
-    """Whatever a network raises on settings that it was not written for is an error of the settings."""
+    """Turns any error that transformers raises on these settings into `FileRefused`."""
     try:
         yield
     except Exception as error:

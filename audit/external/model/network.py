@@ -1,7 +1,7 @@
 """Network of a weights file: built by name and filled with the tensors, or an error that lists all differences.
 
 If names or shapes differ, a single error lists all missing, unexpected and misshapen tensors, and the known network
-that fits better. Nothing is filled in part.
+that fits best. Nothing is filled in part.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def architecture(
     Args:
         name: one of `leakbench list models`, a classifier of torchvision with or without "torchvision:", or
             FILE.py:FUNCTION.
-        input_shape: shape of one input.
+        input_shape: shape of an input.
         classes: number of logits; 1 for a binary classifier with a single output.
         trust_code: whether a user's function may run; the name alone never runs it.
         answers: extracts the answers from the output of a user's network, to check their shape; None to skip the check.
@@ -124,7 +124,7 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
 
 
 def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
-    """Returns whether a file has all of a model's tensors behind a prefix, and no further ones of its modules."""
+    """Returns whether a file has all of a model's tensors behind a prefix, and no others of its modules."""
     under = {name.removeprefix(prefix): tensor.shape for name, tensor in given.items() if name.startswith(prefix)}
     there = all(
         under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())

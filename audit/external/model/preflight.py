@@ -100,7 +100,7 @@ def preflight(
         accept: kinds of remarks, among `ACCEPTABLE`, that do not stop the audit.
 
     Returns:
-        The remarks, and the model as one that answers with logits; a remark that stops rules out any attack.
+        The remarks, and a model that answers with logits; a remark that stops rules out any attack.
 
     Raises:
         ValueError: a model that cannot take these inputs, or answers with no logits; a kind that cannot be accepted.

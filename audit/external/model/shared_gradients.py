@@ -55,7 +55,7 @@ def ranks(model: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> l
 
     Args:
         model: at its parameters.
-        input_shape: of one example.
+        input_shape: of an example.
         seed: of the random input.
     """
     own = copy.deepcopy(model).eval()

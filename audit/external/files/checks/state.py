@@ -43,7 +43,7 @@ def _has_tensors(saved: Any, name: str) -> bool:
 
 
 def _deeper(saved: Any) -> bool:
-    """Returns whether another known name leads to tensors, one level down."""
+    """Returns whether another known name leads to tensors a level down."""
     return isinstance(saved, dict) and any(_tensors(saved.get(name)) for name in _NAMES)
 
 
