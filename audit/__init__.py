@@ -1,13 +1,13 @@
 """Privacy audits: models trained under a defense, attacks given what their threat model grants, scores, records.
 
-The hub of the project: it alone imports the types of the other packages, and it finds methods by name. From Python,
-`share_update` simulates one shared update and `score` judges an attack on it; `leakbench run` does both for a suite.
-`update_between` reads an update off two checkpoints, and `refuse_other_mask` compares a mask with its defense's.
-`watch` writes the updates of somebody's own training to disk. `show_versions` prints what a bug report needs.
+This package is the hub of the project: it alone imports the types of the other packages, and it finds methods by name.
+From Python, `share_update` simulates a shared update and `score` judges an attack on it; `leakbench run` does both for
+a suite. `update_between` computes an update from two checkpoints, and `refuse_other_mask` compares a mask with its
+defense's. `watch` writes the updates of your own training to disk. `show_versions` prints versions for bug reports.
 """
 
 if __name__ == "audit":
-    # Two classes of one name would make `isinstance` fail where both are imported.
+    # With two classes of the same name, `isinstance` would fail where both are imported.
     raise ImportError("audit must be imported as leakbench.audit")
 
 from importlib import import_module
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .targets.simulated_update import share_update
     from .versions import show_versions
 
-# By need: the command, worker processes and the processes of attacks import this package for a part of it.
+# Imported on demand: the command, worker processes and attack processes each need only a part of this package.
 _HOMES = {
     "GroundTruth": "scoring.truth",
     "audit_model": "external.model.audit",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first used."""
+    """Imports a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

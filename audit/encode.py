@@ -1,12 +1,12 @@
-"""Encoding: what a network that was trained on public data elsewhere makes of a data set, as a file of features.
+"""Feature extraction: computes a frozen, publicly trained network's features of a data set, and writes them to a file.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, section 5.2:
-private training is that of a linear head, on the features of an encoder with frozen public weights. These are computed
-once, here, and `features:FILE` reads them.
+private training fits only a linear head, on the features of an encoder with frozen public weights. The features are
+computed once, here, and `features:FILE` reads them.
 
 Guarantee:
     An example's features are a function of that example and of the encoder alone: evaluation mode, batch by batch.
-    Assumes that no private example had a part in the encoder's training, which nothing here can see.
+    Assumes that no private example was used to train the encoder, which this code cannot check.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ENCODERS = f"{torchvision_models.PATTERN} or {user_factory.PATTERN}"
 
 @dataclass(frozen=True)
 class Encoder:
-    """A network with public weights, and what to say of it.
+    """Network with public weights, and its description.
 
     Attributes:
-        network: in evaluation mode; images in [0, 1] -> numbers of each.
-        head: its last linear layer, whose inputs are the features; None: they are what the network puts out.
-        side: of the square that images are resized to, in pixels; None: as they are.
-        about: its name, where its weights are from, and their SHA-256.
+        network: in evaluation mode; maps images in [0, 1] to features.
+        head: its last linear layer, whose inputs are the features; None: the network's outputs are the features.
+        side: of the square that images are resized to, in pixels; None: not resized.
+        about: its name, the source of its weights, and their SHA-256.
     """
 
     network: nn.Module
@@ -52,7 +52,7 @@ class Encoder:
     about: dict[str, str]
 
     def __call__(self, inputs: Float[Tensor, "n *shape"]) -> Float[Tensor, "n dim"]:
-        """Features of a batch.
+        """Computes the features of a batch.
 
         Raises:
             ValueError: they are not finite.
@@ -66,17 +66,17 @@ class Encoder:
 
 
 def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], side: int | None) -> Encoder:
-    """An encoder by name.
+    """Builds an encoder by name.
 
     Args:
         name: `torchvision:NAME`, a classifier without its last linear layer; or `FILE.py:FUNCTION`, a function that is
-            called with `input_shape` where it takes that, and returns a network that puts out features.
-        weights: safetensors; None: those that torchvision publishes, which it downloads.
-        input_shape: of the images, before they are resized.
-        side: what they are resized to, in pixels; None: as they are.
+            called with `input_shape` if it takes it, and returns a network whose outputs are features.
+        weights: safetensors; None: torchvision's published weights, which are downloaded.
+        input_shape: of the images, before resizing.
+        side: of the square they are resized to, in pixels; None: not resized.
 
     Raises:
-        ValueError: an unknown name, weights that do not fit or are not to be had, or images that cannot be resized.
+        ValueError: an unknown name, weights that do not fit or are unavailable, or images that cannot be resized.
         ModuleNotFoundError: without torchvision; names the extra.
     """
     vision = name.startswith(torchvision_models.PREFIX)
@@ -110,15 +110,15 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
 
 
 def everybody(data: str) -> tuple[Split, Split | None, Splits]:
-    """All examples of a data set in their order: the training part, the test part if it has one, and its splits."""
+    """Returns all examples of a data set in their order: training part, test part if there is one, and its splits."""
     splits = datasets.load(data)
-    if splits.test is None:  # all are dealt
+    if splits.test is None:  # no test part: the set is dealt out whole
         pools = [splits.private, splits.non_member, splits.public]
         ids = torch.cat([pool.ids for pool in pools])
         order = ids.argsort()
         inputs, labels = (torch.cat([getattr(pool, part) for pool in pools])[order] for part in ("inputs", "labels"))
         return Split(ids=ids[order], inputs=inputs, labels=labels), None, splits
-    # The test part lies behind the training part.
+    # Ids of the test part follow those of the training part.
     splits = datasets.load(data, sizes=Sizes(private=int(splits.test.ids.min()), non_member=0, public=0))
     return splits.private, splits.test, splits
 
@@ -134,21 +134,21 @@ def write_features(
     batch: int,
     device: torch.device,
 ) -> dict[str, str]:
-    """Writes the features of a data set, whole or not at all, and returns what the file says of their origin.
+    """Writes the features of a data set, whole or not at all, and returns their origin as stored in the file.
 
     Args:
         data: as in a suite.
         out: the archive, .npz.
-        name: of the encoder, as of `encoder`.
-        weights: see there.
-        side: see there.
-        public: another data set, by whose features the file says that these are standardised; None: by the public pool
-            of whoever reads it.
+        name: of the encoder, as for `encoder`.
+        weights: as for `encoder`.
+        side: as for `encoder`.
+        public: another data set, whose feature statistics the file stores for standardisation; None: the reader
+            standardises by its own public pool.
         batch: images at a time.
-        device: where they are encoded.
+        device: for the encoding.
 
     Raises:
-        ValueError: as of `encoder` and of loading data.
+        ValueError: as for `encoder` and for loading data.
     """
     if out.suffix != ".npz":
         raise ValueError(f"the file of features must end in .npz, got {out.name}")
@@ -176,12 +176,12 @@ def write_features(
 
 
 def _encoded(found: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
-    """Features of all inputs, on the CPU."""
+    """Computes features of all inputs, on the CPU."""
     return torch.cat([found(some.to(device)).cpu() for some in inputs.split(batch)])
 
 
 def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:
-    """Images resized, and grey ones in three equal colours where the network wants colours."""
+    """Resizes images, and repeats grey images in three equal channels if the network takes colour."""
     if colour and images.shape[1] == 1:
         images = images.expand(-1, 3, -1, -1)
     if side is None:

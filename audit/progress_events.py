@@ -1,7 +1,7 @@
-"""What a long piece of work is doing, told while it does it: the step of a transcript that an attack reads, say.
+"""Progress events of long computations, such as the step of a transcript that an attack is reading.
 
-Work tells `stepping.tell`, which costs nothing where nobody listens. Who runs work listens by `told_to`: a worker
-process hands the words to the process that started it.
+A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener with `told_to`; a
+worker process forwards the messages to its parent process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 Listener = Callable[[str], None]
 
 _EVERY = 1.0
-"""Seconds between two words, for a reader who has eyes."""
+"""Least seconds between two messages, so that they can be read."""
 
 _listener: Listener | None = None
 _doing = ""
@@ -22,10 +22,10 @@ _last = 0.0
 
 @contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Passes what is told meanwhile to a listener, a second apart.
+    """Passes the progress messages of a block to a listener, a second apart.
 
     Args:
-        listener: takes words; None for nobody.
+        listener: takes messages; None for no listener.
     """
     global _listener
     before, _listener = _listener, listener
@@ -37,10 +37,10 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Names the work whose steps are told meanwhile.
+    """Names the computation whose steps are reported in a block.
 
     Args:
-        what: as "likelihood_ratio on dp_sgd, seed 0".
+        what: such as "likelihood_ratio on dp_sgd, seed 0".
     """
     global _doing
     before, _doing = _doing, what
@@ -51,12 +51,12 @@ def doing(what: str) -> Iterator[None]:
 
 
 def tell(done: int, total: int, unit: str = "step") -> None:
-    """Says which of how many steps has been reached; the first, the last and what comes between by the second.
+    """Reports progress to the listener, at most once a second and for the last step.
 
     Args:
-        done: counted from 1.
-        total: of this work.
-        unit: what is counted.
+        done: steps done, counted from 1.
+        total: steps of the computation.
+        unit: of the count.
     """
     global _last
     now = time.monotonic()
@@ -66,6 +66,6 @@ def tell(done: int, total: int, unit: str = "step") -> None:
 
 
 def listen(listener: Listener) -> None:
-    """Passes what is told to a listener for as long as this process lives, as a worker's is."""
+    """Passes progress messages to a listener for the lifetime of this process, as in a worker."""
     global _listener
     _listener = listener

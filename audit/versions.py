@@ -1,6 +1,6 @@
-"""Installed versions of what leakbench depends on, beside those that its tests passed with, together.
+"""Installed versions of leakbench's dependencies, compared with the combinations that its tests passed with.
 
-`tested_versions.json` is written by the lanes that ran the tests (`tests/lanes.py --record`), never by hand.
+`tested_versions.json` is written by the test lanes (`tests/lanes.py --record`), never by hand.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ CORE = (
     *("torch", "numpy", "scipy", "scikit-learn", "threadpoolctl", "dp-accounting", "pydantic", "typer", "rich"),
     *("pandas", "pyarrow", "jinja2", "matplotlib", "pillow", "safetensors", "jaxtyping", "llvmlite"),
 )
-"""Distributions that every installation has."""
+"""Distributions in every installation."""
 
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
     "images": {"torchvision": "torchvision", "torchmetrics": "torchmetrics", "lpips": "lpips", "kymatio": "kymatio"},
 }
-"""By extra: its distributions, and the module that each installs."""
+"""Extra -> its distributions, each with the module that it installs."""
 
 _RECORDED = Path(__file__).with_name("tested_versions.json")
 
 
 class Environment(NamedTuple):
-    """One environment in which all default tests passed.
+    """Environment in which all default tests passed.
 
     Attributes:
-        lane: "newest" or "lowest", of the versions that were admitted and to be had.
+        lane: "newest" or "lowest" of the admitted versions that were available.
         python: its minor version, as "3.12".
         on: the day, as "2026-11-26".
-        versions: as `installed` had them.
+        versions: as returned by `installed`.
     """
 
     lane: str
@@ -44,22 +44,22 @@ class Environment(NamedTuple):
     versions: Mapping[str, str]
 
     def differing(self, here: Mapping[str, str]) -> dict[str, str]:
-        """Versions of this environment that are not those installed; of extras what either lacks does not count.
+        """Returns the versions here that differ from those installed; extras missing in either environment are ignored.
 
         Args:
-            here: as `installed` has them.
+            here: as returned by `installed`.
         """
         needed = {"python", *CORE}
         there = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
         return {name: mine for name, mine in self.versions.items() if there[name] != mine}
 
     def __str__(self) -> str:
-        """Words for a sentence."""
+        """Describes the environment for use inside a sentence."""
         return f"{self.lane} versions on Python {self.python}, {self.on}"
 
 
 def version(name: str) -> str | None:
-    """The installed version of a distribution; None where it is not installed."""
+    """Returns the installed version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ def version(name: str) -> str | None:
 
 
 def installed() -> dict[str, str]:
-    """Versions of Python and of every dependency that is installed, without patch levels of Python and build tags."""
+    """Returns the versions of Python and all installed dependencies, without Python's patch level and build tags."""
     extras = (name for distributions in EXTRAS.values() for name in distributions)
     found = {name: version(name) for name in (*CORE, *extras)}
     python = ".".join(platform.python_version_tuple()[:2])
@@ -76,16 +76,16 @@ def installed() -> dict[str, str]:
 
 @cache
 def environments() -> tuple[Environment, ...]:
-    """All environments in which the tests passed; of each lane and Python the last one."""
+    """Returns all environments in which the tests passed; the latest for each lane and Python version."""
     return tuple(Environment(**entry) for entry in json.loads(_RECORDED.read_text(encoding="utf-8")))
 
 
 def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = None) -> str:
-    """One sentence: whether these versions were tested together, and else where the nearest that were differ.
+    """Says in one sentence whether these versions were tested together, or how the nearest tested environment differs.
 
     Args:
-        here: as `installed` has them.
-        known: to compare with; all that were recorded by default.
+        here: as returned by `installed`.
+        known: environments to compare with; by default all recorded.
     """
     known = environments() if known is None else known
     if not known:

@@ -1,7 +1,7 @@
-"""leakbench: training under differential privacy, attacks on what it releases, and audits of what still leaks.
+"""leakbench: differentially private training, privacy attacks on its releases, and audits of the remaining leakage.
 
 The parts are `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
-`leakbench.leaderboard`. Public names are imported when they are used: `import leakbench` takes a millisecond.
+`leakbench.leaderboard`. Public names are imported on first use, so `import leakbench` takes a millisecond.
 """
 
 from importlib import import_module, metadata
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir():
-    # In a checkout the parts lie beside this folder, and in a wheel in it.
+    # The parts lie next to this folder in a checkout, and inside it in a wheel.
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part or a public name when it is first used."""
+    """Imports a part or a public name on first use."""
     if name in _PARTS:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":
         try:
             return metadata.version(__name__)
-        except metadata.PackageNotFoundError:  # a checkout that was never installed
+        except metadata.PackageNotFoundError:  # a checkout without an installation
             return "0+unknown"
     if name in _HOMES:
         found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

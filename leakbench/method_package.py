@@ -1,4 +1,4 @@
-"""Packages of methods, one a file: `leakbench.defenses.dp_sgd` is the function `dp_sgd` of the file of that name."""
+"""Packages with a method per file: `leakbench.defenses.dp_sgd` is the function `dp_sgd` of the file of that name."""
 
 import pkgutil
 import sys
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class _MethodPackage(ModuleType):
-    """A package whose attributes are the functions that its files are named after."""
+    """Package whose attributes are the functions that its files are named after."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python makes a module an attribute of its package once it is imported.
+        # Python sets an imported module as an attribute of its package.
         if isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}":
             value = vars(value).get(name, value)
         super().__setattr__(name, value)
@@ -31,7 +31,7 @@ def _files(package: ModuleType) -> set[str]:
 
 
 def offer_methods(package: str) -> None:
-    """Makes the methods of a package its attributes, each imported when it is first used.
+    """Makes the methods of a package its attributes, each imported on first use.
 
     Args:
         package: its `__name__`.

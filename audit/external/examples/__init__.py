@@ -1,1 +1,1 @@
-"""Examples of the owner's own: read, told apart by content, and compared group with group."""
+"""The owner's examples: reading, identification by content, and comparison between groups."""

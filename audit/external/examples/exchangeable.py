@@ -1,9 +1,9 @@
-"""Whether candidates and public examples are of one kind, without which ranks among these say nothing of a batch.
+"""Exchangeability of candidates and public examples, without which candidates' ranks reveal nothing about a batch.
 
-A candidate who was not in the batch ranks among decoys by chance where both come from one population. Candidates of one
-class among decoys of all classes rank high with any gradient that has that class in it, in the batch or not. So the two
-are held against each other before an update is looked at: by their labels, by a permutation test, and by inputs and
-labels together where there are enough of them (`scoring.shift`).
+A candidate outside the batch has a uniform rank among decoys if both come from the same population. Candidates of a
+single class among decoys of all classes rank high under any gradient that contains the class, in the batch or not. The
+two groups are therefore compared before an update is examined: by labels, with a permutation test, and by inputs and
+labels together if there are enough of them (`scoring.shift`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...scoring.shift import LEVEL, of_labels, shift_between
 from .overlap import contents
 
 LEAST_DECOYS = 19
-"""With fewer no rank is a p-value of 5 %."""
+"""Fewest decoys with which a rank can be a p-value of 5 %."""
 
 
 def unlike(candidates: Examples, public: Examples) -> str:
-    """Why ranks of candidates among public examples would say nothing of a batch; empty where nothing shows it.
+    """Returns why ranks of candidates among public examples would be meaningless; empty if no difference is found.
 
     Args:
-        candidates: who may have been in the batch.
-        public: who was not.
+        candidates: possible members of the batch.
+        public: known non-members.
     """
     own, others = contents([candidates.inputs, public.inputs])
     if bool(torch.isin(candidates.ids, public.ids).any()) or len(np.intersect1d(own, others)):

@@ -1,7 +1,7 @@
-"""The owner's examples: `.npz`, Parquet, a folder of images, or a data set of ours with a file that says who is what.
+"""The owner's examples: `.npz`, Parquet, a folder of images, or a built-in data set with a file of group assignments.
 
-What a file is follows from its bytes; how it is read is in `sources`, a file a format. Each source has a digest, which
-the report names. Bytes of 0 to 255 become fractions of 255, which is said; any other scaling is the owner's
+The format of a file follows from its bytes; `sources` has a reader per format. Each source has a digest, which the
+report states. Bytes of 0 to 255 become fractions of 255, which the notes state; any other scaling is up to the owner
 (`--preprocess`).
 """
 
@@ -32,18 +32,18 @@ from .sources.split import read_split
 
 @dataclass(frozen=True, kw_only=True)
 class DataFile:
-    """Examples of one source.
+    """Examples of a source.
 
     Attributes:
-        source: as it was named.
-        sha256: of its bytes; of a folder those of its files with their names, in order.
+        source: as the owner named it.
+        sha256: of its bytes; for a folder, of its files with their names, in order.
         inputs: [n, *shape], float32, before preprocessing.
         labels: [n].
-        names: the owner's own ids; row numbers where the source has none.
-        notes: what was done to them, a sentence each.
+        names: the owner's own ids; row numbers if the source has no ids.
+        notes: changes made to the examples, a sentence each.
         stored: type of the numbers in the source.
-        class_names: in the order of their numbers; None where the source has numbers alone.
-        columns: names of the numbers of an input, in their order; None where they have none.
+        class_names: in the order of the labels; None if the source has only numbers.
+        columns: names of an input's columns, in their order; None if they are unnamed.
     """
 
     source: str
@@ -73,7 +73,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """(inputs - mean) / std by channel, or of all inputs alike."""
+    """Standardisation, (inputs - mean) / std, by channel or of all inputs alike."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -105,14 +105,14 @@ class Preprocess:
         return cls(mean, std)
 
     def __str__(self) -> str:
-        """As `parse` reads it."""
+        """Formats it as `parse` reads it."""
         return ",".join(
             f"{name}={'/'.join(f'{value:.6g}' for value in values)}"
             for name, values in (("mean", self.mean), ("std", self.std))
         )
 
     def then(self, second: Preprocess) -> Preprocess:
-        """One preprocessing that does what this one and a second do in turn."""
+        """Composes this preprocessing with a second that follows it."""
         count = max(map(len, (self.mean, self.std, second.mean, second.std)))
         mean, std, after, spread = (
             np.broadcast_to(values, (count,)) for values in (self.mean, self.std, second.mean, second.std)
@@ -120,10 +120,10 @@ class Preprocess:
         return Preprocess(tuple((mean + std * after).tolist()), tuple((std * spread).tolist()))
 
     def __call__(self, inputs: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
-        """Inputs as the model is fed.
+        """Preprocesses inputs as they are fed to the model.
 
         Raises:
-            ValueError: as many means or stds as there are no channels.
+            ValueError: the number of means or stds differs from that of channels.
         """
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) > 1 and (inputs.ndim < 2 or inputs.shape[1] != len(values)):
@@ -138,16 +138,16 @@ class Preprocess:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Members, non-members and public examples as a model is fed, with ids by their content.
+    """Members, non-members and public examples as fed to the model, with ids by content.
 
     Attributes:
-        members: that the model was trained on.
-        non_members: that it was not trained on.
-        population: neither; None where there are none.
+        members: training examples of the model.
+        non_members: examples outside its training set.
+        population: disjoint from both; None if there are none.
         sources: name of the group -> its source, digest, number and notes, for the report.
         names: id -> name of the group and the owner's own id.
-        preprocess: that inputs went through.
-        columns: names of the numbers of an input, in the order in which the model is fed; None where they have none.
+        preprocess: applied to the inputs.
+        columns: names of an input's columns, in the order fed to the model; None if they are unnamed.
     """
 
     members: Examples
@@ -162,10 +162,10 @@ class Groups:
 def groups_of(
     members: DataFile, non_members: DataFile, population: DataFile | None = None, preprocess: Preprocess | None = None
 ) -> Groups:
-    """Groups of examples of one shape; columns that have names are put into the order of the members'.
+    """Builds groups of examples of the same shape; named columns are put into the members' order.
 
     Raises:
-        ValueError: shapes differ, or names of columns, or how inputs are stored, or the classes of folders.
+        ValueError: shapes, column names, types of stored numbers, or classes of folders differ.
     """
     given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
     wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
@@ -206,14 +206,14 @@ def groups_of(
 
 
 def in_order(one: DataFile, members: DataFile) -> DataFile:
-    """Examples with their columns in the order of the members', by their names.
+    """Reorders columns by name into the members' order.
 
     Args:
-        one: of any group.
+        one: examples of any group.
         members: of the audited model.
 
     Raises:
-        ValueError: the names are not the same, or one of the two has none.
+        ValueError: the names differ, or only one of the two has names.
     """
     ours, theirs = members.columns, one.columns
     if ours == theirs:
@@ -241,10 +241,10 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
 
     Args:
         source: path of an `.npz`, a Parquet file, or a folder of images.
-        reading: what is said of how it is stored.
+        reading: options on the layout of the source.
 
     Raises:
-        ValueError: no such thing, or not of the form that is read.
+        ValueError: there is no such file, or its format is not supported.
     """
     path = Path(source)
     if path.is_dir():
@@ -256,7 +256,7 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
     if not path.is_file():
         raise ValueError(f"examples must be in a regular file or a folder, and {source} is neither")
     with path.open("rb") as file:
-        # One handle: what is hashed is what is read.
+        # Hashed and read through the same handle, so that both see the same bytes.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         start = file.read(4)
@@ -271,12 +271,12 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
 
 
 _FORMATS = {b"PK\x03\x04": read_npz, b"PK\x05\x06": read_npz, b"PAR1": read_parquet}
-"""By first bytes, never by name."""
+"""Readers by a file's first bytes, never by its name."""
 
 
 def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
     notes = raw.notes
-    with np.errstate(over="ignore"):  # what overflows is refused as infinity
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which is refused
         inputs = torch.from_numpy(np.array(raw.inputs, dtype=np.float32, order="C"))
     if raw.inputs.dtype == np.uint8:
         inputs, notes = inputs.div_(255), (*notes, f"bytes of {source}, 0 to 255, were divided by 255")
@@ -294,7 +294,7 @@ def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
 
 
 def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
-    """Examples of a data set of ours, by a file that says who is in which group.
+    """Reads examples of a built-in data set, grouped by a file of assignments.
 
     Args:
         name: of `leakbench list data`.
@@ -302,7 +302,7 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
             or JSON, `{"members": [ids], "non_members": [ids], "population": [ids]}`.
 
     Returns:
-        Group -> its examples; those that the file names.
+        Group -> its examples, for the groups in the file.
 
     Raises:
         ValueError: an unknown set, group or id.
@@ -333,7 +333,7 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
 
 
 def _whole(name: str) -> datasets.Splits:
-    """All of a data set of ours in two pools; a public pool would take the copies of its images out of the others."""
+    """Loads a built-in data set in two pools; a public pool would remove the copies of its images from the others."""
     dealt = datasets.load(name)
     if dealt.test is not None:
         return datasets.load(name, sizes=datasets.Sizes(private=int(dealt.test.ids.min()), non_member=0, public=0))

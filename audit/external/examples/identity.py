@@ -1,8 +1,8 @@
-"""Ids of examples by their content, so that they are the same in whatever order, file or group they come.
+"""Ids of examples by content, and so independent of order, file and group.
 
-Who is matched with whom, and which half chooses a threshold, follows from ids. By their places in the owner's files
-these would be the same for every split: of files that are sorted by class, scores that tell nothing but classes would
-then prove an epsilon.
+Ids determine the pairing of candidates and the half that chooses a threshold. Ids by position in the owner's files
+would make these the same for every split: with files sorted by class, scores that reveal only the class would then
+prove an epsilon.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 
 
 def content_ids(inputs: Float[Tensor, "n ..."], labels: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Ids of examples; copies get different ones, in their order.
+    """Computes ids of examples; copies get different ids, in their order.
 
     Args:
-        inputs: as the model is fed.
-        labels: of these.
+        inputs: as fed to the model.
+        labels: of the inputs.
     """
     rows = np.ascontiguousarray(inputs.detach().cpu().flatten(1).double().numpy())
     classes = labels.detach().cpu().tolist()
@@ -30,7 +30,7 @@ def content_ids(inputs: Float[Tensor, "n ..."], labels: Int[Tensor, " n"]) -> In
 
 
 def ids_of(contents: Iterable[bytes]) -> Int[Tensor, " n"]:
-    """Ids of 62 bits, by the SHA-256 of each content and how often it came before."""
+    """Computes ids of 62 bits from the SHA-256 of each content and the number of its earlier copies."""
     seen: Counter[bytes] = Counter()
     found = []
     for content in contents:

@@ -1,4 +1,4 @@
-"""Examples that are in two groups, or nearly: by exact content, and by distance between all of two groups."""
+"""Duplicates and near-duplicates between two groups: by exact content, and by the distances of all pairs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from leakbench.attacks.core import Examples
 from .groups import Groups
 
 NEAR = 0.1
-"""Distance of near-duplicates, as a share of the larger one's norm after the mean of all is taken off."""
+"""Largest distance of near-duplicates, as a share of the larger norm after subtraction of the common mean."""
 
 NEARER = 0.25
-"""And as a share of the distance to the nearest other of its own group: dense data are near one another everywhere."""
+"""Also, as a share of the distance to the nearest other example of its own group: in dense data all are near."""
 
 LEAST_NUMBERS = 6
-"""Of an input; in fewer dimensions somebody is that near by chance."""
+"""Fewest dimensions of an input; in fewer, near neighbours occur by chance."""
 
 LARGEST = 10_000
-"""Examples a group that are compared; of more, so many at random."""
+"""Most examples compared per group; larger groups are sampled at random."""
 
 _WIDE = 1024
 _SIDE = 16
@@ -35,12 +35,12 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """What a comparison of two groups found.
+    """Result of a near-duplicate comparison of two groups.
 
     Attributes:
-        count: of the first group, who have a near-duplicate in the second; copies are not counted.
-        compared: of the first group.
-        of: all of the first group.
+        count: examples of the first group with a near-duplicate in the second; exact copies are not counted.
+        compared: examples compared of the first group.
+        of: size of the first group.
     """
 
     count: int
@@ -49,7 +49,7 @@ class NearDuplicates:
 
 
 def contents(groups: Sequence[Tensor]) -> list[ndarray]:
-    """A number for each distinct input of all groups, by its exact values: copies have one number.
+    """Numbers the distinct inputs of all groups by their exact values: copies share a number.
 
     Args:
         groups: inputs [n, *shape], of one shape.
@@ -60,13 +60,13 @@ def contents(groups: Sequence[Tensor]) -> list[ndarray]:
 
 
 def without_shared(groups: Groups) -> Groups:
-    """Groups without examples of two of them: out of members and non-members alike, and out of the population.
+    """Removes examples shared by two groups: from both members and non-members, and from the population.
 
-    Who is in both is a member whom nobody could tell from a non-member; taken out of one group alone, the copies of a
-    pool would be left in the other, and tell the groups apart.
+    A member that is also a non-member cannot be distinguished from non-members. Removed from only one group, the copies
+    of a pool would remain in the other and reveal the group.
 
     Raises:
-        ValueError: nobody is left of a group.
+        ValueError: a group is left empty.
     """
     given = {name: getattr(groups, name) for name in ("members", "non_members", "population")}
     given = {name: group for name, group in given.items() if group is not None}
@@ -87,21 +87,21 @@ def without_shared(groups: Groups) -> Groups:
 
 
 def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDuplicates:
-    """Who of a group is nearly somebody of another, by the distance between any two.
+    """Counts the examples of a group that have a near-duplicate in another, by the distances of all pairs.
 
-    Small changes of all values are found; a crop or a shift by a pixel is not. Wide inputs are compared by means over
-    squares of pixels, or by a random projection, and who is near by those is held against the inputs themselves.
+    Finds small changes of all values, but not a crop or a shift by a pixel. Wide inputs are compared by averages over
+    squares of pixels or by a random projection, and the matches are then checked on the full inputs.
 
     Args:
         inside: [p, *shape].
         outside: [q, *shape], on the same device.
-        seed: of the choice among more than `LARGEST`.
+        seed: of the sample of groups larger than `LARGEST`.
     """
     if inside[0].numel() < LEAST_NUMBERS:
         return NearDuplicates(0, 0, len(inside))
     coins = torch.Generator().manual_seed(seed)
     first, second = (_some(group, coins) for group in (inside, outside))
-    # One mean for both: what all examples share, as a background, makes no two of them alike.
+    # The mean is common to both groups: shared content, such as a background, then makes no two examples similar.
     mean = torch.cat([first.mean(0, keepdim=True), second.mean(0, keepdim=True)]).float().mean(0, keepdim=True)
     short, other = (_shortened(group.float() - mean, coins) for group in (first, second))
     squares, places = _nearest(short, other)
@@ -113,7 +113,7 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
     pairs = ((first[found].float() - mean).flatten(1), (second[places[found]].float() - mean).flatten(1))
     norms = torch.maximum(*(part.norm(dim=1) for part in pairs))
     distance = (pairs[0] - pairs[1]).norm(dim=1)
-    # Averages of noise are less noise: the inputs themselves may differ by more.
+    # Averaging reduces noise, so the full inputs may differ by more than their shortened forms.
     close = (distance > 0) & (distance <= (2 * NEAR if short.shape[1] < first[0].numel() else NEAR) * norms)
     return NearDuplicates(int(close.sum()), len(first), len(inside))
 
@@ -121,12 +121,12 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
 def _nearest(
     first: Float[Tensor, "p d"], second: Float[Tensor, "q d"], apart_from: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Squared distance of each to the nearest of others, and the place of that one.
+    """Returns the squared distance of each example to its nearest neighbour, and the neighbour's index.
 
     Args:
-        first: who asks.
-        second: among whom.
-        apart_from: place of each among these, where they are some of these.
+        first: queries.
+        second: possible neighbours.
+        apart_from: each query's own index in `second`, if the queries are part of it.
     """
     norms, least, places = second.square().sum(1), [], []
     for start, part in zip(range(0, len(first), _BLOCK), first.split(_BLOCK), strict=True):
@@ -146,27 +146,27 @@ def _some(inputs: Tensor, coins: torch.Generator) -> Tensor:
 
 
 def _shortened(inputs: Tensor, coins: torch.Generator) -> Float[Tensor, "n d"]:
-    """At most about a thousand numbers an input, whose distances are nearly those of the inputs."""
+    """Reduces inputs to about a thousand numbers at most, nearly preserving distances."""
     if inputs[0].numel() <= _WIDE:
         return inputs.flatten(1)
     if inputs.ndim == 4 and inputs.shape[1] <= 4 and min(inputs.shape[2:]) >= _SIDE:
         return nn.functional.adaptive_avg_pool2d(inputs, _SIDE).flatten(1)
-    # Drawn anew for each group from one seed, so that both are projected alike.
+    # The same seed for each group, so that both are projected alike.
     axes = torch.randn(inputs[0].numel(), 256, generator=torch.Generator().manual_seed(coins.initial_seed()))
     return inputs.flatten(1) @ axes.to(inputs.device) / 16
 
 
 def _mixed(words: ndarray) -> ndarray:
-    """The finaliser of MurmurHash3, a bijection of 64-bit words: what differs in one bit looks unlike afterwards."""
+    """Applies MurmurHash3's finaliser, a bijection of 64-bit words; nearby inputs give unrelated outputs."""
     words = (words ^ (words >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     words = (words ^ (words >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return words ^ (words >> np.uint64(33))
 
 
 def _hashed(inputs: Tensor) -> ndarray:
-    """64 bits an input; among a million of them two that differ agree with chance 3e-8."""
+    """Hashes each input to 64 bits; among a million inputs the probability of any collision is 3e-8."""
     rows = inputs.detach().cpu().flatten(1)
-    # A key a column, so that it counts where a value stands; 0.0 is added because -0.0 equals it.
+    # A key per column makes the hash depend on positions; adding 0.0 turns -0.0 into 0.0, which equals it.
     keys = _mixed(np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
     found = []
     for part in rows.split(max(1, 2**22 // rows.shape[1])):

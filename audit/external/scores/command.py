@@ -1,4 +1,4 @@
-"""What `leakbench audit --scores` does: an audit of scores in a table, without a model."""
+"""`leakbench audit --scores`: audit of scores in a table, without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .score_files import COLUMNS, read_scores
 
 
 def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
-    """The rules of `--fail-if` where columns of scores take the place of attacks."""
+    """Parses the rules of `--fail-if`, in which columns of scores take the place of attacks."""
     return rules(texts, COLUMNS)
 
 
@@ -29,7 +29,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
 
     Args:
         path: CSV or Parquet.
-        settings: claim, split, delta and level are read.
+        settings: its claim, split, delta and level are used.
         asked: rules.
     """
     delta = settings.delta_of_bounds
@@ -47,7 +47,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
         split=settings.split,
         claim=None if claim is None else claim.of_replacement,
     )
-    # Nothing of the inputs is there to look for a shift in.
+    # Without inputs, a distribution shift cannot be tested.
     unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
     sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
     reverse = backwards(table.outcomes, members, float(sizes["auc"]))
@@ -78,7 +78,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
 
 
 NO_MODEL = Metric(value=None, better="lower", reason="a table of scores has no model that answers")
-"""Of what scores alone do not have."""
+"""Metric for quantities that need a model."""
 
 
 def _plain(metric: Metric) -> dict[str, Any]:

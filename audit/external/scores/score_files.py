@@ -1,6 +1,6 @@
-"""Scores, losses or logits of somebody's own model in a table, with member flags: an audit without the model.
+"""Tables of membership scores, losses or logits of a user's model, with member flags: an audit without the model.
 
-CSV or Parquet, by its bytes. One row an example: `member` (0 or 1), and one of `score` (larger: a member), `loss`
+CSV or Parquet, detected by content. A row per example: `member` (0 or 1), and either `score` (larger: a member), `loss`
 (nats; smaller: a member), or logits `logit_0`, `logit_1`, ... with `label`. `id` is optional.
 """
 
@@ -26,21 +26,21 @@ from ..examples.identity import ids_of
 from ..model.attacks import AttackOutcome
 
 COLUMNS = ("score", "loss", "loss_of_logits")
-"""Names that scores of a table have, as attacks have theirs."""
+"""Names of the scores of a table, used like names of attacks."""
 
 FORMS = "score, or loss, or label with logit_0, logit_1, ..."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """What a file of scores says.
+    """Content of a file of scores.
 
     Attributes:
-        outcomes: one for each column of scores, as if an attack had run.
-        ids: int64 [n], by the owner's ids, or by the rows' content.
+        outcomes: per column of scores, as if an attack had run.
+        ids: int64 [n], hashes of the owner's ids, or of the rows' content.
         names: of the rows, the file's own ids.
         member: bool [n].
-        labels: int64 [n]; None where the file has none.
+        labels: int64 [n]; None if the file has no labels.
         sha256: of the file.
     """
 
@@ -53,14 +53,14 @@ class ScoreTable:
 
 
 def read_scores(path: Path, *, delta: float) -> ScoreTable:
-    """Reads a table of scores and measures what they tell of membership.
+    """Reads a table of scores and measures how well they reveal membership.
 
     Args:
         path: of the file.
         delta: of the claim.
 
     Raises:
-        ValueError: no table, a column missing, a value that is no number, or one group only.
+        ValueError: no table, a missing column, a value that is not a number, or a single group.
     """
     try:
         content = path.read_bytes()
@@ -90,7 +90,7 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
             raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
     labels = _labels(table, path) if "label" in table.columns else None
     found = _scores_of(table, labels, path)
-    # Where rows have no ids of their own, by all that they say: places say nothing of the split.
+    # Rows without ids are identified by their whole content except membership: positions may depend on the split.
     rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
     ids = ids_of(text.encode() for text in (names if "id" in table.columns else rows))
     truth = GroundTruth(members=ids[member], candidates=ids)
@@ -109,19 +109,19 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
 
 
 class DoubledColumn(ValueError):
-    """A table with two columns of one name."""
+    """Table with two columns of the same name."""
 
 
 def read_csv(content: bytes, path: Path) -> Any:
-    """A CSV file of scores, whose ids and member flags stay text.
+    """Reads a CSV file of scores, keeping ids and member flags as text.
 
     Args:
         content: of the file.
         path: of the file, for the error.
 
     Raises:
-        DoubledColumn: for two columns of one name, of which pandas renames one.
-        ValueError: of pandas, for a file that is no table.
+        DoubledColumn: two columns have the same name, and pandas would rename the second.
+        ValueError: from pandas, if the file is not a table.
     """
     header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0]
     doubled = header[header.duplicated()]
@@ -132,7 +132,7 @@ def read_csv(content: bytes, path: Path) -> Any:
 
 def _table(path: Path, content: bytes) -> Any:
     try:
-        # Parquet says so in its first and last four bytes, whatever the file is called.
+        # Parquet files begin and end with these four bytes, whatever the file name.
         if content[:4] == b"PAR1":
             return pd.read_parquet(io.BytesIO(content))
         return read_csv(content, path)
@@ -163,7 +163,7 @@ def _labels(table: Any, path: Path) -> Tensor:
 
 
 def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.ndarray]:
-    """Columns of scores by name, larger for a member."""
+    """Returns columns of scores by name, larger for members."""
     found = {name: _numbers(table, name, path) for name in ("score",) if name in table.columns}
     if "loss" in table.columns:
         found["loss"] = -_numbers(table, "loss", path)

@@ -1,5 +1,5 @@
-"""Examples of a user's own, by the format they are stored in: NumPy archives, Parquet, folders of images.
+"""Readers of a user's examples by format: NumPy archives, Parquet, folders of images.
 
-Every reader checks what a file says of its size before it reads that much, loads no pickle, refuses in one
+Every reader checks the size that a file declares before reading that much, loads no pickle, and refuses in a single
 sentence.
 """

@@ -1,4 +1,4 @@
-"""Encoded images, of a folder or a column: sizes are read from all headers first, then one decoder reads them."""
+"""Encoded images of a folder or a column: reads sizes from all headers first, then decodes all images alike."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .raw import Reading
 def decoded(
     source: str, images: Sequence[tuple[str, bytes | Callable[[], bytes]]], reading: Reading
 ) -> tuple[ndarray, tuple[str, ...]]:
-    """Images as bytes [n, channels, height, width], and what was done to them.
+    """Decodes images to bytes [n, channels, height, width], with notes on the changes made to them.
 
     Args:
         source: for errors.
-        images: what each is called, and its bytes or how to get at them.
+        images: name of each, and its bytes or a function that reads them.
         reading: resize, channels and the limit.
 
     Raises:
-        ValueError: one is damaged, a decompression bomb, of another size or kind than the first, or too many.
+        ValueError: an image is damaged, a decompression bomb, of another size or mode than the first; or too many.
     """
     reads = [(name, partial(bytes, one) if isinstance(one, bytes) else one) for name, one in images]
     headers = [_header(source, name, read) for name, read in reads]
@@ -57,7 +57,7 @@ def decoded(
 
 def _header(source: str, name: str, read: Callable[[], bytes]) -> tuple[tuple[int, int], str]:
     try:
-        # Pillow warns of what may be a decompression bomb, and raises from twice that size on.
+        # Pillow warns about possible decompression bombs, and raises only from twice that size on.
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(read()), formats=FORMATS) as opened:
@@ -66,5 +66,5 @@ def _header(source: str, name: str, read: Callable[[], bytes]) -> tuple[tuple[in
         raise ValueError(
             f"{name} of {source} must have at most {Image.MAX_IMAGE_PIXELS} pixels, got a decompression bomb"
         ) from error
-    except Exception as error:  # decoders raise all sorts of things at damaged bytes
+    except Exception as error:  # decoders raise many types of errors on damaged bytes
         raise ValueError(f"{name} of {source} must be an image, got what cannot be opened ({reason(error)})") from error

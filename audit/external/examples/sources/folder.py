@@ -1,4 +1,4 @@
-"""A folder of images: a sub-folder a class, in the order of names as torchvision's ImageFolder, or a file of labels."""
+"""Folders of images: a sub-folder per class, sorted by name as in torchvision's ImageFolder, or a file of labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 4
 
 
 def read_folder(source: str, root: Path, reading: Reading) -> tuple[RawExamples, str]:
-    """All images below a folder, and the SHA-256 of their relative names and bytes, in the order of names.
+    """Reads all images below a folder, and the SHA-256 of their relative names and bytes, in the order of names.
 
     Raises:
         ValueError: a link, no class, a label without its image, or an image that cannot be used.
@@ -56,7 +56,7 @@ def read_folder(source: str, root: Path, reading: Reading) -> tuple[RawExamples,
 
 
 def _files(source: str, root: Path) -> list[str]:
-    """Relative names of all files, sorted; hidden ones are passed over."""
+    """Lists the relative names of all files, sorted and without hidden files."""
     found: list[str] = []
     for below, folders, inside in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
@@ -72,7 +72,7 @@ def _files(source: str, root: Path) -> list[str]:
 
 
 def _by_folder(source: str, images: list[str]) -> tuple[tuple[str, ...], list[int]]:
-    """Names of the classes, and the number of each image's."""
+    """Returns the names of the classes, and each image's class number."""
     loose = [name for name in images if "/" not in name]
     if loose:
         raise ValueError(
@@ -85,7 +85,7 @@ def _by_folder(source: str, images: list[str]) -> tuple[tuple[str, ...], list[in
 
 
 def _by_file(source: str, labels: Path, there: set[str]) -> tuple[list[str], list[int]]:
-    """Images in the order of a table with the columns file and label."""
+    """Returns images and labels in the order of a table with columns file and label."""
     try:
         with labels.open(newline="", encoding="utf-8") as opened:
             rows = list(csv.DictReader(opened))

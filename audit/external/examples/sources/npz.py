@@ -1,4 +1,4 @@
-"""NumPy archives (.npz) of plain numbers: headers first, then as many bytes as they say, and never a pickle."""
+"""NumPy archives (.npz) of plain numbers: reads headers first, then exactly the declared bytes, and never a pickle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .raw import ID_NAMES, INPUT_NAMES, LABEL_NAMES, RawExamples, Reading, check
 _MOST_MEMBERS = 1000
 _AT_ONCE = 2**24
 _SMALL = 256
-"""Bytes that a label or an id may take, as many as 64 letters."""
+"""Most bytes of a label or an id, enough for 64 letters."""
 
 
 def read_npz(source: str, file: IO[bytes], reading: Reading) -> RawExamples:
-    """Arrays `inputs` and `labels`, and `ids` where it is there; or one of the other names that the error lists.
+    """Reads arrays `inputs`, `labels` and optionally `ids`, or the alternative names that the error lists.
 
     Raises:
         ValueError: a damaged archive, pickled objects, missing arrays, or more than fits into memory.
@@ -56,15 +56,15 @@ def read_npz(source: str, file: IO[bytes], reading: Reading) -> RawExamples:
 def _array(
     source: str, archive: zipfile.ZipFile, name: str, entry: zipfile.ZipInfo, reading: Reading, examples: int | None
 ) -> ndarray:
-    """One array, whose header says how large it is; that many bytes are read, and no more.
+    """Reads an array, of exactly the size that its header declares.
 
     Args:
         source: for errors.
         archive: open.
         name: of the array.
         entry: of the archive.
-        reading: its limit.
-        examples: how many it must have, where it is no array of inputs: labels have a few bytes each.
+        reading: its memory limit.
+        examples: required number of entries of a few bytes each; None for the array of inputs.
     """
     with archive.open(entry) as opened:
         try:
@@ -101,5 +101,5 @@ def _array(
         if there < len(content) or opened.read(1):
             raise ValueError(f"{name} of {source} must be as long as its header says, {len(content)} bytes")
     array = content.view(dtype)
-    # In this machine's order of bytes, which PyTorch needs.
+    # PyTorch needs the machine's byte order.
     return array.reshape(shape, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)

@@ -1,4 +1,4 @@
-"""Parquet: a column of labels, perhaps one of ids, and inputs as a column of lists or images, or as columns each."""
+"""Parquet: a column of labels, optionally of ids, and inputs as a column of lists or images, or as numeric columns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .encoded import decoded
 from .raw import ID_NAMES, INPUT_NAMES, LABEL_NAMES, RawExamples, Reading, checked, named
 
 _ROWS = 1024
-"""Rows that are read at a time."""
+"""Rows read at a time."""
 
 
 def read_parquet(source: str, file: IO[bytes], reading: Reading) -> RawExamples:
-    """All rows.
+    """Reads all rows.
 
     Raises:
-        ValueError: a damaged file, a null, columns that are not understood, or more than fits into memory.
+        ValueError: a damaged file, a null, columns of an unsupported layout, or more than fits into memory.
     """
     try:
         table = pq.ParquetFile(file)
@@ -53,9 +53,9 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
             f"{source} must have inputs as one column ({', '.join(INPUT_NAMES)}) of lists or images, or as columns of "
             f"numbers, got {got}"
         )
-    # Before a row is read: a column of one number takes nothing in the file, whatever its length.
+    # Checked before any row is read: a column of a constant takes almost no space in the file, whatever its length.
     reading.refuse_large(rows * len(columns), 8, source)
-    # Lists are as long as the metadata say, before any is unpacked: one value may stand for millions of them.
+    # The metadata give the lengths of lists before unpacking: a stored value may stand for millions.
     groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     long = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
@@ -78,7 +78,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
             names.append(_plain(batch.column(ids)))
         inputs.append(_bytes_of(source, batch.column(columns[0])) if _is_encoded(schema.field(columns[0]).type)
                       else _numbers(source, batch, columns))  # fmt: skip
-        # Lists are as long as they are: counted as they come, so that the limit holds.
+        # Declared list lengths may be wrong: values are counted as they arrive, so that the limit holds.
         taken += sum(map(len, inputs[-1])) // 4 if isinstance(inputs[-1], list) else inputs[-1].size
         reading.refuse_large(taken, 4, source)
     if isinstance(inputs[0], list):
@@ -132,7 +132,7 @@ def _numbers(source: str, batch: pa.RecordBatch, columns: list[str]) -> ndarray:
 
 
 def _nested(source: str, name: str, column: Any) -> ndarray:
-    """Numbers of lists of lists as an array, all of one length at each depth."""
+    """Converts lists of lists of numbers to an array, of equal length at each depth."""
     shape = [len(column)]
     if isinstance(column.type, pa.FixedShapeTensorType):
         return column.to_numpy_ndarray()

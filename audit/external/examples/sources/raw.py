@@ -1,4 +1,4 @@
-"""Examples as a file has them, and the checks that every format shares: labels, ids, size, layout."""
+"""Examples as stored in a file, and the checks that all formats share: labels, ids, size, layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REGRESSION = (
     "a regression is audited by its losses, without the model: leakbench audit --scores FILE.csv, with the columns "
     "member (0 or 1) and loss"
 )
-"""Way out for targets that are no classes."""
+"""Suggestion for targets that are not classes."""
 
 _CHANNELS = (1, 3, 4)
 _MOST_CLASSES = 2**24
@@ -29,16 +29,16 @@ _MOST_CLASSES = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a source is read; what is not said is as the file has it.
+    """Options for reading a source; unset options keep the file's layout.
 
     Attributes:
-        axes: of stored inputs. "auto": of four axes, channels are the one of 1, 3 or 4; bytes of three are grey images.
-            "nchw", "nhwc", "nhw" say it; "plain" leaves the axes alone.
-        shape: that each flat input is brought to, as (1, 28, 28).
-        resize: side of the square that images of a folder or encoded ones are resized and cropped to, in pixels.
+        axes: of stored inputs. "auto": of four axes, channels are the axis of 1, 3 or 4; three axes of bytes are grey
+            images. "nchw", "nhwc", "nhw" declare the layout; "plain" leaves the axes unchanged.
+        shape: target shape of each flat input, as (1, 28, 28).
+        resize: side of the square that images of a folder or encoded images are resized and cropped to, in pixels.
         channels: 1 or 3, that such images are converted to.
         labels: file of labels (file,label) for a folder of images; None: a sub-folder is a class.
-        memory: bytes that one source may take; None: a third of this machine's.
+        memory: bytes that a source may take; None: a third of this machine's.
     """
 
     axes: Axes = "auto"
@@ -62,10 +62,10 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str) -> Reading:
-        """Of "axes=nhwc,shape=1x28x28,resize=32,channels=3,labels=FILE", each once and in any order; empty: as it is.
+        """Parses "axes=nhwc,shape=1x28x28,resize=32,channels=3,labels=FILE", each once in any order; empty: as stored.
 
         Raises:
-            ValueError: another key, one twice, or a value that it cannot have.
+            ValueError: an unknown or repeated key, or an invalid value.
         """
         found: dict[str, Any] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -84,15 +84,15 @@ class Reading:
         return cls(**found)
 
     def refuse_large(self, values: int, size: int, source: str) -> None:
-        """Refuses inputs that would not fit, before they are read.
+        """Raises before inputs are read that would not fit into memory.
 
         Args:
             values: numbers of all inputs.
-            size: bytes that each takes as stored.
+            size: stored bytes of a number.
             source: for the error.
         """
         limit = memory_bytes() // 3 if self.memory is None else self.memory
-        needed = 2 * values * (size + 4)  # as stored and as float32, each with a copy on the way
+        needed = 2 * values * (size + 4)  # as stored and as float32, each with a temporary copy
         if needed > limit:
             raise ValueError(
                 f"inputs of {source} must fit into {_gigabytes(limit)}, got {values} numbers that take "
@@ -102,15 +102,15 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawExamples:
-    """Examples of one source, checked, in the numbers it has.
+    """Examples of a source, checked, in their stored number type.
 
     Attributes:
         inputs: [n, *shape], numbers.
         labels: int64 [n], from 0.
-        ids: [n], whole numbers or words, distinct; None where the source has none.
-        class_names: of the classes by number, where the source has names.
-        notes: sentences on what was done.
-        columns: names of the numbers of an input, where each is a column of its own; None where they have no names.
+        ids: [n], whole numbers or words, distinct; None if the source has no ids.
+        class_names: by class number, if the source has names.
+        notes: sentences on the changes made.
+        columns: names of an input's values, if each has its own column; None if they are unnamed.
     """
 
     inputs: ndarray
@@ -126,7 +126,7 @@ AS_IS = Reading()
 
 
 def named(known: Sequence[str], there: Sequence[str], what: str, source: str) -> str:
-    """The one of the known names that a source has.
+    """Finds the known name under which a source has an array or column.
 
     Raises:
         ValueError: it has none of them, or several.
@@ -148,10 +148,10 @@ def checked(
     class_names: tuple[str, ...] | None = None,
     notes: tuple[str, ...] = (),
 ) -> RawExamples:
-    """Examples after all checks of numbers, lengths, labels and ids.
+    """Returns examples after all checks of numbers, lengths, labels and ids.
 
     Raises:
-        ValueError: the first rule that is broken.
+        ValueError: states the first broken rule.
     """
     if inputs.dtype.kind not in "uif":
         raise ValueError(f"inputs of {source} must be numbers, got {_kind(inputs)}")
@@ -173,7 +173,7 @@ def checked(
 
 
 def whole_labels(source: str, labels: ndarray) -> ndarray:
-    """Labels as int64 [n], of whole numbers of any type or one-hot rows.
+    """Converts labels, whole numbers of any type or one-hot rows, to int64 [n].
 
     Raises:
         ValueError: they are words, fractions, negative or too large to be classes.
@@ -200,10 +200,10 @@ def whole_labels(source: str, labels: ndarray) -> ndarray:
 
 
 def distinct(source: str, ids: ndarray) -> ndarray:
-    """Ids as they are.
+    """Returns ids unchanged after their checks.
 
     Raises:
-        ValueError: they are neither whole numbers nor words, or one is there twice.
+        ValueError: they are neither whole numbers nor words, or repeat.
     """
     if ids.ndim != 1 or ids.dtype.kind not in "uiUS":
         raise ValueError(f"ids of {source} must be whole numbers or words, one an example, got {_kind(ids)}")
@@ -218,7 +218,7 @@ def distinct(source: str, ids: ndarray) -> ndarray:
 def _refuse_not_finite(source: str, inputs: ndarray) -> None:
     if inputs.dtype.kind != "f":
         return
-    # In blocks: a mask of all inputs takes a quarter of their memory.
+    # In blocks: a mask of all inputs would take a quarter of their memory.
     blocks = np.array_split(inputs, min(len(inputs), 1 + inputs.size // 2**24))
     bad = np.concatenate([~np.isfinite(block.reshape(len(block), -1)).all(axis=1) for block in blocks])
     if bad.any():
@@ -229,7 +229,7 @@ def _refuse_not_finite(source: str, inputs: ndarray) -> None:
 
 
 def _placed(source: str, inputs: ndarray, reading: Reading) -> tuple[ndarray, tuple[str, ...]]:
-    """Inputs with their channels first, and a sentence on what was changed."""
+    """Returns inputs with channels first, and a sentence on any change."""
     if reading.shape is not None:
         if inputs[0].size != int(np.prod(reading.shape)):
             raise ValueError(
@@ -259,12 +259,12 @@ def _axes_of(source: str, inputs: ndarray) -> Axes:
     if inputs.ndim != 4:
         return "plain"
     sides = inputs.shape[1], inputs.shape[-1]
-    # Four channels are rarer than four pixels.
+    # Four channels are rarer than images four pixels wide.
     first, last = (side in _CHANNELS[:2] for side in sides)
     if not first and not last:
         first, last = (side in _CHANNELS for side in sides)
     if first and last:
-        # Either reading is a guess, and a wrong one looks like a model at chance.
+        # Both readings are guesses, and a wrong one makes the model look like chance.
         raise ValueError(
             f"inputs of {source} must have 1, 3 or 4 channels either second or last, got shape {list(inputs.shape)}; "
             "say which by --reading axes=nchw or axes=nhwc"

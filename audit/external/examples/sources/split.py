@@ -1,4 +1,4 @@
-"""A table of who is in which group: CSV of ids and groups, or JSON of groups and their ids."""
+"""Assignments of examples to groups: CSV of ids and groups, or JSON of groups and their ids."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections import Counter
 from pathlib import Path
 
 GROUPS = {"member": "members", "non_member": "non_members", "population": "population"}
-"""As a row of CSV names it -> as the group is called."""
+"""Name of a group in a CSV row -> in JSON and in the results."""
 
 _MOST_BYTES = 2**28
 
 
 def read_split(file: Path) -> tuple[str, dict[str, list[int]]]:
-    """SHA-256 of a table, and the ids of each group that it names.
+    """Reads an assignment file: its SHA-256, and the ids of each group in it.
 
     Raises:
-        ValueError: another form or group, or an id that is no whole number or is there twice.
+        ValueError: another format or group, or an id that is not a whole number or repeats.
     """
     try:
         if file.stat().st_size > _MOST_BYTES:
