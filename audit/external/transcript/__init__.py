@@ -1,1 +1,1 @@
-"""Audit of the transcript of a training: its format, noise, canaries and claim."""
+"""Audit of a training transcript: its format, noise, canaries and claim."""

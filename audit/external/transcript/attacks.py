@@ -1,10 +1,10 @@
-"""Membership attacks on the transcript of a training: every one of the catalogue that reads updates or whole runs.
+"""Membership attacks on a training transcript: all attacks of the catalogue that read updates or whole runs.
 
-Attacks on one update are run on each step and their scores added up. Those that know the noise have log likelihood
-ratios in nats, which are first mixed over whether the record took part, at the sampling rate of the claim. What every
-other record contributed is in no transcript, so attacks that take it away say why they did not run.
+Attacks on a single update run on each step, and their scores are summed. Scores of attacks that know the noise are log
+likelihood ratios in nats, which are first mixed over the record's participation, at the claimed sampling rate. Other
+records' contributions are not in a transcript, so attacks that subtract them report why they did not run.
 
-Candidates get an order and aliases that tell nothing of membership, as for attacks on the final model.
+Candidates get an order and aliases independent of membership, as for attacks on the final model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .format import WatchedTranscript
 from .view import TranscriptView
 
 MOST_GRADIENTS = 100_000
-"""Gradients of candidates, one a step, that an attack on single updates takes; of more steps, some are read, evenly."""
+"""Most gradients of candidates, summed over steps, for an attack on single updates; beyond it steps are subsampled."""
 
 
 def transcript_attacks() -> list[str]:
-    """Names of the membership attacks of the catalogue that read updates of a training."""
+    """Names of the catalogue's membership attacks that read updates of a training."""
     found = (catalog.attack(name) for name in catalog.names("attacks"))
     return sorted(one.name for one in found if one.kind == "membership" and one.requires.access not in READ_NO_STEP)
 
@@ -42,18 +42,18 @@ def run_on_transcript(
     delta: float,
     seed: int = 0,
 ) -> Iterator[AttackOutcome]:
-    """Runs attacks on what was released in training; what one cannot do ends none of the others.
+    """Runs attacks on the releases of a training; an attack that cannot run does not end the others.
 
     Args:
-        audited: the final model and whom it is asked about.
+        audited: the final model with members and non-members.
         transcript: of its training.
         asked: names of attacks, each with its settings.
-        claim: says how batches were drawn; everybody in every step where it does not, which makes attacks weaker alone.
+        claim: states the sampling; without it full participation is assumed, which only weakens attacks.
         delta: of the claim, at which bounds on epsilon are computed.
-        seed: of the candidates' order and aliases, and of the attacks' own coins.
+        seed: of the candidates' order and aliases, and of the attacks' generators.
 
     Yields:
-        One outcome an attack, in their order.
+        An outcome per attack, in their order.
     """
     knows = audited.offered | Knows.DEFENSE
     read = min(max(1, MOST_GRADIENTS // (len(audited.members) + len(audited.non_members))), len(transcript))
@@ -77,7 +77,7 @@ def run_on_transcript(
 def _view(
     audited: Audited, transcript: WatchedTranscript, candidates: Examples, claim: StatedClaim | None, steps: int
 ) -> TranscriptView:
-    """So many steps, evenly over the training."""
+    """Builds a view of a given number of steps, evenly over the training."""
     everybody = claim is None or claim.sampling == "full" or claim.sample_rate is None
     return TranscriptView(
         transcript=transcript,

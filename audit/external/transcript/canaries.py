@@ -1,12 +1,12 @@
-"""Gradient canaries in a transcript: records that were put into the training by fair coins, and what releases show.
+"""Gradient canaries in a transcript: records included in the training by fair coins, and scored by the releases.
 
 Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023 (gradient canaries);
 Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023 (many canaries in one run).
 
 A canary's score is the sum over steps of the log likelihood ratio of its clipped gradient, at the step's parameters,
-against noise alone. The score may be anything for the bound to hold: it does not look at the coins. Other examples'
-gradients along a canary's make it weaker and nothing else; a canary whose input is zero but for an entry of its own,
-before a linear layer, has weights that no other example moves.
+against noise alone. The bound holds for any score that does not depend on the coins. Other examples' gradients along a
+canary's only weaken it; a canary whose input is zero except in an entry of its own, before a linear layer, has weights
+that no other example moves.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .view import executed, fitted
 
 _LEAST = 20
 _NUMBERS = 2**24
-"""Entries of canaries' gradients at a time: 64 MiB."""
+"""Most entries of canaries' gradients at a time: 64 MiB."""
 
 
 @dataclass(frozen=True)
 class GradientCanaries:
-    """Records, and the coins by which they were put into the training.
+    """Records, and the coins that decided their inclusion in the training.
 
     Attributes:
-        inputs: [m, *shape], as the model got them.
+        inputs: [m, *shape], as fed to the model.
         labels: int64 [m].
-        included: bool [m], the outcome of a fair coin each, drawn before the training.
+        included: bool [m], the outcomes of independent fair coins, drawn before the training.
     """
 
     inputs: Float[Tensor, "m ..."]
@@ -70,7 +70,7 @@ def read_canaries(path: str | Path) -> GradientCanaries:
 
     Raises:
         FileRefused: as for any file of tensors.
-        ValueError: other tensors than these, or coins that are none.
+        ValueError: other tensors than these, or invalid coins.
     """
     found = read_tensors(path).tensors
     if found.keys() - {"ids"} != {"inputs", "labels", "included"}:
@@ -81,7 +81,7 @@ def read_canaries(path: str | Path) -> GradientCanaries:
 
 
 class CanaryScores:
-    """Scores of canaries, step by step."""
+    """Scores of canaries, accumulated over steps."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class CanaryScores:
         """Fits the model to the transcript.
 
         Args:
-            canaries: of the training; the coins are not looked at here.
+            canaries: of the training; the coins are not read here.
             model: its architecture.
             header: of the transcript.
-            sample_rate: chance that a record takes part in a step.
+            sample_rate: probability that a record is in a step's batch.
             loss: per-example, as in the training.
-            device: on which gradients are computed.
+            device: for the computation of gradients.
 
         Raises:
             ValueError: the model does not fit.
@@ -113,7 +113,7 @@ class CanaryScores:
         self.scores = torch.zeros(len(canaries), dtype=torch.float64)
 
     def add(self, step: WatchedStep) -> None:
-        """Takes a step into account.
+        """Adds a step to the scores.
 
         Raises:
             NotApplicable: canaries' contributions do not follow from the transcript.
@@ -137,14 +137,14 @@ class CanaryScores:
     def bound(
         self, included: Bool[Tensor, " m"], *, delta: float, relation: Relation, full: bool, level: float
     ) -> EpsilonEstimate:
-        """A lower bound on epsilon.
+        """Computes a lower bound on epsilon.
 
-        A tenth of the canaries is guessed to be in and a tenth to be out, which is fixed here for all transcripts.
+        A tenth of the canaries is guessed to be in and a tenth to be out, fixed here for all transcripts.
 
         Args:
             included: the coins.
             delta: of the claim.
-            relation: by which canaries that were left out differ: `add_remove`.
+            relation: neighbouring relation of inclusion and exclusion: `add_remove`.
             full: whether every record takes part in every step, so that a training is a composition of Gaussians.
             level: confidence.
         """

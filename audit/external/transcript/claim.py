@@ -1,12 +1,12 @@
-"""What a claim is worth by the transcript of its training: held against itself, its noise measured, its canaries asked.
+"""Test of a privacy claim against a training transcript: its consistency, the measured noise, and canaries.
 
-In this order, since an earlier answer makes later ones moot. First what costs nothing: steps, noise and divisor as the
-transcript states them against the claim, and the epsilon that they prove. Then the noise in the releases against what
-is stated (`transcript_noise`), which needs no private data. Then canaries, if there were any (`transcript_canaries`).
+In this order, since an earlier result makes later ones moot. First the free checks: steps, noise and divisor as the
+transcript states them against the claim, and the epsilon that they prove. Then the noise in the releases against the
+stated noise (`noise`), which needs no private data. Then canaries, if there were any (`canaries`).
 
-Only what lies above the claim says something about it. A transcript is written by whom it is about: a writer who knows
-these tests and makes the file up passes them all, by writing updates that moved no model. `consistent` sets the limit:
-under plain SGD each step's parameters must follow from the step before, and the last ones must be the model's.
+Only evidence above the claim refutes it. A transcript is written by the audited party: a writer that knows these tests
+can invent updates that moved no model and pass them all. Consistency limits this: under plain SGD each step's
+parameters must follow from the step before, and the last ones must be the model's.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from .noise import NoiseFound, NoiseTests, independent, lowest, zero_coordinates
 from .view import fitted
 
 _SLACK = 1e-3
-"""By how much of its epsilon a claim may be below what the transcript's noise proves: owners round."""
+"""Relative amount by which a claim may be below the epsilon that the transcript's noise proves: owners round."""
 _ROUNDED = 1e-6
-"""The same of stated numbers, which are written in floats."""
+"""Relative tolerance of stated numbers, which are written as floats."""
 _LEAST_RATIO = 0.05
-"""Of the noise found to the noise stated, below which an epsilon would be in the thousands, and takes long."""
+"""Ratio of found to stated noise below which epsilon is not computed: it would be in the thousands, and takes long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptVerdict:
-    """What a transcript says of a claim.
+    """Verdict on a claim by a transcript.
 
     Attributes:
-        word: `violation`; `no verdict`, where the transcript contradicts itself or the model and nothing else refutes
-            the claim; or `no violation found`, which confirms nothing.
-        refuted: what refutes the claim, a sentence each, the plainest first.
-        problems: where the transcript contradicts itself or the model, a sentence each.
-        remarks: what a reader has to know beside.
-        skipped: what was not done, each with the reason and the way to it.
-        steps: updates that were released, as far as the transcript tells.
-        epsilon: that the stated noise proves over these steps, nats, infinite without noise; None where the claim does
-            not say enough.
-        noise: of all tests of the noise, the strongest evidence of too little first.
-        between_steps: z-score of the correlation of noise between steps; None where no pure noise is seen.
-        canaries: the lower bound on epsilon by canaries; None where there were none.
-        level: confidence of everything together.
+        word: `violation`; `no verdict`, if the transcript contradicts itself or the model and nothing else refutes the
+            claim; or `no violation found`, which confirms nothing.
+        refuted: evidence that refutes the claim, a sentence each, the plainest first.
+        problems: contradictions of the transcript with itself or the model, a sentence each.
+        remarks: further limitations for the reader.
+        skipped: tests not run, each with the reason and the remedy.
+        steps: updates released, as far as the transcript shows.
+        epsilon: proved by the stated noise over these steps, nats, infinite without noise; None if the claim does not
+            state enough.
+        noise: results of all noise tests, the strongest evidence of too little first.
+        between_steps: z-score of the correlation of noise between steps; None if no pure noise is observed.
+        canaries: the lower bound on epsilon by canaries; None without canaries.
+        level: joint confidence of all tests.
     """
 
     word: Literal["violation", "no violation found", "no verdict"]
@@ -76,7 +76,7 @@ class TranscriptVerdict:
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in a sentence."""
         if self.word == "violation":
             return f"The transcript refutes the claim: {'; '.join(self.refuted)}."
         if self.word == "no verdict":
@@ -84,9 +84,9 @@ class TranscriptVerdict:
         return "No violation was found in the transcript, which confirms nothing."
 
     def to_dict(self) -> dict[str, Any]:
-        """As numbers and words."""
+        """Converts it to plain JSON values."""
         found = {name: value for name, value in asdict(self).items() if name not in ("noise", "canaries")}
-        # Without noise an infinite one is proved, which is a sentence of `refuted`, and no number of JSON.
+        # Without noise epsilon is infinite, which `refuted` states in words and JSON has no number for.
         epsilon = self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
         return found | {
             "epsilon": epsilon,
@@ -98,7 +98,7 @@ class TranscriptVerdict:
 
 @dataclass
 class _Stated:
-    """What the steps of a transcript state, as they go by, and whether they follow from one another."""
+    """Accumulates the statements of a transcript's steps, and checks that each follows from the one before."""
 
     multipliers: Counter[float] = field(default_factory=Counter)
     divisors: set[float] = field(default_factory=set)
@@ -113,7 +113,7 @@ class _Stated:
         sigma = step.noise_multiplier
         if sigma is None:
             sigma = math.nan if clip_norm is None else step.noise_std / clip_norm
-        # Adaptive clipping has more noise than its multiplier says, never less.
+        # Adaptive clipping adds more noise than its multiplier states, never less.
         elif clip_norm is not None and step.noise_std < sigma * clip_norm * (1 - _ROUNDED):
             self.odd.append(
                 f"step {step.step} states a noise multiplier of {sigma:g} and a clip norm of {clip_norm:g}, and noise "
@@ -146,25 +146,25 @@ def judge_transcript(
     level: float = 0.95,
     device: torch.device | str = "cpu",
 ) -> TranscriptVerdict:
-    """Holds a claim against a transcript; reads every step once.
+    """Tests a claim against a transcript; reads every step once.
 
     Args:
         transcript: of the training that the claim is about.
         claim: the owner's.
         model: its architecture; for members and canaries.
-        members: inputs of the training set as the model got them, from which coordinates without a gradient are found.
-        coordinates: the same by number, where the owner knows them: flat, in the order of the header.
-        canaries: that were put in by coins; counted as part of the training set.
-        final: the finished model's tensors by name, which must follow from the last step under plain SGD. (Any: the
-            tensors that are none of its parameters are passed over, whatever they are.)
-        expected_batch: the divisor that the owner states; None where none is.
+        members: inputs of the training set as fed to the model, from which coordinates without a gradient are found.
+        coordinates: the same by number, if the owner knows them: flat, in the order of the header.
+        canaries: records included by random coins; counted as part of the training set.
+        final: the finished model's tensors by name, which must follow from the last step under plain SGD. (Any: tensors
+            that are not parameters of the transcript are ignored, whatever their type.)
+        expected_batch: the divisor that the owner states; None if there is no such statement.
         loss: per-example, as in the training.
-        level: confidence of all tests together.
-        device: on which canaries' gradients are computed.
+        level: joint confidence of all tests.
+        device: for the computation of canaries' gradients.
 
     Raises:
         FileRefused: a step's file is damaged, or holds NaN.
-        TranscriptRefused: a step is not what its place says.
+        TranscriptRefused: a step contradicts its position.
         ValueError: arguments that do not fit one another or the transcript.
     """
     check_level(level)
@@ -173,7 +173,7 @@ def judge_transcript(
     zero = coordinates
     if zero is None:
         zero = _zero(transcript, model, members, canaries, skipped)
-    # Three kinds of tests: of the scale of the noise, of its independence, and by canaries.
+    # Three families of tests share the error: the scale of the noise, its independence, and canaries.
     share = (1 - level) / (1 + (zero is not None) + (canaries is not None))
     tests, stated = NoiseTests(header, zero), _Stated()
     scores = _scores(transcript, claim, model, canaries, loss, skipped, device)
@@ -190,7 +190,7 @@ def judge_transcript(
     remarks = [*transcript.remarks, *_remarks(claim, transcript, stated)]
     refuted = _against_itself(claim, transcript, stated, expected_batch)
     if tests.noiseless:
-        # Whatever the sampling, which need not be stated for it.
+        # Holds under any sampling, so the claim need not state it.
         refuted.append(
             f"{tests.noiseless} of {len(transcript)} updates are stated to have no noise, which proves no epsilon, and "
             f"{claim.epsilon:g} is claimed"
@@ -247,7 +247,7 @@ def _zero(
     canaries: GradientCanaries | None,
     skipped: list[str],
 ) -> Tensor | None:
-    """Coordinates without a gradient, by the inputs of everybody."""
+    """Finds coordinates without a gradient from the inputs of all members and canaries."""
     if model is None or members is None:
         skipped.append(
             "noise on coordinates without a gradient: it needs the model and the members' inputs, or these coordinates"
@@ -282,7 +282,7 @@ def _scores(
 def _against_itself(
     claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, expected_batch: float | None
 ) -> list[str]:
-    """What is wrong before anything is measured."""
+    """Lists contradictions between claim and statements, before anything is measured."""
     found = [*claim.errors]
     if claim.steps is not None and transcript.steps_counted > claim.steps:
         found.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
@@ -321,7 +321,7 @@ def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated)
 
 
 def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
-    """Where the transcript contradicts itself or the finished model."""
+    """Lists contradictions of the transcript with itself or the finished model."""
     found = stated.odd[:1]
     if stated.broken:
         found.append(
@@ -340,7 +340,7 @@ def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str
 
 
 def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
-    """Whether parameters are as they must be, to the rounding of one step."""
+    """Returns whether parameters are as expected, to the rounding of a step."""
     if found is None or step.lr is None:
         return True
     moved = step.lr * float(step.released.double().norm())
@@ -349,15 +349,15 @@ def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
 
 
 def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, ratio: float) -> float | None:
-    """Epsilon of all steps at their stated noise times a ratio; None where too little is said."""
+    """Computes epsilon of all steps at a multiple of their stated noise; None if too little is stated."""
     rate = 1.0 if claim.sampling == "full" else claim.sample_rate if claim.sampling == "poisson" else None
-    # The accountants' epsilon is of records that are there or not.
+    # The accountants' epsilon holds for add/remove neighbours.
     if rate is None or claim.relation != "add_remove" or any(math.isnan(sigma) for sigma in stated.multipliers):
         return None
     if 0 in stated.multipliers:
         return math.inf
     counts = Counter(stated.multipliers)
-    # Steps that are not there had the largest noise that was seen: what favours the claim.
+    # Missing steps are given the largest noise observed, in favour of the claim.
     counts[max(counts)] += transcript.steps_counted - len(transcript)
     events = [Gaussian(rate, sigma * ratio, count) for sigma, count in sorted(counts.items())]
     return proved_epsilon(events, claim.delta).value
@@ -366,9 +366,9 @@ def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, 
 def _too_little(
     least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated
 ) -> tuple[bool, str]:
-    """Whether too little noise refutes the claim, and what was found.
+    """Returns whether too little noise refutes the claim, with a description.
 
-    A transcript may state more noise than its owner claims, and the noise that is there be enough for the claim.
+    A transcript may state more noise than its owner claims, so that the noise present is enough for the claim.
     """
     where = least.where + (", less the mean of the releases before," if least.centred else "")
     told = (

@@ -1,11 +1,11 @@
-"""Transcripts on disk: every noisy update of a training that ran elsewhere, one file of safetensors a step.
+"""Transcripts on disk: all noisy updates of a training run elsewhere, one file of safetensors per step.
 
-The format is in docs/transcript_format.md; `watch` writes it, and so can any other program. A step file has flat
-vectors in the order of the header's names. What is read here is held to the format first: numbers of steps without a
-gap, shapes, finite entries, no step twice. A last file that was cut short is named and left out, as its writer died.
+docs/transcript_format.md specifies the format; `watch` or any other program writes it. A step file has flat vectors in
+the order of the header's names. Reading validates the format first: gapless step numbers, shapes, finite entries, no
+repeated step. A truncated last file is reported and left out: its writer was interrupted.
 
-No batch and no example is in a transcript. Who reads one takes its writer's word for nothing but the format: what a
-header says of noise is a statement, which `transcript_claim` holds against the releases themselves.
+A transcript contains no batch and no example. Readers trust its writer for nothing but the format: the noise in a
+header is a statement, which `claim` tests against the releases themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT, VERSION = "leakbench transcript", 1
 HEADER, END = "header.json", "end.json"
 
 KeptParameters = Literal["every", "first"]
-"""Whether the parameters before each step are kept, or those before the first step of each session alone."""
+"""Kept parameters: those before each step, or only those before the first step of each session."""
 
 Clipping = Literal["flat", "by_layer", "unknown"]
 
@@ -44,21 +44,21 @@ _LARGEST_JSON = 16 << 20
 
 
 class TranscriptRefused(ValueError):
-    """A folder is no transcript, or not a whole one; the message says which file and which rule."""
+    """Folder that is not a whole transcript; the message names the file and the rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptHeader:
-    """What is said once of a training.
+    """Constants of a training run.
 
     Attributes:
         names: of the trained parameters, in the order of the flat vectors.
-        shapes: theirs.
-        optimizer: in words; says nothing that is computed with.
+        shapes: of these parameters.
+        optimizer: in words; not used in computations.
         clipping: of each example: `flat` over all parameters, `by_layer`, or `unknown`.
-        clip_norm: L2, in gradient units; None where it is unknown or differs from step to step.
+        clip_norm: L2, in gradient units; None if unknown or varying between steps.
         noise_multiplier: noise standard deviation / clip norm; None as above.
-        expected_batch: what sums were divided by; None where it differs from step to step.
+        expected_batch: divisor of the sums; None if it varies between steps.
         parameters: which steps keep the parameters before them.
         format: of the folder.
         version: of the format.
@@ -99,15 +99,15 @@ class TranscriptHeader:
         return Layout(self.names, self.shapes)
 
     def to_bytes(self) -> bytes:
-        """As the file has it."""
+        """Encodes the header as its file."""
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> TranscriptHeader:
-        """Reads what a file has, field by field.
+        """Parses the content of a header file, field by field.
 
         Raises:
-            ValueError: naming the field.
+            ValueError: names the field.
         """
         known = {one.name for one in fields(cls)}
         if unknown := sorted(map(str, found.keys() - known)):
@@ -141,20 +141,20 @@ class TranscriptHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedStep:
-    """One step of a transcript.
+    """Step of a transcript.
 
     Attributes:
         step: number, from 0.
-        session: of the program that wrote it, from 0; one more after every resume.
-        released: [dim], the noisy sum as the optimizer got it, divided by `expected_batch`.
-        expected_batch: what the sum was divided by; 1 for a sum.
+        session: of the program that wrote it, from 0; increases at every resume.
+        released: [dim], the noisy sum as the optimizer received it, divided by `expected_batch`.
+        expected_batch: divisor of the sum; 1 for a sum.
         noise_std: as its writer states it, on the undivided sum.
-        noise_multiplier: as stated; None where it is not.
-        clip_norm: as stated; None where it is not.
-        parameters: [dim], before the step; None where they are neither kept nor follow from steps before.
-        lr: where the optimizer is plain SGD, so that the next parameters follow; None otherwise.
-        absent: positions in the header's names of parameters that had no gradient; zeros in `released`.
-        derived: whether the parameters were computed from steps before.
+        noise_multiplier: as stated; None if it is not.
+        clip_norm: as stated; None if it is not.
+        parameters: [dim], before the step; None if they are neither kept nor derivable from earlier steps.
+        lr: of plain SGD, which determines the next parameters; None for other optimizers.
+        absent: positions in the header's names of parameters without a gradient; zeros in `released`.
+        derived: whether the parameters were computed from earlier steps.
     """
 
     step: int
@@ -176,7 +176,7 @@ class WatchedStep:
 
     @property
     def after(self) -> Float[Tensor, " dim"] | None:
-        """Parameters after the step, where the optimizer is plain SGD and those before are known."""
+        """Parameters after the step, if the optimizer is plain SGD and those before are known; else None."""
         if self.parameters is None or self.lr is None:
             return None
         return self.parameters.add(self.released, alpha=-self.lr)
@@ -184,15 +184,15 @@ class WatchedStep:
 
 @dataclass(frozen=True)
 class WatchedTranscript:
-    """A folder whose names, numbers and headers of files are as they must be; steps are read one at a time.
+    """Transcript folder with valid file names, numbers and headers; steps are read one at a time.
 
     Attributes:
-        folder: where it lies.
-        header: what is said once.
-        numbers: of the steps that are there, rising.
-        lost: of steps whose files were cut short; they were taken, and cost privacy.
-        taken: how many steps the training took, by its own count; None where it was not closed.
-        remarks: what a reader has to know, a sentence each.
+        folder: its path.
+        header: constants of the training.
+        numbers: of the steps present, rising.
+        lost: numbers of steps with truncated files; they were taken, and cost privacy.
+        taken: steps of the training by its own count; None if it was not closed.
+        remarks: limitations for the reader, a sentence each.
     """
 
     folder: Path
@@ -207,15 +207,15 @@ class WatchedTranscript:
 
     @property
     def steps_counted(self) -> int:
-        """Updates that were released, as far as the folder tells: steps that are there, were lost or not written."""
+        """Number of updates released, as far as the folder shows: steps present, lost or not written."""
         return max(len(self.numbers) + len(self.lost), self.taken or 0)
 
     def __iter__(self) -> Iterator[WatchedStep]:
-        """Steps in order, each as its file has it and with the parameters that follow from the steps before.
+        """Yields steps in order, as stored, with parameters derived from earlier steps.
 
         Raises:
             FileRefused: a file is damaged, or has entries that are NaN or infinite.
-            TranscriptRefused: a step is not what its place says.
+            TranscriptRefused: a step contradicts its position.
         """
         digests: dict[bytes, tuple[int, int]] = {}
         before: WatchedStep | None = None
@@ -223,7 +223,7 @@ class WatchedTranscript:
             step = _read_step(self.folder / step_file(number), number, self.header)
             digest = hashlib.sha256(step.released.numpy().tobytes()).digest()
             earlier, session = digests.setdefault(digest, (number, step.session))
-            # Across sessions it may be a step that was taken again from a checkpoint, with the noise that it had.
+            # Across sessions the same step may be repeated from a checkpoint, with the same noise.
             if earlier != number and session == step.session and bool(step.released.any()):
                 raise TranscriptRefused(
                     f"steps of {self.folder} must each have noise of their own, got the same release in steps "
@@ -241,7 +241,7 @@ class WatchedTranscript:
                         f"step {number} of {self.folder} must have parameters, as its header says "
                         f"{self.header.parameters!r} and {'it opens a session' if first else 'it is a step'}"
                     )
-                # Only across neighbours: a lost step moved the parameters, too.
+                # Only from the step directly before: a lost step moved the parameters, too.
                 if before is not None and before.step == number - 1:
                     step = replace(step, parameters=before.after, derived=before.after is not None)
             before = step
@@ -252,10 +252,10 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
     """Opens a transcript: its header, the numbers of its files, and each file's header and length.
 
     Args:
-        folder: as `leakbench.watch` or another program wrote it.
+        folder: written by `leakbench.watch` or another program.
 
     Raises:
-        TranscriptRefused: naming the file and the rule.
+        TranscriptRefused: names the file and the rule.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -270,7 +270,7 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
         path = folder / step_file(number)
         if (wrong := file_fault(path, header)) is None:
             continue
-        # Only the last one: a writer that dies leaves what was before it whole.
+        # Only the last file may be damaged: an interrupted writer leaves earlier files whole.
         if number != whole[-1]:
             raise TranscriptRefused(f"cannot read {path}: {wrong}; steps behind it cannot stand without it")
         lost.append(number)
@@ -298,10 +298,10 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
 
 
 def read_header_file(folder: Path) -> TranscriptHeader:
-    """The header of a transcript.
+    """Reads the header of a transcript.
 
     Raises:
-        TranscriptRefused: none is there, or a field is wrong.
+        TranscriptRefused: it is absent, or a field is wrong.
     """
     try:
         return TranscriptHeader.from_json(_json(folder / HEADER))
@@ -310,7 +310,7 @@ def read_header_file(folder: Path) -> TranscriptHeader:
 
 
 def listed(folder: Path) -> tuple[list[int], list[int], list[str]]:
-    """Numbers of step files, of those that a resumed writer found broken, and names of what else is there."""
+    """Lists the numbers of step files, of those that a resumed writer found truncated, and names of other files."""
     whole, broken, others = [], [], []
     for path in sorted(folder.iterdir()):
         match = _STEP_FILE.fullmatch(path.name)
@@ -322,12 +322,12 @@ def listed(folder: Path) -> tuple[list[int], list[int], list[str]]:
 
 
 def step_file(number: int, kind: str = "safetensors") -> str:
-    """Name of a step's file."""
+    """Returns the name of a step's file."""
     return f"step-{number:08d}.{kind}"
 
 
 def file_fault(path: Path, header: TranscriptHeader) -> str | None:
-    """What is wrong with a step's file by its header and length, without reading its numbers; None where nothing is."""
+    """Describes the fault of a step's file by its header and length, without reading its numbers; None if valid."""
     try:
         with path.open("rb") as file:
             found = check(file).tensors

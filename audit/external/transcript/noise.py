@@ -1,16 +1,15 @@
-"""How much noise the releases of a transcript have, against what their writer states; needs no private data.
+"""Tests of the noise in a transcript's releases against the stated scale; need no private data.
 
-Given the past, the noise of a step is fresh, and so the energy of a release, in units of the stated noise, is at least
-that of noise alone: a non-central chi-square is above the central one of as many degrees, whatever the signal is and
-however it follows from earlier noise. An energy below what the stated noise would give is therefore proof that there is
-less of it, on any coordinates that were chosen before the releases were looked at. The same holds after anything is
-subtracted that was known before the step: the mean of the releases before it takes away most of a signal that lasts.
+Given the past, the noise of a step is fresh, so the energy of a release, in units of the stated noise, is at least that
+of noise alone: a non-central chi-square stochastically exceeds the central one of equal degrees of freedom, whatever
+the signal and however it depends on earlier noise. Energy too low for the stated noise therefore proves that there is
+less of it, on any coordinates chosen before the releases were examined. The same holds after subtraction of anything
+known before the step: the mean of earlier releases removes most of a persistent signal.
 
-On coordinates where every gradient is zero, as weights of pixels that are zero in all images, the release is the noise,
-and its scale is found from both sides, and whether a step's noise is that of the step before. Where some examples were
-not among those that the coordinates were found by, a gradient may be there after all, which lasts from step to step: a
-correlation counts as one of the noise only where it is more than a gradient of the energy that is there could make.
-All tests share the level.
+On coordinates where every gradient is zero, such as weights of pixels that are zero in all images, the release is the
+noise: its scale is bounded from both sides, and its correlation with the step before is tested. If the coordinates were
+found without some examples, a gradient may remain there, which persists between steps: a correlation counts as one of
+the noise only above the most that a gradient of the observed energy could cause. All tests share the level.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ from .format import TranscriptHeader, WatchedStep
 ZERO, ALL = "coordinates without a gradient", "all coordinates"
 
 _BEFORE = 8
-"""Releases whose mean stands for a step's signal."""
+"""Releases whose mean estimates a step's signal."""
 _LEAST = 16
-"""Entries of a tensor that is tested by itself."""
+"""Fewest entries of a tensor that is tested by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFound:
-    """The noise on some coordinates, over all steps.
+    """Noise measured on some coordinates, over all steps.
 
     Attributes:
         where: the coordinates, in words.
-        centred: whether the mean of the releases before was subtracted.
-        coordinates: numbers that were looked at, over all steps.
-        ratio: root of their energy: standard deviation found over the one stated, signal included.
-        low: lower confidence bound on that of the noise alone; None where there may be signal.
+        centred: whether the mean of earlier releases was subtracted.
+        coordinates: numbers examined, over all steps.
+        ratio: root of their mean energy: measured over stated standard deviation, signal included.
+        low: lower confidence bound on the ratio of the noise alone; None if there may be signal.
         high: upper confidence bound, valid whatever the signal.
-        p_value: chance of so little energy, or less, at the stated noise.
+        p_value: probability of this little energy, or less, at the stated noise.
         z: of the energy, negative for too little.
     """
 
@@ -63,22 +62,22 @@ class NoiseFound:
     z: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As numbers and words."""
+        """Converts it to plain JSON values."""
         return asdict(self)
 
 
 class NoiseTests:
-    """Energies of a transcript's releases, by tensor, overall, and where there is no gradient."""
+    """Energies of a transcript's releases, by tensor, overall, and on coordinates without a gradient."""
 
     def __init__(self, header: TranscriptHeader, zero: Int[Tensor, " z"] | None = None) -> None:
-        """Coordinates are fixed here, before a release is seen.
+        """Fixes the coordinates before any release is seen.
 
         Args:
             header: of the transcript.
-            zero: flat coordinates in which every example's gradient is zero; None where none are known.
+            zero: flat coordinates in which every per-example gradient is zero; None if none are known.
 
         Raises:
-            ValueError: coordinates that there are not, or one twice.
+            ValueError: coordinates out of range or repeated.
         """
         layout = header.layout
         self._names, self._sizes = layout.names, np.array(layout.sizes)
@@ -94,7 +93,7 @@ class NoiseTests:
             )
         self._zero = zero
         rows = len(layout.names) + (zero is not None)
-        # Of each tensor, and where there is no gradient: raw, and less the mean of the releases before.
+        # For each tensor, and for coordinates without a gradient: raw, and less the mean of earlier releases.
         self._energy, self._degrees = np.zeros((2, rows)), np.zeros((2, rows), dtype=np.int64)
         self._recent: deque[Tensor] = deque(maxlen=_BEFORE)
         self._last_noise: Tensor | None = None
@@ -102,7 +101,7 @@ class NoiseTests:
         self.noiseless = 0
 
     def add(self, step: WatchedStep) -> None:
-        """Takes a step into account; one that states no noise is counted and nothing more."""
+        """Adds a step; a step that states no noise is only counted."""
         if step.noise_std == 0:
             self.noiseless += 1
             self._recent.clear()
@@ -121,10 +120,10 @@ class NoiseTests:
             self._last_noise = noise
 
     def found(self, level: float) -> tuple[NoiseFound, ...]:
-        """What was found, the strongest evidence of too little noise first; the tests share the level.
+        """Returns the results, the strongest evidence of too little noise first; the tests share the level.
 
         Args:
-            level: confidence of all bounds together.
+            level: joint confidence of all bounds.
         """
         tensors = len(self._names)
         rows = [(name, [at]) for at, name in enumerate(self._names) if self._sizes[at] >= _LEAST and tensors > 1]
@@ -142,26 +141,26 @@ class NoiseTests:
 
     @property
     def between_steps(self) -> float | None:
-        """Z-score of the correlation of one step's noise with the next one's; None where it cannot be known."""
+        """Z-score of the correlation between the noise of successive steps; None if there is no pure noise."""
         if self._zero is None or self._products == 0:
             return None
         return self._product / math.sqrt(self._products)
 
     def most_by_gradient(self, share: float) -> float | None:
-        """The largest size of that z-score that fresh noise may have, whatever gradient is there after all.
+        """Bounds the absolute z-score that fresh noise can reach, whatever gradient remains on the coordinates.
 
-        Of releases x = s + n with fresh noise n and s by the past, sum x_t x_{t+1} has four sums: n_t n_{t+1} and
-        s_t n_{t+1} are of noise that is fresh, and n_t s_{t+1} and s_t s_{t+1} are at most |n| |s| and |s|**2
-        (Cauchy & Schwarz). How much |s| there is at most, the energy of the releases says.
+        For releases x = s + n with fresh noise n and s determined by the past, sum x_t x_{t+1} has four parts:
+        n_t n_{t+1} and s_t n_{t+1} contain fresh noise, and n_t s_{t+1} and s_t s_{t+1} are at most |n| |s| and |s|**2
+        (Cauchy & Schwarz). The energy of the releases bounds |s|.
 
         Args:
-            share: chance of an error.
+            share: error probability.
         """
         if self._zero is None or self._products == 0:
             return None
         tensors = len(self._names)
         energy, degrees = float(self._energy[0, tensors]), int(self._degrees[0, tensors])
-        # One statement on either sum of fresh noise on both sides, on the energy on both, and on s n within it.
+        # Seven bounds: two-sided on both parts with fresh noise and on the noise's energy, one-sided on s n within it.
         each = share / 7
         z = float(stats.norm.isf(each))
         least, most = (float(stats.chi2.ppf(quantile, degrees)) for quantile in (each, 1 - each))
@@ -199,12 +198,11 @@ def _found(where: str, centred: bool, energy: float, degrees: int, share: float)
 
 
 def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n ..."]) -> Int[Tensor, " z"] | str:
-    """Flat coordinates in which no example can have a gradient, whatever the parameters; or why none are known.
+    """Finds flat coordinates with zero gradient for all examples at any parameters; or says why none are known.
 
-    The first layer with parameters is looked at: where it is linear, and an entry of what it is given is zero in every
-    example, the weights of that entry have a gradient of zero. Examples are the training set as the model got it.
-    Where they were augmented, or are not all there, a gradient may remain, which adds energy and hides a lack of noise,
-    and never makes one up.
+    Considers the first layer with parameters: if it is linear and an entry of its input is zero in every example, the
+    weights of that entry have a gradient of zero. The examples are the training set as fed to the model. If they were
+    augmented or are incomplete, a gradient may remain, which adds energy: it can hide a lack of noise, never feign one.
 
     Args:
         model: runs forward once, without gradients.
@@ -257,12 +255,12 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
 
 
 def lowest(found: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
-    """The strongest proof of too little noise, or None; `share` is the chance of an error, of all tests together."""
+    """Returns the strongest proof of too little noise, or None; `share` is the joint error probability of all tests."""
     if not found or found[0].p_value > share / len(found):
         return None
     return found[0]
 
 
 def independent(z: float | None, share: float) -> bool:
-    """Whether a correlation's z-score may be of independent noise, where there is no gradient."""
+    """Returns whether a z-score is compatible with independent noise, on coordinates without a gradient."""
     return z is None or 2 * float(stats.norm.sf(abs(z))) > share

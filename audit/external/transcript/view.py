@@ -1,8 +1,8 @@
-"""A transcript as attacks see it: observations of its steps, made of what is on disk and a plain plan of DP-SGD.
+"""Attackers' view of a transcript: observations of its steps, built from the files and a plan of plain DP-SGD.
 
-Members' batches are in no transcript, so nobody can take away what the others contributed: attacks that are informed of
-them do not apply, and say so by their own check. What applies needs one update, or all of them, and candidates; others
-in the batch are noise to it, or are taken to be like public examples (`gaussian_others`).
+Batches are not in a transcript, so other members' contributions cannot be subtracted: attacks that need them do not
+apply, as their own check reports. Applicable attacks need an update, or all of them, and candidates; they treat others
+in the batch as noise, or as similar to public examples (`gaussian_others`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .format import TranscriptHeader, WatchedStep, WatchedTranscript
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptView:
-    """The steps of a transcript, as somebody sees them who knows the model, the candidates and the sampling.
+    """Steps of a transcript, as seen with knowledge of the model, the candidates and the sampling.
 
     Attributes:
-        transcript: that was read.
+        transcript: read from disk.
         model: its architecture; frozen parameters and buffers are read from it, trained ones from the transcript.
-        world: what everybody knows.
-        candidates: whom membership is about; None where nothing is asked.
-        sample_rate: chance that a record takes part in a step; 1 for batches of everybody.
-        independent: whether records take part by coins of their own, as under Poisson sampling.
-        most_steps: that are read, evenly over the training; None for all.
+        world: public knowledge.
+        candidates: of the membership attacks; None without membership attacks.
+        sample_rate: probability that a record is in a step's batch; 1 for full batches.
+        independent: whether records are sampled independently, as under Poisson sampling.
+        most_steps: number of steps read, evenly over the training; None for all.
     """
 
     transcript: WatchedTranscript
@@ -56,17 +56,17 @@ class TranscriptView:
 
     @property
     def steps_read(self) -> int:
-        """How many steps are read."""
+        """Number of steps read."""
         return len(self.transcript) if self.most_steps is None else min(self.most_steps, len(self.transcript))
 
     def __post_init__(self) -> None:
         fitted(self.transcript.header, self.model)
 
     def observations(self) -> Iterator[Observation]:
-        """The steps in order, each made when it is asked for.
+        """Yields the steps in order, each built on demand.
 
         Raises:
-            NotApplicable: a step has no parameters, or the contributions of examples do not follow from the header.
+            NotApplicable: a step has no parameters, or per-example contributions do not follow from the header.
         """
         layout, model = fitted(self.transcript.header, self.model)
         chosen = {place * len(self.transcript) // self.steps_read for place in range(self.steps_read)}
@@ -84,7 +84,7 @@ class TranscriptView:
             )
 
     def seen(self) -> SeenTranscript:
-        """`Access.ALL_STEPS`: every release, and queries to the model that was given."""
+        """Returns the view of `Access.ALL_STEPS`: every release, and queries to the given model."""
         model = copy.deepcopy(self.model).cpu().eval()
         final = ModelAccess(
             logits=lambda inputs: logits_of(model, inputs),
@@ -97,12 +97,12 @@ class TranscriptView:
         return SeenTranscript(steps=steps, candidates=self.candidates, final=final)
 
     def scores(self, attack: Attack[Any], *, log_ratio: bool, **settings: Any) -> MembershipScores:
-        """What an attack on single updates says over all of them: the sum over steps of its scores.
+        """Sums the scores of an attack on single updates over all steps.
 
         Args:
-            attack: of `Access.UPDATE`, with scores of candidates, as `gaussian_others`.
-            log_ratio: whether its scores are log likelihood ratios in nats, so that the sampling can be taken into
-                account: then log(1 - q + q exp(score)) is summed.
+            attack: of `Access.UPDATE`, with membership scores, as `gaussian_others`.
+            log_ratio: whether its scores are log likelihood ratios in nats, which allow for the sampling:
+                log(1 - q + q exp(score)) is then summed.
             **settings: of the attack.
 
         Raises:
@@ -114,7 +114,7 @@ class TranscriptView:
         for number, observed in enumerate(self.observations()):
             coins = torch.Generator().manual_seed(number)
             given = self.candidates
-            # A copy a step: an attack may write into what it is given.
+            # Copied for each step: an attack may write into its input.
             own = Examples(ids=given.ids.clone(), inputs=given.inputs.clone(), labels=given.labels.clone())
             scores = attack(replace(observed, candidates=own), coins, **settings).scores.cpu()
             total += subsampled(scores, self.sample_rate) if log_ratio else scores
@@ -122,11 +122,11 @@ class TranscriptView:
 
 
 def fitted(header: TranscriptHeader, model: nn.Module) -> tuple[Layout, nn.Module]:
-    """The transcript's layout in the names of a model, and a copy of it that trains these parameters alone.
+    """Returns the transcript's layout in a model's names, and a copy of the model that trains only these parameters.
 
     Args:
-        header: whose names are the model's, or numbers, which are taken in the model's order.
-        model: left as it is; the copy is on the CPU, as what is read from disk.
+        header: its names are the model's, or numbers in the model's order.
+        model: unchanged; the copy is on the CPU, as are the tensors read from disk.
 
     Raises:
         ValueError: a name or a shape that does not fit.
@@ -154,10 +154,10 @@ def fitted(header: TranscriptHeader, model: nn.Module) -> tuple[Layout, nn.Modul
 
 
 def executed(step: WatchedStep, header: TranscriptHeader, sample_rate: float) -> Step:
-    """A step in the trainer's own form: one block of all coordinates, clipped, with the noise that is stated.
+    """Converts a step to the trainer's form: a block of all coordinates, clipped, with the stated noise.
 
     Raises:
-        NotApplicable: what examples contributed does not follow from what is stated.
+        NotApplicable: per-example contributions do not follow from the stated values.
     """
     clip_norm = step.clip_norm if step.clip_norm is not None else header.clip_norm
     if header.clipping != "flat" or clip_norm is None:

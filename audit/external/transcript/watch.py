@@ -1,15 +1,15 @@
-"""Writes every noisy update of somebody's own training to disk: two lines around an optimizer of Opacus or of PyTorch.
+"""Recording of all noisy updates of a training run: two lines around an optimizer of Opacus or PyTorch.
 
 ```python
 with leakbench.watch(optimizer, "transcript", model=model):   # a DPOptimizer of Opacus
     ...the loop as it is...
 ```
 
-What is written is what the optimizer gets: a hook of PyTorch runs before the inner optimizer moves the parameters, when
-the gradient has been clipped, summed, given its noise and divided. Skipped steps of Opacus's `BatchMemoryManager` never
-come so far, and ghost clipping, clipping by layer and distributed sums have ended by then. The hook copies and draws no
-random number, so the training is the same bit for bit. No batch is written: a transcript shows what an observer of all
-updates sees, and is as public as that.
+The recorded release is the optimizer's input: a PyTorch hook runs before the inner optimizer moves the parameters, when
+the gradient has been clipped, summed, noised and divided. Skipped steps of Opacus's `BatchMemoryManager` do not reach
+the hook; ghost clipping, clipping by layer and distributed sums are complete by then. The hook copies and draws no
+random numbers, so the training stays the same bit for bit. No batch is written: a transcript contains the view of an
+observer of all updates, and is as public as that.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from .format import (
 from .watched_scales import StatedScales, scales_of
 
 _NO_SUMS = {"FSDPOptimizerFastGradientClipping", "DistributedPerLayerOptimizer"}
-"""Optimizers of Opacus whose gradient before the step is a shard, or whose noise is not one number."""
+"""Opacus optimizers whose gradient before the step is a shard, or whose noise has several scales."""
 
 
 class Watch:
-    """A transcript that is being written; a context manager, or `close` ends it.
+    """Transcript being written; a context manager, or ended by `close`.
 
     Attributes:
         folder: of the transcript.
         header: as it was written.
         steps: updates so far, those of earlier sessions included.
-        stopped: number of the first step that was not written, because of `max_bytes`; None where all were.
+        stopped: number of the first step left out because of `max_bytes`; None if all were written.
     """
 
     def __init__(self, optimizer: Any, folder: Path, header: TranscriptHeader, **settings: Any) -> None:
-        """Use `watch`, which checks what is given."""
+        """Use `watch`, which checks the arguments."""
         self.folder, self.header = folder, header
         self.stopped: int | None = None
         self._scales: StatedScales = settings["scales"]
@@ -76,7 +76,7 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Ends the transcript: says how many steps were taken, and takes the hook off. A second call does nothing."""
+        """Ends the transcript: writes the number of steps taken, and removes the hook. A second call does nothing."""
         if self._handle is None:
             return
         self._handle.remove()
@@ -85,7 +85,7 @@ class Watch:
         write_bytes(self.folder / END, f'{{"steps": {self.steps}}}\n'.encode())
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # PyTorch hands the optimizer itself on among the arguments.
+        # PyTorch passes the optimizer itself among the arguments.
         if any(argument is not None and argument is not optimizer for argument in (*args, *kwargs.values())):
             raise ValueError(
                 "step of a watched optimizer must be called without a closure, which computes the gradient after it "
@@ -99,7 +99,7 @@ class Watch:
         self._refuse_others()
         grads = [parameter.grad for parameter in self._parameters]
         if all(grad is None for grad in grads):
-            return  # nothing moves, and nothing is released
+            return  # no parameter moves, so nothing is released
         number = self.steps
         content = b"" if self.stopped is not None else self._content(grads)
         self.steps += 1
@@ -124,7 +124,7 @@ class Watch:
         self._opens = False
 
     def _content(self, grads: list[Tensor | None]) -> bytes:
-        """A step's file."""
+        """Encodes a step's file."""
         step: dict[str, Tensor] = {
             "step": torch.tensor([self.steps]),
             "session": torch.tensor([self._session]),
@@ -169,27 +169,28 @@ def watch(
     parameters: KeptParameters = "every",
     max_bytes: int | None = None,
 ) -> Watch:
-    """Writes every update of a training to a folder, from now on until it is closed.
+    """Writes every update of a training run to a folder, until it is closed.
 
-    A folder that holds a transcript of the same header is gone on with. Of several processes, the first alone watches.
+    A folder that holds a transcript with the same header is continued. Only the first of several processes watches.
 
     Args:
-        optimizer: a `DPOptimizer` of Opacus, after `make_private`; or one of PyTorch, whose gradients have their noise
-            when it steps. (Any: Opacus is not needed to watch.)
-        folder: of the transcript; made where there is none.
-        model: for the names and the order of parameters; without it they are numbered as the optimizer has them.
-        noise_multiplier: noise standard deviation / clip norm; of PyTorch's optimizers only, as the next two.
-        clip_norm: L2 bound on one example's gradient.
-        expected_batch: what the noisy sum was divided by: a public constant; 1 for sums.
-        clipping: `flat` or `by_layer`; read off Opacus's, `flat` for others.
-        varies: whether noise, bound or divisor change from step to step, as under a scheduler; each step then has its
-            own. Opacus's adaptive clipping always does.
-        parameters: `every` keeps the parameters before each step, `first` those before the first step of a session:
+        optimizer: a `DPOptimizer` of Opacus, after `make_private`; or a PyTorch optimizer whose gradients are already
+            noised when it steps. (Any: Opacus is not needed to watch.)
+        folder: of the transcript; created if absent.
+        model: for the names and order of parameters; without it they are numbered in the optimizer's order.
+        noise_multiplier: noise standard deviation / clip norm; for PyTorch optimizers only, as are the next two.
+        clip_norm: L2 bound on a per-example gradient.
+        expected_batch: divisor of the noisy sum: a public constant; 1 for sums.
+        clipping: `flat` or `by_layer`; read from Opacus's optimizers, `flat` by default for others.
+        varies: whether noise, bound or divisor change between steps, as under a scheduler; each step then records its
+            own. Opacus's adaptive clipping always varies.
+        parameters: `every` keeps the parameters before each step, `first` those before the first step of a session, in
             half the space. Attacks need them at each step; under plain SGD they follow from the first ones.
-        max_bytes: of the folder; what would go beyond is counted and not written.
+        max_bytes: of the folder; later steps are counted but not written.
 
     Raises:
         ValueError: an argument out of range, or an optimizer whose gradients cannot be read.
+        TranscriptRefused: the folder holds another transcript, or other files.
         TranscriptRefused: the folder holds another transcript, or something else.
     """
     inner = _inner(optimizer)
@@ -217,7 +218,7 @@ def watch(
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer of PyTorch that moves the parameters."""
+    """Returns the PyTorch optimizer that moves the parameters."""
     names = {one.__name__ for one in type(optimizer).__mro__}
     if refused := names & _NO_SUMS:
         raise ValueError(f"optimizer must hand on one noisy sum, got {sorted(refused)[0]}, which does not")
@@ -230,7 +231,7 @@ def _inner(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _named(inner: torch.optim.Optimizer, model: nn.Module | None) -> tuple[tuple[str, ...], list[nn.Parameter]]:
-    """Names and trained parameters, in the order of the model where there is one."""
+    """Returns names and trained parameters, in the model's order if it is given."""
     own = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
     if not own:
         raise ValueError("optimizer must have a parameter that requires a gradient, got none")
@@ -250,7 +251,7 @@ def _named(inner: torch.optim.Optimizer, model: nn.Module | None) -> tuple[tuple
 
 
 def _prepare(folder: Path, header: TranscriptHeader) -> None:
-    """Makes the folder with its header, or finds the same header there."""
+    """Creates the folder with its header, or checks that the same header is there."""
     if not (folder / HEADER).exists():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise TranscriptRefused(f"folder must be empty or hold a transcript, got {folder}; name another one")
@@ -267,12 +268,12 @@ def _prepare(folder: Path, header: TranscriptHeader) -> None:
 
 
 def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
-    """The next step's number, and the number of this session; a last file that was cut short is put aside."""
+    """Returns the next step's number and the session's number; renames a truncated last file."""
     whole, broken, _ = listed(folder)
     if not whole and not broken:
         return 0, 0
     if whole and file_fault(folder / step_file(whole[-1]), header) is not None:
-        # KeptParameters under another name: its step was taken, and is counted.
+        # Renamed, not deleted: its step was taken, and is counted.
         cut = whole.pop()
         (folder / step_file(cut)).replace(folder / step_file(cut, "broken"))
         broken.append(cut)
@@ -291,7 +292,7 @@ def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
 
 
 def _flat(tensors: list[Tensor | None], parameters: list[nn.Parameter]) -> Tensor:
-    """One vector on the CPU, zeros for what is absent; float32 but for float64."""
+    """Concatenates tensors on the CPU, with zeros for absent ones; float32 unless a parameter is float64."""
     dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
     parts = [
         torch.zeros(p.numel(), dtype=dtype) if t is None else t.detach().reshape(-1).to("cpu", dtype)
@@ -307,13 +308,13 @@ def _dense(grad: Tensor | None, name: str) -> Tensor | None:
 
 
 def _plain_lr(inner: torch.optim.Optimizer) -> float | None:
-    """The learning rate of plain SGD, the one rule by which the next parameters follow from a release; else None."""
+    """Returns the learning rate of plain SGD, the only rule that derives parameters from a release; else None."""
     if type(inner) is not torch.optim.SGD:
         return None
     groups = inner.param_groups
     if any(group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups):
         return None
-    # A lower precision rounds a step by more than what shows that it was taken.
+    # At lower precision, rounding exceeds the tolerance of the check that a step was taken.
     if any(p.dtype not in (torch.float32, torch.float64) for group in groups for p in group["params"]):
         return None
     rates = {float(group["lr"]) for group in groups}

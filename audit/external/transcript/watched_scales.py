@@ -1,7 +1,7 @@
-"""What is stated of a watched optimizer's noise: its multiplier, the bound on gradients, and what sums are divided by.
+"""Stated scales of a watched optimizer: noise multiplier, clip norm, and divisor of the sums.
 
-Of Opacus's optimizers these are read when a step is under way, because schedulers and adaptive clipping change them; of
-PyTorch's, their user says them.
+For Opacus's optimizers they are read during a step, because schedulers and adaptive clipping change them; for
+PyTorch's, the user states them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .format import Clipping
 
 
 class StatedScales:
-    """What is stated of noise, bound and divisor, at any time; of an optimizer of PyTorch, what its user says."""
+    """Stated noise, bound and divisor of a step; for a PyTorch optimizer, as the user states them."""
 
     adaptive = False
 
@@ -23,22 +23,22 @@ class StatedScales:
         self._stated = stated
 
     def stated(self) -> dict[str, float]:
-        """For the header."""
+        """Returns the scales for the header."""
         return {name: self._stated[name] for name in ("noise_multiplier", "clip_norm", "expected_batch")}
 
     def now(self) -> dict[str, float]:
-        """For a step under way."""
+        """Returns the scales for the current step."""
         return self.stated() | {"noise_std": self._stated["noise_multiplier"] * self._stated["clip_norm"]}
 
     def open(self) -> None:
-        """Begins to listen, where that is needed."""
+        """Attaches hooks, if they are needed."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Removes the hooks."""
 
 
 class _OpacusScales(StatedScales):
-    """The same of Opacus's optimizers, read when a step is under way, since schedulers change them."""
+    """Scales of Opacus's optimizers, read during a step, since schedulers change them."""
 
     def __init__(self, optimizer: Any) -> None:
         mro = {one.__name__ for one in type(optimizer).__mro__}
@@ -53,7 +53,7 @@ class _OpacusScales(StatedScales):
         made = self._optimizer
         divisor = 1.0
         if made.loss_reduction == "mean":
-            # Each of several processes divides by its own share, and their sum is divided by how many they are.
+            # Each process divides by its own share, and the sum over processes by their number.
             divisor = float(made.expected_batch_size) * getattr(made, "world_size", 1)
         return {
             "noise_multiplier": float(made.noise_multiplier),
@@ -64,7 +64,7 @@ class _OpacusScales(StatedScales):
     def now(self) -> dict[str, float]:
         found = self.stated()
         if self._optimizer.loss_reduction == "mean":
-            # Opacus divides by the batches that were accumulated, too, while their gradients are still there.
+            # Opacus also divides by the number of accumulated batches, whose gradients are still there.
             found["expected_batch"] *= self._optimizer.accumulated_iterations
         if not self.adaptive:
             return found | {"noise_std": found["noise_multiplier"] * found["clip_norm"]}
@@ -76,7 +76,7 @@ class _OpacusScales(StatedScales):
 
     def open(self) -> None:
         if self.adaptive:
-            # Its bound has moved on by the time that the inner optimizer steps.
+            # The adaptive bound has already changed when the inner optimizer steps.
             self._before = self._optimizer.step_hook
             self._optimizer.attach_step_hook(self._note)
 
@@ -88,7 +88,7 @@ class _OpacusScales(StatedScales):
         if self._before is not None:
             self._before(made)
         sigma, clip_norm = float(made.noise_multiplier), float(made.max_grad_norm)
-        # Some of the noise multiplier pays for the count of gradients below the bound (Andrew et al. 2021, Theorem 1).
+        # Part of the noise multiplier pays for the count of gradients below the bound (Andrew et al. 2021, Theorem 1).
         own = (sigma**-2 - (2 * made.unclipped_num_std) ** -2) ** -0.5 if sigma > 0 else 0.0
         self._noted = clip_norm, own * clip_norm
 
@@ -100,17 +100,17 @@ def scales_of(
     expected_batch: float | None,
     clipping: Clipping | None,
 ) -> StatedScales:
-    """The scales of an optimizer.
+    """Returns the scales of an optimizer.
 
     Args:
         optimizer: of PyTorch or Opacus. (Any: Opacus is not imported.)
         noise_multiplier: of PyTorch's, noise standard deviation / clip norm.
         clip_norm: L2, in gradient units.
-        expected_batch: what sums were divided by.
-        clipping: in what parts gradients were clipped.
+        expected_batch: divisor of the sums.
+        clipping: parts in which gradients were clipped.
 
     Raises:
-        ValueError: one is given for an optimizer that has its own, missing for one that has none, or out of range.
+        ValueError: a scale is given for an optimizer with its own, missing for one without, or out of range.
     """
     given = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "expected_batch": expected_batch}
     if hasattr(optimizer, "original_optimizer"):
