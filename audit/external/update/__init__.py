@@ -1,1 +1,1 @@
-"""Audit of one shared update: its convention, the attacks on it, and the verdict."""
+"""Audit of a shared update: its convention, the attacks on it, and the verdict."""

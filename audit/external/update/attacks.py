@@ -1,13 +1,13 @@
-"""One shared gradient or weight update of somebody's own: what can be reconstructed of it, and who was in it.
+"""Attacks on a shared gradient or weight update from outside: reconstruction, label recovery, and membership.
 
-A client of a federation sends the mean gradient of its batch, or its weights after one step of SGD; the server has the
-model before. Nothing is known of the truth here, so nothing is scored: a reconstruction comes with what the attack
-itself can tell (its certificate, its status, what it left unexplained), and a candidate with a p-value.
+A client of a federation sends the mean gradient of its batch, or its weights after a step of SGD; the server has the
+model before. The ground truth is unknown here, so nothing is scored: a reconstruction comes with the attack's own
+evidence (its certificate, its status, the unexplained part), and a candidate with a p-value.
 
-A candidate's p-value is its rank among public examples that were not in the batch, which are attacked as decoys: the
-candidates' and decoys' scores are exchangeable where the candidate was not in the batch either and comes from the same
-population, which is looked at before (`exchangeable`). Many candidates are many questions: q-values are Benjamini &
-Hochberg's (JRSS B 1995).
+A candidate's p-value is its rank among public examples that were not in the batch, which are attacked as decoys. For a
+candidate outside the batch, its score and those of the decoys are exchangeable if it comes from the same population,
+which is tested first (`exchangeable`). For many candidates, q-values correct for multiple testing (Benjamini &
+Hochberg, JRSS B 1995).
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from .training_mode import batch_statistics, labels_in_training, observed_in_tra
 
 @dataclass(frozen=True, kw_only=True)
 class SharedFile:
-    """An update as its server has it.
+    """Update as known to its server.
 
     Attributes:
         model: before the step.
         gradient: mean over the batch, as it was shared [dim]; in the order of `layout`.
         layout: of the model's trained parameters.
         batch_size: examples in the batch.
-        clip_norm: of each example; None where nothing was clipped.
-        noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
-        labels: of the batch, where the server knows them.
-        convention: by which the file held it.
+        clip_norm: of each example; None without clipping.
+        noise_multiplier: standard deviation of the noise on the undivided sum / clip norm.
+        labels: of the batch, if the server knows them.
+        convention: of the file.
         lacking: trained parameters that were not shared; `layout` is of the others.
-        in_training: the model with the statistics of each batch, where it was in training mode; None elsewhere.
-        batch_statistics: of its batch norms by name, as far as the file shows them.
-        unsure_labels: whether `labels` were recovered and may be others.
-        notes: what was done on the way, a sentence each.
+        in_training: the model with batch statistics, if the step was in training mode; else None.
+        batch_statistics: of its batch norms by name, as far as the file reveals them.
+        unsure_labels: whether `labels` were recovered and may be wrong.
+        notes: on the processing, a sentence each.
     """
 
     model: nn.Module
@@ -82,16 +82,16 @@ class SharedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateFinding:
-    """What one attack made of an update.
+    """Result of an attack on an update.
 
     Attributes:
         name: of the attack.
         settings: all of them.
         kind: of its result.
-        result: as it returned it; None where it did not run.
-        why_not: the sentence that says why; empty where it ran.
+        result: as returned; None if the attack did not run.
+        why_not: a sentence on why it did not run; empty if it ran.
         p_values: of the candidates, in their order; empty for other kinds.
-        q_values: the same, corrected for how many were asked about.
+        q_values: the same, corrected for the number of candidates.
     """
 
     name: str
@@ -118,21 +118,21 @@ def read_update(
     input_shape: tuple[int, ...] | None = None,
     training_mode: bool = False,
 ) -> SharedFile:
-    """An update from tensors by parameter name.
+    """Reads an update from tensors by parameter name.
 
     Args:
         model: before the step, with its parameters.
-        tensors: by name, in any precision: the gradient, the weights after one step of SGD, or their difference.
+        tensors: by name, in any precision: the gradient, the weights after a step of SGD, or their difference.
         batch_size: examples in the batch.
-        lr: learning rate of that step; None where it is not known.
-        clip_norm: of each example; None where nothing was clipped.
-        noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
-        labels: of the batch, where they are known.
-        update_is: which of these the file holds; None for what its last layer shows.
-        weight_decay: coefficient that the step added to the gradient; None for what the last layer shows.
-        public: examples that everybody knows, which help to tell what the file holds.
-        input_shape: of one example, where there are no public ones; None leaves untested what the file holds.
-        training_mode: whether batch norms took the statistics of the batch; also where the file's have moved.
+        lr: learning rate of that step; None if unknown.
+        clip_norm: of each example; None without clipping.
+        noise_multiplier: standard deviation of the noise on the undivided sum / clip norm.
+        labels: of the batch, if known.
+        update_is: content of the file; None to infer it from the last layer.
+        weight_decay: coefficient that the step added to the gradient; None to infer it from the last layer.
+        public: public examples, which help to infer the content.
+        input_shape: of an example, in the absence of public ones; None skips the inference of the content.
+        training_mode: whether batch norms used the batch's statistics; implied if the file's running ones moved.
 
     Raises:
         ValueError: names or shapes that are not the model's, or a number out of range.
@@ -198,14 +198,14 @@ def read_update(
 def observed(
     shared: SharedFile, world: World, candidates: Examples | None = None, *, kind: str = "membership"
 ) -> Observation:
-    """What attacks are given of an update.
+    """Builds the observation of an update that attacks receive.
 
     Args:
         shared: the update.
-        world: what everybody knows, with public examples.
-        candidates: who may have been in the batch.
-        kind: of the attack, which decides what it is given of a step in training mode: scores are ranks among decoys,
-            which evaluation mode leaves right.
+        world: public knowledge, with public examples.
+        candidates: possible members of the batch.
+        kind: of the attack. For a step in training mode, membership attacks get the target in evaluation mode, which
+            keeps ranks among decoys valid; others get a target with batch statistics.
     """
     bound = unbounded() if shared.clip_norm is None else clip(shared.clip_norm)
     plan = StepPlan(Block(codec=Everything(shared.layout.dim), bound=bound))
@@ -237,15 +237,15 @@ def observed(
 
 
 def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
-    """An update with the labels that an attack on labels finds, for attacks on inputs that need them.
+    """Adds the labels recovered by a label attack, for attacks on inputs that need labels.
 
     Args:
         shared: the update.
-        world: what everybody knows, with public examples.
-        seed: of coins.
+        world: public knowledge, with public examples.
+        seed: of the generator.
 
     Returns:
-        The same where labels are known, or not all of them are found.
+        The update with labels; unchanged if labels are known, or not all of them are recovered.
     """
     if shared.labels is not None or shared.convention.unreadable:
         return shared
@@ -270,15 +270,15 @@ def attack_update(
     candidates: Examples | None = None,
     seed: int = 0,
 ) -> list[UpdateFinding]:
-    """Runs attacks on an update, one after another; what one cannot do ends none of the others.
+    """Runs attacks on an update in turn; an attack that cannot run does not end the others.
 
     Args:
         shared: the update.
-        world: what everybody knows; its population is split in two where candidates are asked about: one half is known
-            to the attack, the other half are decoys.
+        world: public knowledge. For membership attacks its population is split in two: half is known to the attack,
+            the other half serve as decoys.
         asked: names of attacks, each with its settings.
-        candidates: who may have been in the batch; None for no such question.
-        seed: of coins and of that split.
+        candidates: possible members of the batch; None without membership attacks.
+        seed: of the generators and of that split.
     """
     found = []
     for name, given in asked:
@@ -306,19 +306,19 @@ def attack_update(
 
 
 def _lacks(shared: SharedFile) -> str:
-    """What an attack may lack that does not apply, behind its reason."""
+    """Names the missing parameters, as a suffix of the reason why an attack does not apply."""
     some = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
     return f"; the update lacks {some}" if shared.lacking else ""
 
 
 def _trusted(result: Any, shared: SharedFile) -> Any:
-    """A result that is not `ok` where nobody knows what the update is, or where labels may be others."""
+    """Marks a result as `degraded` if the update's convention is ambiguous or its labels may be wrong."""
     if isinstance(result, MembershipScores) or result.status != "ok":
         return result
     if isinstance(result, Reconstruction):
         sure = result.certified is not None and len(result.certified) > 0 and bool(result.certified.all())
     else:
-        # Under noise what is named passed a test, and the rest is not named.
+        # Under noise the named labels passed a test, and the others are not named.
         sure = not shared.convention.ambiguous and (
             shared.noise_multiplier > 0 or bool((result.lower == result.upper).all())
         )
@@ -328,7 +328,7 @@ def _trusted(result: Any, shared: SharedFile) -> Any:
 
 
 def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:
-    """A world with half of the public examples, and candidates with the other half behind them."""
+    """Returns a world with half of the public examples, and candidates followed by the other half."""
     public = world.population
     if candidates is None:
         raise NotApplicable("nobody is asked about; give --candidates")
@@ -353,7 +353,7 @@ def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[
 
 
 def _p_values(result: MembershipScores, candidates: Examples) -> tuple[float, ...]:
-    """Rank of each candidate among the decoys, as a p-value of not having been in the batch."""
+    """Computes a p-value for each candidate, of not having been in the batch: its rank among the decoys."""
     inside = torch.isin(result.ids, candidates.ids)
     decoys = result.scores[~inside].sort().values
     places = {int(i): place for place, i in enumerate(result.ids.tolist())}

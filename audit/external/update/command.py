@@ -1,7 +1,7 @@
-"""What `leakbench audit --update` does: one shared update read, attacked, and told.
+"""`leakbench audit --update`: reads a shared update, attacks it, and reports.
 
-Of a reconstruction the report says what the attack itself can tell, because nobody here knows the truth: whether it is
-certified, what was left unexplained, and its objective.
+The ground truth is unknown, so a reconstruction is reported with the attack's own evidence: its certificate, the
+unexplained part of the update, and its objective.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates
 
 @dataclass(frozen=True, kw_only=True)
 class AskedUpdate:
-    """What was asked; `leakbench audit --help` says what each is.
+    """Request for an audit of an update; `leakbench audit --help` explains each option.
 
     Attributes:
         checkpoint: the model before the step.
         model: its architecture.
         update: the shared tensors.
-        batch_size: examples behind them.
+        batch_size: examples in the batch.
         public: source of public examples; None for none.
-        candidates: source of examples that may have been in the batch; None for no such question.
-        labels: of the batch, as `3,5,5`; None where they are not known.
-        lr: of the step, where the update holds the weights after it, or their difference.
-        update_is: what the update holds, one of `UpdateIs`; None for what it shows.
-        weight_decay: coefficient that the step added to the gradient; None for what the update shows.
-        training_mode: whether batch norms took the statistics of the batch; also where the update's have moved.
-        clip_norm: of each example; None where nothing was clipped.
-        noise_multiplier: noise over clip norm.
-        attacks: names with commas between; None for those of the quick suite, of labels, and of candidates.
-        preprocess: what examples go through.
-        reading: what is said of how examples are stored.
-        seed: of coins.
+        candidates: source of examples that may have been in the batch; None without membership attacks.
+        labels: of the batch, as `3,5,5`; None if unknown.
+        lr: of the step, if the update holds the weights after it, or their difference.
+        update_is: content of the update, as in `UpdateIs`; None to infer it.
+        weight_decay: coefficient that the step added to the gradient; None to infer it.
+        training_mode: whether batch norms used the batch's statistics; implied if the update's running ones moved.
+        clip_norm: of each example; None without clipping.
+        noise_multiplier: noise standard deviation / clip norm.
+        attacks: names separated by commas; None for those of the quick suite, of labels, and of candidates.
+        preprocess: applied to examples.
+        reading: options on the layout of stored examples.
+        seed: of the generators.
         out: folder of the report; None for none.
-        device: where to compute.
+        device: for computations.
         allow_pickle_tensors: whether PyTorch's restricted loader may be used.
         trust_code: whether the owner's Python files may run.
         command: words of the command line, for the report.
@@ -103,17 +103,17 @@ class AskedUpdate:
 
 
 def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str, Any]:
-    """Attacks one update.
+    """Attacks an update.
 
     Args:
         asked: the request.
-        report: told what is being done.
+        report: called with the name of each attack before it runs.
 
     Returns:
-        What was found, as plain JSON values; with a folder it is written there, and what was reconstructed beside it.
+        The results as plain JSON values; they are also written to the folder, if given, with the reconstructions.
 
     Raises:
-        ValueError: a file or an option that is not as it must be.
+        ValueError: an invalid file or option.
     """
     attacks, labels = _attacks(asked), _labels(asked.labels)
     sources = {
@@ -212,7 +212,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
 
 
 def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: bool) -> list[str]:
-    """What was not tried, a sentence each, with what would enable it."""
+    """Lists the tests not run, a sentence each, with the option that enables them."""
     told = [one.why_not for one in found if one.why_not]
     tried = {one.name for one in found}
     if others := [
@@ -228,7 +228,7 @@ def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: boo
 
 
 def words(told: Mapping[str, Any]) -> str:
-    """What was found: the verdict, and a few lines an attack."""
+    """Formats the results: the verdict, and a few lines per attack."""
     lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
     lines += [f"note: {one}" for one in told.get("notes", ())]
     for one in told["attacks"]:
@@ -248,7 +248,7 @@ def words(told: Mapping[str, Any]) -> str:
         else:
             sure = [c["name"] for c in one["candidates"] if c["shown"]]
             shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
-            # Not that the others were not in it: who is not shown may have been.
+            # Candidates not shown to have been in the batch may have been in it.
             lines.append(
                 f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates shown to have been in it, at a "
                 f"false discovery rate of {100 * one['false_discovery_rate']:.3g} %{': ' + shown if sure else ''}"
@@ -293,14 +293,14 @@ def _told(one: UpdateFinding, compared: GuessComparison | None, names: tuple[str
 
 
 def _largest(errors: Tensor | None) -> float | None:
-    """The largest of what noise leaves of the inputs; None where that was not computed, or is everything."""
+    """Returns the largest expected error of the inputs under noise; None if not computed or unbounded."""
     if errors is None or not len(errors) or not bool(errors.isfinite().all()):
         return None
     return float(errors.max())
 
 
 def _on_updates() -> dict[str, str]:
-    """Kind of every attack of the catalogue that reads one update."""
+    """Returns the kind of each attack in the catalogue that reads a single update."""
     attacks = {name: catalog.attack(name) for name in catalog.names("attacks")}
     return {name: one.kind for name, one in attacks.items() if one.requires.access == Access.UPDATE}
 
@@ -335,7 +335,7 @@ def _examples(one: DataFile, asked: AskedUpdate) -> Examples:
 
 
 def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int] | None) -> tuple[tuple[int, ...], int]:
-    """Shape of one input, and classes that there are at least; of the model's own data where no examples say."""
+    """Returns the shape of an input and the least number of classes; without examples, from the built-in model."""
     least = max([2, *(1 + int(one.labels.max()) for one in groups.values()), *(1 + label for label in labels or ())])
     shapes = {name: tuple(one.inputs.shape[1:]) for name, one in groups.items()}
     if len(set(shapes.values())) > 1:
@@ -348,7 +348,7 @@ def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int]
 
 
 def _write(folder: Path, told: dict[str, Any], found: Sequence[UpdateFinding], names: Sequence[str]) -> None:
-    """Arrays first, and the document, which names their digests, last: who finds it finds all of them."""
+    """Writes arrays first, and last the document with their digests, so that a document implies all its files."""
     results = {one.name: one.result for one in found if isinstance(one.result, Reconstruction)}
     file = io.BytesIO()
     arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}

@@ -1,9 +1,9 @@
-"""By which convention a file holds an update, and the mean gradient that is in it.
+"""Convention by which a file holds an update, and the mean gradient in the file.
 
 A file has the mean gradient of the batch, its sum, the weights after the step, or their difference (after minus
-before), with weight decay in it or without. What its owner says is held against what any gradient of a cross-entropy
-obeys (`update_scale`); where nothing is said, the one convention that fits is taken, by its name. Where none does, or
-several do, one is taken all the same, and `ambiguous` says which others there are: no result is then to be trusted.
+before), with or without weight decay. The owner's declaration is checked against properties of every cross-entropy
+gradient (`scale`); without a declaration the only fitting convention is used, and named. If none fits, or several do,
+a convention is assumed all the same, and `ambiguous` names the alternatives: no result can then be trusted.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _WORDS: dict[str, str] = {
 _OPTION = f"pass --update-is {'|'.join(get_args(UpdateIs))}"
 
 _LIKE_WEIGHTS = 0.9
-"""Cosine of a file with the model's own weights, from which on it is no gradient."""
+"""Least cosine with the model's own weights at which a file is not a gradient."""
 
 _UNLIKE_WEIGHTS = 0.2
-"""Cosine below which a file that is said to be weights is not."""
+"""Least cosine with the model's weights at which a file declared as weights is accepted."""
 
 _SUMS = 100
-"""Roundings that the sums of columns of a last layer's gradient may be off."""
+"""Largest deviation from 0 of the column sums of a last layer's gradient, in roundings."""
 
 _SIGNS = 0.9
-"""Share of an update's entries that have one size, from which on they are signs."""
+"""Least share of an update's entries of equal size at which they are taken for signs."""
 
 
 def named_convention(name: str | None) -> UpdateIs | None:
-    """A convention by its name.
+    """Finds a convention by its name.
 
     Raises:
         ValueError: there is none of that name.
@@ -63,12 +63,12 @@ class Declared:
     """Declaration of an update by its owner.
 
     Attributes:
-        update_is: its convention; None where nothing is said.
-        batch_size: examples behind it.
-        lr: learning rate of the step; None where nothing is said.
-        weight_decay: coefficient, as PyTorch adds it to the gradient; None where nothing is said.
-        clip_norm: of each example; None where nothing was clipped.
-        noise_multiplier: standard deviation of the noise on the undivided sum, over the clip norm.
+        update_is: its convention; None if undeclared.
+        batch_size: examples in the batch.
+        lr: learning rate of the step; None if undeclared.
+        weight_decay: coefficient, as PyTorch adds it to the gradient; None if undeclared.
+        clip_norm: of each example; None without clipping.
+        noise_multiplier: standard deviation of the noise on the undivided sum / clip norm.
     """
 
     update_is: UpdateIs | None = None
@@ -89,15 +89,15 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """Reading of an update: its convention, and what was taken out of it.
+    """Reading of an update: its convention, and the weight decay removed from it.
 
     Attributes:
-        words: what it is taken for.
+        words: the convention, in words.
         factor: of the update over the mean gradient.
-        weight_decay: coefficient that was taken out.
-        notes: what was found on the way, a sentence each.
-        ambiguous: why no result is to be trusted, and what to do; empty where the convention is known.
-        unreadable: why no gradient can be read off it; empty where one can.
+        weight_decay: coefficient that was removed.
+        notes: findings of the reading, a sentence each.
+        ambiguous: why no result can be trusted, with a remedy; empty if the convention is known.
+        unreadable: why no gradient can be read from the update; empty if it can be.
     """
 
     words: str = _WORDS["gradient"]
@@ -108,7 +108,7 @@ class Convention:
     unreadable: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields of a report, without the notes, which stand among the report's own."""
+        """Returns the fields of a report, without the notes, which the report lists among its own."""
         return {
             "words": self.words,
             "factor": self.factor,
@@ -127,18 +127,18 @@ def mean_gradient(
     probe: Tensor | None,
     public: Examples | None,
 ) -> tuple[Float[Tensor, " dim"], Convention]:
-    """The mean gradient in a file, and by which convention it is there.
+    """Reads the mean gradient and its convention from a file.
 
     Args:
-        model: before the step, in the mode that the batch was computed in.
-        layout: of the parameters that are in the file.
+        model: before the step, in the batch's mode of computation.
+        layout: of the parameters in the file.
         tensors: the file's, of these parameters by name.
-        declared: what is said of it.
-        probe: some inputs of the model's shape; None where that is not known.
-        public: examples that everybody knows; None for none.
+        declared: the owner's declaration.
+        probe: some inputs of the model's shape; None if the shape is unknown.
+        public: public examples; None for none.
 
     Raises:
-        ValueError: weights whose learning rate is not said and cannot be told, or that are said to be something else.
+        ValueError: weights with an undeclared learning rate that cannot be inferred, or declared as another content.
         InconsistentObservation: an update that is zero, or not finite.
     """
     before = layout.read(model).double().cpu()
@@ -195,15 +195,15 @@ _ANY = ScaleRange(low=0.0, high=math.inf, sign=0)
 
 @dataclass(frozen=True, kw_only=True)
 class _Evidence:
-    """Evidence on an update's factor, by the last layer.
+    """Evidence of the last layer on an update's factor.
 
     Attributes:
-        fits: factors that explain it.
-        sizes: that a factor may have.
-        decay: multiple of the weights in it.
-        sparing: whether biases are left out of the decay.
-        why_none: why nothing can be said of its factor; empty where something can.
-        excluded: whether no factor makes it a gradient.
+        fits: factors that explain the layer.
+        sizes: possible range of the factor.
+        decay: multiple of the weights in the update.
+        sparing: whether biases are exempt from the decay.
+        why_none: why the factor is undetermined; empty if it is determined.
+        excluded: whether no factor makes the update a gradient.
     """
 
     fits: tuple[ScaleFit, ...] = ()
@@ -225,7 +225,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
     if declared.noise_multiplier > 0 and declared.clip_norm is not None:
         noise = declared.noise_multiplier * declared.clip_norm / declared.batch_size
         return _Evidence(fits=tuple(by_noise(layer, shown, noise)), sizes=by_size(layer, shown, declared.batch_size))
-    # A difference has the rounding of the weights that were subtracted.
+    # A difference has the rounding errors of the subtracted weights.
     of_weights = torch.finfo(torch.float32).eps * abs(layer.values).max()
     rounding = max(digits * abs(shown).max(), of_weights) / 2
     multiple, left = decay(layer, shown, rounding)
@@ -247,7 +247,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
     rounding = max(digits * abs(shown).max() / 2, left * rounding)
     clipped = declared.clip_norm is not None
     fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
-    # Counts of clipped examples are not whole.
+    # Clipped examples have weights below 1, so their label counts are not whole.
     fits = fits if fits or clipped else by_labels(layer, shown, declared.batch_size, rounding / abs(shown).max())
     sizes = by_size(layer, shown, declared.batch_size)
     why = "" if fits else "its last layer leaves the factor open"
@@ -255,7 +255,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
 
 
 def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: float) -> Convention:
-    """The convention by what is said and what fits."""
+    """Selects the convention by the declaration and the factors that fit."""
     named = _named(declared, weights)
     if declared.clip_norm is not None and not declared.noise_multiplier:
         return _of_clipped(evidence, declared, named, length)
@@ -272,7 +272,7 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
             ambiguous=f"--update-is {name} does not fit the update, for {shows}: convention, --lr or --batch-size is "
             "another, and no result is to be trusted",
         )
-    if declared.update_is is not None:  # a difference or weights at a rate that is not said
+    if declared.update_is is not None:  # a difference or weights at an undeclared rate
         sign = 1 if weights else -1
         own = [one for one in fits if one.factor * sign > 0 and one.by != "noise"]
         if len(own) == 1:
@@ -304,12 +304,12 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
 
 
 def _unopposed(evidence: _Evidence, factor: float) -> bool:
-    """Whether a factor that is said may be, where the last layer leaves it open."""
+    """Returns whether the evidence permits a declared factor, if the last layer leaves it open."""
     return not evidence.fits and not evidence.excluded and evidence.sizes.allow(factor)
 
 
 def _named(declared: Declared, weights: bool) -> dict[str, float]:
-    """Factors of the conventions that may be, with what is said."""
+    """Returns the factors of the possible conventions under the declaration."""
     lr, size = declared.lr, float(declared.batch_size)
     if weights:
         return {} if lr is None else {"weights": lr}
@@ -322,7 +322,7 @@ def _named(declared: Declared, weights: bool) -> dict[str, float]:
 
 
 def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, float], length: float) -> Convention:
-    """Of clipped gradients each has a factor of its own: their mean is no longer than the clip norm."""
+    """Selects the convention of clipped gradients by length, at most the clip norm: each example has its own factor."""
     assert declared.clip_norm is not None  # noqa: S101 -- by the caller
     signs = {math.copysign(1, one.factor) for one in evidence.fits}
     sign = signs.pop() if len(signs) == 1 else evidence.sizes.sign
@@ -343,7 +343,7 @@ def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, flo
 
 
 def _by_fit(fit: ScaleFit, declared: Declared, weights: bool) -> Convention:
-    """The convention of a factor that nothing but the last layer says."""
+    """Returns the convention of a factor known only from the last layer."""
     words = _described(fit.factor, declared.batch_size, weights)
     unlike = f", and --lr {declared.lr:g} is another" if declared.lr is not None else ""
     return Convention(
@@ -354,7 +354,7 @@ def _by_fit(fit: ScaleFit, declared: Declared, weights: bool) -> Convention:
 
 
 def _open(evidence: _Evidence, declared: Declared, named: Mapping[str, float], weights: bool) -> Convention:
-    """The first convention that may be, with all that may."""
+    """Returns the first possible convention, with all alternatives."""
     allowed = [name for name, factor in named.items() if evidence.sizes.allow(factor)]
     difference = not weights and declared.lr is None and evidence.sizes.sign <= 0
     factor = named[allowed[0]] if allowed else (-1 if difference else 1) * _middle(evidence.sizes)
@@ -382,9 +382,9 @@ def _described(factor: float, batch: int, weights: bool) -> str:
 
 
 def _signs(values: Tensor) -> tuple[str, str] | None:
-    """What an update of signs is, and why it has no gradient; None where its entries have sizes."""
+    """Describes an update that consists of signs, and why it has no gradient; None if its entries vary in size."""
     sizes = values.abs()
-    # Where the gradient is 0, weight decay alone is left.
+    # Entries with zero gradient contain only weight decay.
     sizes = sizes[sizes > 0.1 * sizes.max()]
     middle = float(sizes.median())
     share = float(((sizes - middle).abs() < 0.02 * middle).double().mean())
@@ -398,13 +398,13 @@ def _signs(values: Tensor) -> tuple[str, str] | None:
 
 
 def _middle(sizes: ScaleRange) -> float:
-    """Of the sizes that a factor may have; 1 where all may be."""
+    """Geometric mean of the possible sizes of a factor; 1 if the range is unbounded."""
     return math.sqrt(sizes.low * sizes.high) if sizes.low > 0 and sizes.high < math.inf else 1.0
 
 
 def _are_weights(file: Tensor, before: Tensor) -> bool:
-    """Whether a file has the weights in it about once: a gradient has next to nothing in common with them."""
+    """Returns whether a file contains the weights about once: a gradient is nearly orthogonal to them."""
     cosine = float(nn.functional.cosine_similarity(file, before, dim=0))
     share = float(file @ before / (before @ before).clamp(min=1e-300))
-    # A long step hides them by its length alone.
+    # A long step lowers the cosine by its length alone.
     return cosine > _LIKE_WEIGHTS or (cosine > 0.4 and abs(share - 1) < 0.3)

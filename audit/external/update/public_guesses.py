@@ -1,10 +1,11 @@
-"""Whether a reconstruction explains a shared update better than guesses that were made without the update.
+"""Comparison of reconstructions with guesses made without the update.
 
-Nobody knows the batch here, so a reconstruction is compared in the space of the update: the squared whitened distance
-that it leaves, over that of an update of zeros. A guess is a batch of the same size and labels, drawn from the public
-examples; without any, uniformly from the valid inputs. A search over inputs fits the noise, too: k free numbers take
-about k units of noise variance off the distance (chi-square with k degrees of freedom). A reconstruction is better than
-a guess only where it is nearer by more than that. Source: the likelihood ratio test of nested models (Wilks 1938).
+The batch is unknown here, so a reconstruction is compared in the space of the update, by the squared whitened distance
+that it leaves, relative to that of an update of zeros. A guess is a batch of the same size and labels, drawn from the
+public examples, or without any uniformly from the valid inputs. A search over inputs also fits the noise: k free
+numbers reduce the distance by about k units of noise variance (chi-square with k degrees of freedom). A reconstruction
+is better than a guess only if it is nearer by more than that. Source: likelihood ratio test of nested models (Wilks
+1938).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from leakbench.defenses.core import keyed
 from ...plan.request import seed_of
 
 GUESSES = 99
-"""Batches that are guessed."""
+"""Guessed batches."""
 
 NEARER = 0.9
 """Without noise, the largest ratio of distances at which a reconstruction counts as nearer than the best guess."""
@@ -33,14 +34,14 @@ DEVIATIONS = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class GuessComparison:
-    """How much of an update a reconstruction explains, beside guesses made without the update.
+    """Part of an update that a reconstruction explains, compared with guesses made without the update.
 
     Attributes:
         unexplained: squared whitened distance that the reconstruction leaves, over that of an update of zeros.
         guessed: the least that a guess leaves, in the same unit.
         guesses: number of guesses.
         public: whether guesses are public examples; otherwise they are uniform in the range of inputs.
-        better: the reconstruction is nearer than every guess, by more than a fit of the noise explains.
+        better: whether the reconstruction is nearer than every guess, by more than a fit of the noise explains.
     """
 
     unexplained: float
@@ -54,12 +55,12 @@ def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> 
     """Compares a reconstruction with guesses.
 
     Args:
-        target: the update, with public examples where there are any.
-        found: what an attack returned.
+        target: the update, with public examples if there are any.
+        found: result of an attack.
         seed: of the guesses.
 
     Returns:
-        None where nothing was found: the attack failed, or returned no input.
+        The comparison; None if the attack failed or returned no input, or the noise is unknown.
     """
     if found.status == "failed" or not len(found.inputs) or target.noise_std is None:
         return None
@@ -80,7 +81,7 @@ def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> 
 
 
 def _nearer(left: float, guessed: float, *, noise: float, free: int) -> bool:
-    """Whether a distance is less than a guess's by more than `free` numbers fitted to `noise` units of noise take."""
+    """Returns whether a distance is below a guess's by more than `free` numbers can gain on `noise` units of noise."""
     if noise <= 0:
         return left < NEARER * guessed
     fitted = min(float(free), noise)
@@ -88,7 +89,7 @@ def _nearer(left: float, guessed: float, *, noise: float, free: int) -> bool:
 
 
 def _guess(target: Observation, labels: Tensor, coins: torch.Generator) -> Tensor:
-    """Inputs [b, *input_shape] of the labels: public examples of each, of any where a label has none."""
+    """Draws inputs [b, *input_shape]: public examples of each label, or of any label if it has none."""
     population = target.population
     if population is None:
         low, high = target.input_low, target.input_high

@@ -1,15 +1,15 @@
-"""Sign and scale of an update, from what any gradient of a cross-entropy obeys at the layer that gives the logits.
+"""Sign and scale of an update, from properties of every cross-entropy gradient at the layer that gives the logits.
 
 The layer's gradient is G = sum_i q_i (x_i, 1)^T / N, with q_i = softmax(W x_i + b) - e_{y_i}, whatever the network
 before it is. An update a G + d (W, b) has an unknown factor a and, under weight decay, an unknown d:
 
 - Every q_i adds up to 0 over classes, so the sums of columns are d times those of (W, b).
-- Each x_i lies in the row space of G, and each q_i in its column space; neither depends on a. Where classes are more
-  than twice the examples this determines them, and then a / N = 1 / ((x_i, 1) G^+ q_i), of each example by itself.
+- Each x_i lies in the row space of G, and each q_i in its column space; neither depends on a. If classes are more than
+  twice the examples this determines them, and then a / N = 1 / ((x_i, 1) G^+ q_i), from each example by itself.
 - N u = sum_i p_i - n for the gradient u of the bias, and counts n of labels are whole numbers that add up to N.
-- Public examples say how long G is, and which sign its product with their own gradient has.
+- Public examples give the range of the length of G, and the sign of its product with their own gradient.
 
-Nothing here is known of the batch but its size.
+Only the size of the batch is assumed known.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from leakbench.attacks.core import Examples
 from leakbench.defenses.core import keyed
 
 _PUBLIC = 512
-"""Public examples that are looked at, at most."""
+"""Most public examples used."""
 
 _STARTS = 6
-"""Starts of the search for one example with one label."""
+"""Starts of the search for an example with a given label."""
 
 _DRAWS = 400
-"""Batches of public examples that are drawn."""
+"""Batches drawn from public examples."""
 
 EXACT = 0.02
-"""Relative difference of two factors, from which on they are two."""
+"""Least relative difference of distinct factors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitLayer:
-    """The linear layer that gives the logits, and what enters it of public examples.
+    """Linear layer that gives the logits, and its inputs for public examples.
 
     Attributes:
         weight: name of its weight.
-        bias: name of its bias; None where it has none.
+        bias: name of its bias; None without a bias.
         values: [classes, features + 1] of (W, b); without a bias [classes, features].
         inputs: [n, features] of public examples; n may be 0.
         labels: [n].
@@ -61,23 +61,23 @@ class LogitLayer:
     labels: ndarray
 
     def extended(self, inputs: ndarray) -> ndarray:
-        """Inputs of the layer, with the 1 that its bias is multiplied with."""
+        """Appends to the layer's inputs the 1 that multiplies its bias."""
         return inputs if self.bias is None else np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1)
 
     def errors(self) -> tuple[ndarray, ndarray]:
-        """Probabilities p, and q = p - e_y, of public examples, [n, classes] each."""
+        """Returns probabilities p, and q = p - e_y, of public examples, [n, classes] each."""
         shares = softmax(self.extended(self.inputs) @ self.values.T, axis=1)
         return shares, shares - np.eye(len(self.values))[self.labels]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleFit:
-    """A factor that explains an update.
+    """Factor that explains an update.
 
     Attributes:
         factor: of the update over the mean gradient of the batch.
         error: of the factor, relative.
-        by: what determines it.
+        by: evidence that determines it.
     """
 
     factor: float
@@ -85,17 +85,17 @@ class ScaleFit:
     by: Literal["examples", "labels", "noise"]
 
     def fits(self, factor: float) -> bool:
-        """Whether a factor is this one, up to its error."""
+        """Returns whether a factor equals this one, up to its error."""
         return abs(self.factor / factor - 1) <= max(EXACT, 3 * self.error)
 
 
 def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> LogitLayer | None:
-    """The layer that gives the logits; None where it is no linear layer.
+    """Finds the layer that gives the logits; None if it is not linear.
 
     Args:
-        model: in the mode that the batch was computed in.
+        model: in the batch's mode of computation.
         probe: some inputs of the model's shape.
-        public: examples that everybody knows; None for none.
+        public: public examples; None for none.
     """
     entered: dict[str, tuple[Tensor, Tensor]] = {}
     linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
@@ -113,7 +113,7 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
             given_logits = [
                 name
                 for name, (_, answer) in entered.items()
-                # A log-softmax behind the layer changes no cross-entropy.
+                # A log-softmax after the layer changes no cross-entropy.
                 if answer.shape == answers.shape
                 and torch.allclose(answer.log_softmax(1), answers.log_softmax(1), atol=1e-5)
             ]
@@ -137,19 +137,19 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
 
 
 def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, float]:
-    """The multiple of the weights in an update, and what its columns add up to without it.
+    """Estimates the multiple of the weights in an update, and its column sums without it.
 
     Args:
         layer: before the step.
         shown: [classes, columns] of the update.
-        rounding: of one entry.
+        rounding: of an entry.
 
     Returns:
-        The multiple, 0 where the sums of columns are no multiple of the weights', and the root mean square of what is
-        left of the sums, over that of as many roundings.
+        The multiple, 0 if the column sums are not a multiple of the weights', and the root mean square of the remaining
+        sums, over that of as many roundings.
     """
     sums, weights = shown.sum(axis=0), layer.values.sum(axis=0)
-    of_weights = slice(0, layer.inputs.shape[1])  # a bias may be left out of the decay
+    of_weights = slice(0, layer.inputs.shape[1])  # a bias may be exempt from the decay
     multiple = float(sums[of_weights] @ weights[of_weights] / max(weights[of_weights] @ weights[of_weights], 1e-300))
     unit = math.sqrt(len(shown)) * rounding
     without = _root_mean_square(sums) / unit
@@ -162,17 +162,17 @@ def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, fl
 def by_examples(
     layer: LogitLayer, shown: ndarray, batch: int, rounding: float, *, clipped: bool = False
 ) -> list[ScaleFit]:
-    """Factors by the examples that the row and column spaces of the layer's gradient hold.
+    """Estimates factors from the examples in the row and column spaces of the layer's gradient.
 
     Args:
         layer: before the step.
         shown: [classes, columns] of the update, without weight decay.
         batch: number of examples.
-        rounding: of one entry of `shown`.
-        clipped: whether each example has a factor of its own; then they must agree in sign alone.
+        rounding: of an entry of `shown`.
+        clipped: whether each example has its own factor; these then need only agree in sign.
 
     Returns:
-        None where the equations are too few. One where they are enough; more where several explain the update.
+        Empty if the equations are too few; several factors if each explains the update.
     """
     classes, columns = shown.shape
     left, sizes, right = np.linalg.svd(shown, full_matrices=False)
@@ -184,7 +184,7 @@ def by_examples(
     left, sizes, right = left[:, :rank], sizes[:rank], right[:rank]
     tolerance = min(1e-2, max(1e-4, 30 * noise / sizes[-1]))
     labels = np.argsort(-np.linalg.norm(left, axis=1), kind="stable")[: max(4 * rank, 2)]
-    # Of each example: its coordinates, its error under G^+, and a / N.
+    # For each example: its coordinates, its error under G^+, and a / N.
     found: list[tuple[ndarray, ndarray, float]] = []
     for label in map(int, labels):
         for start in _starts(layer, right)[: 1 if alone else None]:
@@ -193,7 +193,7 @@ def by_examples(
             own = float(coordinates @ inverse)
             if off > tolerance or own == 0 or not np.isfinite(own):
                 continue
-            # Of two examples of one batch the one's input and the other's error have no product.
+            # Within a batch, an example's input and another's error are orthogonal under G^+.
             apart = all(max(abs(c @ inverse), abs(coordinates @ i)) < 0.1 * abs(own) for c, i, _ in found)
             if apart or alone:
                 found.append((coordinates, inverse, 1 / own))
@@ -211,7 +211,7 @@ def by_examples(
 
 
 def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
-    """Coordinates of inputs in the row space: those of public examples, or drawn."""
+    """Returns coordinates of start inputs in the row space: public examples', or random."""
     if len(layer.inputs):
         chosen = layer.inputs[np.linspace(0, len(layer.inputs) - 1, _STARTS).astype(int)]
         return layer.extended(chosen) @ right.T
@@ -222,7 +222,7 @@ def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
 def _example(
     layer: LogitLayer, left: ndarray, right: ndarray, label: int, start: ndarray
 ) -> tuple[ndarray, ndarray, float]:
-    """Coordinates of an input whose error lies in the column space; that error, and the share of it that does not."""
+    """Fits an input with its error in the column space: its coordinates, its error, and the error's share outside."""
     matrix, target = layer.values @ right.T, np.eye(len(layer.values))[label]
     if layer.bias is None:
         first, free = np.zeros(len(right)), np.eye(len(right))
@@ -245,24 +245,24 @@ def _example(
 
     z = free.T @ start
     if free.shape[1]:
-        jac: Any = slopes  # scipy's stubs know of names alone
+        jac: Any = slopes  # scipy's stubs accept only names
         z = least_squares(lambda z: outside(error_at(z)), z, jac=jac, method="lm", xtol=1e-14, ftol=1e-14).x
     error = error_at(z)
-    size = max(float(np.linalg.norm(error)), 1e-300)  # 0 where the model is certain of the label
+    size = max(float(np.linalg.norm(error)), 1e-300)  # 0 if the model is certain of the label
     return first + free @ z, error, float(np.linalg.norm(outside(error))) / size
 
 
 def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) -> list[ScaleFit]:
-    """Factors that make counts of labels whole numbers, where public examples have much the same probabilities.
+    """Estimates factors that make label counts whole, if public examples have similar probabilities.
 
     Args:
         layer: before the step, with public examples.
         shown: [classes, columns] of the update, without weight decay.
         batch: number of examples.
-        rounding: of one entry, relative.
+        rounding: of an entry, relative.
 
     Returns:
-        None where probabilities differ too much for whole numbers to show.
+        Empty if probabilities vary too much to recognise whole numbers.
     """
     if len(layer.inputs) < 2:
         return []
@@ -286,7 +286,7 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
         if counts.min() < 0 or counts.sum() != batch:
             continue
         error = np.sqrt(batch * shares.var(axis=0) + spread**2 * counts + (rounding * (expected - counts)) ** 2) + 2e-3
-        # Chance that numbers which are not whole pass for it, in all classes.
+        # Probability that arbitrary numbers pass as whole in all classes.
         if np.log(np.minimum(7 * error, 1)).sum() + math.log(batch + 1) > math.log(1e-3):
             continue
         scale = float(sums @ (expected - counts) / (sums @ sums))
@@ -300,7 +300,7 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
 
 
 def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[ScaleFit]:
-    """The size of the factor by the sums of columns, which are noise alone; its sign is open.
+    """Estimates the size of the factor from the column sums, which are pure noise; its sign stays open.
 
     Args:
         layer: before the step.
@@ -316,12 +316,12 @@ def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[ScaleFit]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRange:
-    """Sizes that a factor may have, by batches of public examples.
+    """Possible sizes of a factor, from batches of public examples.
 
     Attributes:
         low: smallest.
         high: largest.
-        sign: 1 or -1; 0 where batches do not tell it.
+        sign: 1 or -1; 0 if batches leave it open.
     """
 
     low: float
@@ -329,12 +329,12 @@ class ScaleRange:
     sign: int
 
     def allow(self, factor: float) -> bool:
-        """Whether a factor is among them."""
+        """Returns whether a factor is within the range."""
         return self.low <= abs(factor) <= self.high and factor * self.sign >= 0
 
 
 def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> ScaleRange:
-    """Sizes that a factor may have: batches are drawn from public examples of all classes, and of one class each."""
+    """Bounds the size of the factor from random batches of public examples, of all classes and of single classes."""
     if len(layer.inputs) < 2:
         return ScaleRange(low=0.0, high=math.inf, sign=0)
     _, errors = layer.errors()

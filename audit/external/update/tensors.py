@@ -1,4 +1,4 @@
-"""The tensors of an update that are a model's parameters: behind a prefix, as a part, and without what did not move."""
+"""Selection of an update's tensors that are a model's parameters: without a prefix, and without unmoved parameters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The model's tensors among those of an update by the model's names, and what was done, in sentences.
+    """Returns an update's tensors under the model's names, and sentences on the processing.
 
     Raises:
-        ValueError: none of them is the model's, or one has another shape.
+        ValueError: none is the model's, or a tensor has another shape or type.
     """
     own = model.state_dict()
-    # What stands before most names of the model's stands before all of them.
+    # The most frequent prefix of the model's names is taken as the prefix of all of them.
     prefixes = {name.removesuffix(one) for name in tensors for one in own if name == one or name.endswith("." + one)}
     hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in sorted(prefixes)}
     if not hits:
@@ -40,9 +40,9 @@ def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict
 
 
 def moved_parameters(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Tensors without the parameters that a step left as they were, and a sentence that names these.
+    """Returns the tensors without parameters unchanged by the step, and a sentence that names these.
 
-    A frozen parameter is unchanged in new weights and 0 in a difference, where simulated updates would move it.
+    A frozen parameter is unchanged in new weights and 0 in a difference, whereas simulated updates would move it.
     """
     own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in given}
     still = [
@@ -56,10 +56,10 @@ def moved_parameters(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[s
 
 
 def freeze_others(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
-    """Freezes the parameters that an update lacks, so that no attack simulates them, and names them.
+    """Freezes the parameters that an update lacks, so that no attack simulates them, and returns their names.
 
     Raises:
-        ValueError: it has no parameter at all.
+        ValueError: the update has no parameter of the model.
     """
     parameters = dict(model.named_parameters())
     if not any(name in given for name in parameters):
@@ -67,7 +67,7 @@ def freeze_others(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
             f"the update must have a parameter of the model, as {next(iter(parameters), '')!r}, and has "
             f"{', '.join(map(repr, sorted(given)[:3]))}"
         )
-    # Where all that is shared is frozen in the model, it was trained all the same.
+    # If all shared parameters are frozen in the model, they were trained nevertheless.
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     trained = trained if trained & set(given) else set(parameters)
     for name, parameter in parameters.items():

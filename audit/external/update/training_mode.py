@@ -1,9 +1,9 @@
-"""What a batch gives a server whose client left batch norms in training mode: one gradient, which mixes its examples.
+"""Updates of clients whose batch norms were in training mode: a single gradient, in which the examples are mixed.
 
-A batch norm in training mode takes mean and variance of the batch itself, so the gradient is no sum over examples, and
-an attack in evaluation mode looks for inputs of another network. That the running statistics moved with a step shows
-the mode, and the statistics of the batch itself: new = (1 - momentum) old + momentum batch. They are matched with the
-gradient, which alone leaves the brightness and contrast of images open behind a batch norm.
+A batch norm in training mode uses mean and variance of the batch itself, so the gradient is not a sum over examples,
+and an attack in evaluation mode would search for inputs of another network. Running statistics that moved with a step
+reveal the mode, and the statistics of the batch: new = (1 - momentum) old + momentum batch. They are matched together
+with the gradient, which alone leaves the brightness and contrast of images open behind a batch norm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def statistics_moved(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of batch norms whose running statistics in a file are others than the model's."""
+    """Lists batch norms whose running statistics in a file differ from the model's."""
     return [
         name
         for name, one in model.named_modules()
@@ -38,7 +38,7 @@ def statistics_moved(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[st
 
 
 def of_batches(model: nn.Module) -> nn.Module:
-    """A copy whose batch norms take the statistics of each batch, as in training mode, and keep none.
+    """Returns a copy whose batch norms use the statistics of each batch, as in training mode, and store none.
 
     Raises:
         ValueError: it has no batch norm.
@@ -53,7 +53,7 @@ def of_batches(model: nn.Module) -> nn.Module:
 
 
 def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Mean and variance of the batch at each batch norm whose running statistics moved, [2 channels] by its name.
+    """Computes mean and variance of the batch at each batch norm whose running statistics moved, [2 channels] by name.
 
     Args:
         model: before the step.
@@ -63,7 +63,7 @@ def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
     for name in statistics_moved(model, tensors):
         one = model.get_submodule(name)
         keys = [f"{name}.running_mean", f"{name}.running_var"]
-        # Averages over all batches have no momentum, and their number is not that of the file's owner alone.
+        # Cumulative averages have no momentum: their weight depends on earlier batches, not all of the file's owner.
         if isinstance(one, _NORMS) and one.momentum and one.running_mean is not None and set(keys) <= set(tensors):
             old = torch.cat([value for value in (one.running_mean, one.running_var) if value is not None]).double()
             new = torch.cat([tensors[key] for key in keys]).to(old)
@@ -79,15 +79,15 @@ def observed_in_training(
     batch_size: int,
     statistics: Mapping[str, Tensor],
 ) -> Observation:
-    """A target for inputs: its functions take the statistics of a batch.
+    """Returns a target for attacks on inputs, whose functions use batch statistics.
 
     Args:
         target: in evaluation mode.
-        model: by `of_batches`.
+        model: from `of_batches`.
         layout: of the released gradient.
-        loss: by example.
+        loss: per-example.
         batch_size: examples in the batch.
-        statistics: of the batch by `batch_statistics`; they count as much as the whole gradient.
+        statistics: of the batch, from `batch_statistics`; weighted to equal the norm of the gradient.
     """
     shown = torch.cat([target.released.new_zeros(0), *(one.to(target.released) for one in statistics.values())])
     weight = target.released.norm() / shown.norm().clamp(min=torch.finfo(shown.dtype).tiny)
@@ -144,13 +144,13 @@ def observed_in_training(
 def labels_in_training(
     target: Observation, model: nn.Module, layout: Layout, layer: LogitLayer | None, batch_size: int
 ) -> Observation:
-    """A target for labels: of the last layer the gradient is a sum over examples, whatever mixes them before it.
+    """Returns a target for label attacks: the last layer's gradient is a sum over examples, whatever precedes it.
 
     Args:
         target: in evaluation mode.
-        model: by `of_batches`.
+        model: from `of_batches`.
         layout: of the released gradient.
-        layer: that gives the logits; None where it is not known.
+        layer: that gives the logits; None if unknown.
         batch_size: examples in the batch.
 
     Raises:
@@ -180,7 +180,7 @@ def labels_in_training(
 
 
 def _by_batch(model: nn.Module, inputs: Tensor, batch_size: int) -> Tensor:
-    """Logits of inputs in batches as large as the one that is attacked; the last one is filled up from the first."""
+    """Computes logits in batches of the attacked batch's size; the last batch is padded from the first inputs."""
     missing = -len(inputs) % batch_size
     full = torch.cat([inputs, inputs[torch.arange(missing, device=inputs.device) % len(inputs)]])
     with torch.no_grad():

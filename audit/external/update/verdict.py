@@ -1,10 +1,9 @@
-"""What an audit of one shared update says first: a word, a sentence and a colour.
+"""Verdict of the audit of a shared update: a word, a sentence and a colour.
 
 Four words, from the strongest to the weakest. `leaks`: an input is proved to be in the batch, or a candidate is shown
-to have been. `something recovered`: labels, or inputs that explain the update better than every public guess; nobody
-here knows the truth, so the owner has to look. `no leak shown`: every attack that ran returned no more than a public
-guess. `cannot be told`: no attack that reads labels or inputs could run, or by which convention the file holds a
-gradient is not known.
+to have been. `something recovered`: labels, or inputs that explain the update better than every public guess; the
+ground truth is unknown here, so the owner has to look. `no leak shown`: no attack that ran returned more than a public
+guess. `cannot be told`: no attack on labels or inputs could run, or the file's convention is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .attacks import UpdateFinding
 from .public_guesses import GuessComparison
 
 FALSE_DISCOVERIES = 0.05
-"""Expected share of wrong ones among the candidates that are said to have been in the batch."""
+"""Expected share of non-members among the candidates reported to have been in the batch."""
 
 TONES = {"leaks": "bad", "something recovered": "warn", "no leak shown": "good", "cannot be told": "warn"}
 """Colour of each word."""
@@ -34,14 +33,14 @@ def verdict_of(
     *,
     doubt: str = "",
 ) -> dict[str, Any]:
-    """Word, sentence and tone of an audit.
+    """Returns word, sentence and tone of an audit.
 
     Args:
-        found: what each attack returned.
-        compared: by attack, how its reconstruction stands beside guesses; only of those that returned inputs.
+        found: results of the attacks.
+        compared: by attack, comparison of its reconstruction with guesses; only of attacks that returned inputs.
         names: of the candidates.
-        rate: false discovery rate of one attack on candidates.
-        doubt: why no gradient can be read off the update, or by which convention is not known; empty where it is.
+        rate: false discovery rate of an attack on candidates.
+        doubt: why the update's gradient cannot be read or its convention is unknown; empty if neither.
     """
     word, sentence = _said(found, compared, names, rate, doubt)
     return {"word": word, "sentence": sentence, "tone": TONES[word]}
@@ -72,7 +71,7 @@ def _said(
 
 
 def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:
-    """What is proved of the batch, or shown by a test."""
+    """Lists results proved of the batch, or shown by a test."""
     proved = {
         one.name: int(one.result.certified.sum())
         for one in found
@@ -91,18 +90,18 @@ def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) 
 
 
 def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
-    """What is better than a public guess without a proof: labels, then the inputs that explain the update best."""
+    """Lists unproved results better than a public guess: labels, then the inputs that explain the update best."""
     said = []
     for one in found:
         if not isinstance(one.result, LabelEstimate):
             continue
-        # Where other counts are possible as well, those that all of them have.
+        # If several counts are possible, only labels common to all of them.
         counts = one.result.counts if one.result.status == "ok" else one.result.lower
         if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
             labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
             said.append(f"{_counted(len(named), 'label')} recovered by {one.name}: {labels}")
     better = {name: one for name, one in compared.items() if one.better}
-    # A proof is said already, and its attack's pictures are no better for being looked at.
+    # Proved inputs are already reported, and inspection adds nothing to a proof.
     proved = {
         one.name
         for one in found
@@ -121,11 +120,11 @@ def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessCompa
 
 
 _LABELS = 12
-"""Labels that the sentence names."""
+"""Most labels named in the sentence."""
 
 
 def left_words(one: GuessComparison) -> str:
-    """How a reconstruction stands beside guesses."""
+    """Describes a reconstruction's comparison with guesses."""
     kind = "public guesses" if one.public else "guesses without public examples"
     return (
         f"leave {one.unexplained:.2g} of the update unexplained; the best of {one.guesses} {kind} leaves "
@@ -138,11 +137,11 @@ def _besides(rest: Sequence[str]) -> str:
 
 
 def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
-    """Why the labels that an owner gave cannot be those of the batch; empty where they can.
+    """Returns why the owner's labels cannot be those of the batch; empty if they can.
 
     Args:
-        found: what each attack returned.
-        given: labels of the batch; None where the owner gave none.
+        found: results of the attacks.
+        given: labels of the batch; None if the owner gave none.
     """
     for one in found:
         if given is None or not isinstance(one.result, LabelEstimate):
@@ -159,12 +158,12 @@ def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | N
 
 
 def rate_of(found: Sequence[UpdateFinding]) -> float:
-    """Each attack's part of the false discoveries: of all that some attack shows, they are together the whole."""
+    """Returns the false discovery rate of each attack; over all attacks with q-values they add up to the whole."""
     return FALSE_DISCOVERIES / max(1, sum(bool(one.q_values) for one in found))
 
 
 def shown_places(one: UpdateFinding, rate: float) -> set[int]:
-    """Places of the candidates that an attack shows to have been in the batch."""
+    """Returns the indices of candidates that an attack shows to have been in the batch."""
     return {place for place, q in enumerate(one.q_values) if q <= rate}
 
 
