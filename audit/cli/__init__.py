@@ -1,4 +1,4 @@
-"""The command `leakbench`; one module a group of subcommands."""
+"""Command `leakbench`; a module per group of subcommands."""
 
 from .app import main
 

@@ -1,8 +1,8 @@
-"""The command `leakbench`: run suites, show boards, look methods up, compute epsilon, evidence and ranks, encode data.
+"""Command `leakbench`: runs suites, shows boards, explains methods, computes epsilon, evidence and ranks, encodes data.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
-written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds one JSON document and
-nothing else; progress goes to stderr always.
+written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds a single JSON document;
+progress always goes to stderr.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits; every expected mistake is one sentence on stderr."""
+    """Runs the command and exits; every expected error is a single sentence on stderr."""
     keep_freed_memory()
-    gc.freeze()  # what was imported is never garbage, and is not searched for any while more is imported
+    gc.freeze()  # imported objects are permanent: freezing them keeps garbage collections short
     codecs.register_error("shown", _shown)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -90,36 +90,36 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); without this Python complains once more at exit.
+        # The reader of the output has gone (`| head`); without this Python complains again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = OK
-    # standalone_mode=False above: typer would print errors in its own way, and exit with its own codes.
+    # standalone_mode=False above: typer would print errors and exit codes of its own.
     except Exception as error:
         code = _known(error)
         if code is None:
             raise
-        # Mistakes on the command line are exceptions of typer's own, which know how to be shown.
+        # Usage errors are exceptions of typer, which format their own messages.
         shown = getattr(error, "format_message", None)
         text = shown() if shown else _of_the_system(error) if isinstance(error, OSError) else str(error)
-        if text:  # without arguments there is nothing to add to the help
+        if text:  # without arguments typer has printed the help, and the message is empty
             say(f"error: {text}")
-    if code == INTERRUPTED:  # some versions of typer raise nothing, but return it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses it again gets this sentence, and no traceback
+    if code == INTERRUPTED:  # some versions of typer return the code instead of raising
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Control-C must not end in a traceback
         say("interrupted; what was finished is kept, run the same command to go on")
     sys.exit(code if isinstance(code, int) else OK)
 
 
 def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replaces what an encoding lacks: a byte of a path by itself, anything else, as ∞, by a question mark."""
+    """Replaces characters that an encoding lacks: a byte of a path by itself, others, such as ∞, by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    # Python reads bytes of arguments that its encoding lacks as U+DC80 to U+DCFF (PEP 383).
+    # Python reads undecodable bytes of arguments as U+DC80 to U+DCFF (PEP 383).
     return b"".join(bytes([ord(one) - 0xDC00]) if "\udc80" <= one <= "\udcff" else b"?" for one in lacking), error.end
 
 
 def _of_the_system(error: OSError) -> str:
-    """Names the file first, then what the system says of it, without the number of the error."""
+    """Formats an error of the operating system: the file, then the message without its number."""
     if not isinstance(error.filename, str | bytes) or not error.strerror:
         return str(error)
     return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
@@ -129,7 +129,7 @@ _OURS = ("leakbench",)
 
 
 def _known(error: Exception) -> int | None:
-    """The exit code of an expected mistake; None for a bug, whose traceback should be seen."""
+    """Returns the exit code of an expected error; None for a bug, whose traceback should be shown."""
     from leakbench.leaderboard.records.files import WriteError
     from leakbench.leaderboard.records.record import RecordError
 
@@ -140,11 +140,11 @@ def _known(error: Exception) -> int | None:
         return BAD_FILE
     if isinstance(error, (WriteError, BusyError)):
         return FAILED
-    if isinstance(error, BrokenExecutor):  # a process of a run died, and the harness says what to do
+    if isinstance(error, BrokenExecutor):  # a process of a run died, and the harness states the remedy
         return FAILED
     # Our own checks raise ValueError with a sentence for the user; OSError names the file.
     expected = isinstance(error, (ValueError, OSError)) or hasattr(error, "format_message")
-    # Who needs an optional package says so where it is missing; a name that one of ours lacks is a bug.
+    # Missing optional packages are reported with a remedy; a name missing from leakbench is a bug.
     lacking = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else None
     expected = expected or (lacking is not None and lacking not in _OURS)
     return USAGE if expected else None

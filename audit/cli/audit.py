@@ -1,4 +1,4 @@
-"""`leakbench audit`: what a model that was trained elsewhere leaks, what that proves, and what was not tested."""
+"""`leakbench audit`: measures the leakage of a model trained elsewhere, what it proves, and the tests left out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OF_UPDATE = {
     *("update", "batch_size", "public", "candidates", "labels", "lr", "update_is", "weight_decay", "clip_norm"),
     *("noise_multiplier", "training_mode"),
 }
-"""Names of parameters of `--update` alone."""
+"""Parameters of `--update` alone."""
 
 WITH_UPDATE = OF_UPDATE | {
     *("checkpoint", "model", "attacks", "preprocess", "reading", "seed", "out", "device", "allow_pickle_tensors"),
     *("trust_code", "as_json"),
 }
-"""Of which `--update` makes use."""
+"""Parameters that `--update` uses."""
 
 WITH_SCORES = {"scores", "split", "claim", "fail_if", "level", "delta", "as_json"}
-"""Of which `--scores` makes use."""
+"""Parameters that `--scores` uses."""
 
 
 def audit(
@@ -132,9 +132,9 @@ def audit(
     describe: Annotated[bool, typer.Option(help="What would run, and what it could show; computes nothing.")] = False,
     as_json: Json = False,
 ) -> int:
-    """What a trained model leaks; exit 1 where a rule is broken or the claim is refuted."""
+    """Audits a trained model for leakage; exit 1 if a rule is broken or the claim is refuted."""
     values = locals()
-    # What was asked for by its default says nothing more than silence does.
+    # An explicit default value counts as not given.
     usual = {name: parameter.default for name, parameter in inspect.signature(audit).parameters.items()}
     given = {name for name, value in values.items() if value != usual[name]}
     from ..external.claim import StatedClaim
@@ -185,7 +185,7 @@ def audit(
         )
         if out is not None:
             _pictures(out, told)
-            # Here, because the board's packages are the command's to bring together.
+            # Imported here, because only the command may combine audit and board.
             from leakbench.leaderboard.page.shared_update import build_update_report
 
             say(f"report: {build_update_report(out)}")
@@ -253,7 +253,7 @@ def audit(
 
 
 def _refuse_others(what: str, others: Collection[str]) -> None:
-    """Refuses options that would be passed over in silence."""
+    """Raises for options that would be ignored silently."""
     if others:
         option = min(others).replace("_", "-")
         raise ValueError(
@@ -262,12 +262,12 @@ def _refuse_others(what: str, others: Collection[str]) -> None:
 
 
 def _pictures(out: Path, told: dict[str, Any]) -> None:
-    """Writes what was reconstructed of an update as pictures, where it is images."""
+    """Writes the reconstructions from an update as pictures, if the inputs are images."""
     import base64
 
     import numpy as np
 
-    # Here, because the board's packages are the command's to bring together.
+    # Imported here, because only the command may combine audit and board.
     from leakbench.leaderboard.page.images import png, unit_images
     from leakbench.leaderboard.records.files import write_bytes
 
@@ -282,9 +282,9 @@ def _pictures(out: Path, told: dict[str, Any]) -> None:
 
 
 def _end(answer: Any, out: Path | None, as_json: bool) -> int:
-    """Prints what was found, and says by the exit code whether a rule or the claim is broken."""
+    """Prints the results, and returns the exit code: failure if a rule is broken or the claim is refuted."""
     if out is not None:
-        # Here, because the board's packages are the command's to bring together.
+        # Imported here, because only the command may combine audit and board.
         from leakbench.leaderboard.page.checkpoint import build_report
 
         say(f"report: {build_report(out)}")
@@ -298,7 +298,7 @@ def _end(answer: Any, out: Path | None, as_json: bool) -> int:
 
 
 def _text(told: dict[str, Any]) -> str:
-    """The verdict, a line an attack, and the bound on epsilon."""
+    """Formats the verdict, a line per attack, and the bound on epsilon."""
     decided = told["verdict"]
     lines = [f"{decided['headline']}: {decided['sentence']}", ""]
     names = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")

@@ -1,4 +1,4 @@
-"""`leakbench cache`: what a folder of results keeps for later runs, as answers of shadow models, and what may go."""
+"""`leakbench cache`: artifacts that a folder of results keeps for later runs, such as shadow models' answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Results = Annotated[Path, typer.Argument(help="Folder of results, as --out of le
 
 @app.command("ls")
 def ls(results: Results, as_json: Json = False) -> int:
-    """What is kept: name, size, whether a run would take it, what it is."""
+    """Lists the artifacts: name, size, whether a run would use it, and its content."""
     from ..run.cache import stored
 
     found = stored(results)
@@ -33,7 +33,7 @@ def ls(results: Results, as_json: Json = False) -> int:
 def explain(
     results: Results, name: Annotated[str, typer.Argument(help="First letters of a name.")], as_json: Json = False
 ) -> int:
-    """What decided an artifact, and why a run would not take it."""
+    """Explains an artifact: the request that made it, and why a run would not use it."""
     from ..run.cache import one_of
 
     one = one_of(results, name)
@@ -57,12 +57,12 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Removes what no run would take: artifacts of another code, failed, edited or torn."""
+    """Removes artifacts that no run would use: of another code, failed, edited or torn."""
     from ..run.cache import removable, stored
     from ..run.lock import locked
 
-    stored(results)  # which refuses what is no folder, where a lock would make one
-    # Under the lock of a run, which may be waiting for what would go.
+    stored(results)  # raises if it is not a folder; the lock would create it
+    # Under the lock of runs: a run in progress may need the artifacts.
     with locked(results):
         going = removable(results, everything=everything)
         if not dry_run:

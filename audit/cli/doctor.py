@@ -18,7 +18,7 @@ _SUMS = {
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `leakbench doctor` prints, as plain data."""
+    """Collects the output of `leakbench doctor` as plain data."""
     import torch
 
     from leakbench.defenses.core import sums_are_alike
@@ -39,7 +39,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("leakbench", *CORE)},
         "tested": verdict(installed()),
-        # By module and by metadata: either may be left behind without the other.
+        # By module and by metadata: either may remain without the other.
         "extras": {
             extra: {name: version(name) if importlib.util.find_spec(module) else None for name, module in parts.items()}
             for extra, parts in EXTRAS.items()
@@ -59,7 +59,7 @@ def examine() -> dict[str, Any]:
 
 
 def words(found: dict[str, Any]) -> str:
-    """The same for people."""
+    """Formats the findings as text."""
     lines = [
         f"device     {found['auto']}: {found['device']}, {found['cores']} cores, {found['threads']} threads",
         f"sums       {_SUMS[found['sums_alike']]}",
@@ -84,7 +84,7 @@ def words(found: dict[str, Any]) -> str:
 
 
 def doctor(as_json: Json = False) -> int:
-    """Says which device, versions, data sets, extras and optional weights are here."""
+    """Shows the device, versions, data sets, extras and optional weights of this machine."""
     found = examine()
     if as_json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""`leakbench epsilon`: what a planned run proves, epsilon and bounds on tests of membership, by its defense's plans."""
+"""`leakbench epsilon`: epsilon of a planned run and its bounds on membership tests, from the defense's plans."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def epsilon(
     settings: Overrides = None,
     as_json: Json = False,
 ) -> int:
-    """Epsilon of a planned run, from the defense's own plans, and what it allows any test of membership."""
+    """Computes epsilon of a planned run from the defense's own plans, and its bounds on any membership test."""
     import torch
 
     from leakbench.defenses.core import Sampling, predicted
@@ -78,7 +78,7 @@ def epsilon(
             f"{catalog.origin('defenses', defense)} raised {in_one_line(error)}{place(error, defense)}"
         ) from error
     claim = account.ledger.claim(delta)
-    # Of code that is none of ours the claim takes the word, as in a record.
+    # Claims about third-party code rest on its word, as in a record.
     doubts = [sentence for sentence in account.remarks.values() if sentence]
     allowed = _allowed(claim, advantage=advantage, fprs=tpr_at_fpr or [], epsilons=delta_at or [])
     if as_json:
@@ -91,7 +91,7 @@ def epsilon(
     return OK
 
 
-# Their types are `leakbench.defenses.core`'s, which takes seconds to import: too long for a command's help.
+# Any: the types are in `leakbench.defenses.core`, whose import takes seconds, too long for a command's help.
 def _document(name: str, defense: Any, claim: Any, steps: int) -> dict[str, Any]:
     proved = math.isfinite(claim.epsilon)
     return {
@@ -113,7 +113,7 @@ def _document(name: str, defense: Any, claim: Any, steps: int) -> dict[str, Any]
 
 
 def _wanted(text: str, delta: float) -> dict[str, Any]:
-    """What `--calibrate` asks for, as arguments of `calibrate`."""
+    """Parses the target of `--calibrate` into arguments of `calibrate`."""
     name, _, value = text.partition("=")
     try:
         if name == "epsilon":
@@ -129,7 +129,7 @@ def _wanted(text: str, delta: float) -> dict[str, Any]:
 
 
 def _allowed(claim: Any, *, advantage: bool, fprs: list[float], epsilons: list[float]) -> dict[str, Any]:
-    """What the claim answers beside its epsilon; nothing where nothing was asked."""
+    """Returns the requested bounds of the claim besides its epsilon; empty if none are requested."""
     found: dict[str, Any] = {}
     if advantage:
         found |= {"advantage": claim.advantage, "auc": claim.trade_off.auc}

@@ -1,4 +1,4 @@
-"""`leakbench evidence`: the least epsilon that scores of somebody's own membership test prove, against a claim."""
+"""`leakbench evidence`: lower bounds on epsilon from scores of any membership test, compared with a claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from .options import FAILED, OK, Json, print_json
 
-# Imported where they are used, so that `--help` does not wait: a `DataFrame` of pandas.
+# A `DataFrame`; pandas is imported on use, so that `--help` does not wait.
 Table = Any
 
 TRIALS = ("runs", "canaries", "random-split", "labels")
@@ -63,7 +63,7 @@ def evidence(
     seed: Annotated[int, typer.Option(min=0, help="Of random splits and matchings.")] = 0,
     as_json: Json = False,
 ) -> int:
-    """The least epsilon that scores prove, with what it assumes; and whether it refutes a claim."""
+    """Computes the least epsilon that scores prove, with its assumptions; and whether it refutes a claim."""
     from ..evidence.audit import audit_canaries, audit_labels, audit_random_split, audit_runs
     from ..evidence.estimate import judge, of_replacement
     from ..evidence.pairs import seed_of_split
@@ -86,7 +86,7 @@ def evidence(
         own = "replace_one"
     implied = None
     if claim is not None and claim_relation == "add_remove" and own == "replace_one":
-        # The bound is of replacement, and so must be what it is held against.
+        # The bound holds for replacement, so the claim is converted to replacement, too.
         implied = of_replacement(claim, delta)
         if implied[1] >= 1:
             raise ValueError(
@@ -154,7 +154,7 @@ def evidence(
 
 
 def _backwards(values: Any, member: Any) -> str | None:
-    """A remark where scores are smaller for members, of which a bound then shows nothing."""
+    """Warns if scores are smaller for members, because the bound then shows nothing."""
     from ..scoring.membership import auc
 
     found = auc(values[member], values[~member])
@@ -168,7 +168,7 @@ def _backwards(values: Any, member: Any) -> str | None:
 
 def _told(found: Any) -> str:
     kind = f"{found.level:.0%} {found.kind}"
-    # Three digits are enough: a chance is no more exact than its assumptions.
+    # Three digits suffice: a probability is no more exact than its assumptions.
     counted = {
         name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in found.detail.items()
     }
@@ -215,7 +215,7 @@ def _count(text: str, least: int = 1) -> int:
 
 
 def _read(scores: Path, truth: Path | None) -> Table:
-    """Scores and truth, joined by id."""
+    """Reads scores and truth, joined by id."""
     table = _table(scores, ["id", "score"] if truth is not None else ["id", "score", "member"])
     if truth is not None:
         known = _table(truth, ["id", "member"])

@@ -1,4 +1,4 @@
-"""`leakbench features`: what a public encoder makes of a data set, written as a file that suites read."""
+"""`leakbench features`: writes a public encoder's features of a data set to a file that suites read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def features(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Encodes a data set once, so that private training is that of a head on public features."""
+    """Encodes a data set once, so that private training fits only a head on public features."""
     from ..encode import write_features
     from ..run.harness import pick_device
 

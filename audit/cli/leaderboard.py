@@ -19,7 +19,7 @@ def table(
 ) -> int:
     """Prints the board of a folder of records.
 
-    Exit 1 where its controls failed, a claim was refuted or, with --verify, numbers are wrong.
+    Exit 1 if its controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
     from leakbench.leaderboard.board.table import Board
 
@@ -48,9 +48,9 @@ def build(
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Makes the page of a folder of records: one file that needs no network, with its board as CSV and JSON.
+    """Builds the page of a folder of records: a single file that needs no network, with its board as CSV and JSON.
 
-    Exit 1 where the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
+    Exit 1 if the board's controls failed, a claim was refuted or, with --verify, numbers are wrong.
     """
     from leakbench.leaderboard.board.table import Board
     from leakbench.leaderboard.page.build import build as build_page
@@ -72,7 +72,7 @@ def _judged(board: Any, faults: list[str]) -> int:
 
 
 def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | None:
-    # `leaderboard` may not import `audit`, whose scorers compute numbers again: it is handed the function.
+    # `leaderboard` may not import `audit`, whose scorers recompute the numbers: it receives the function.
     if not wanted:
         return None
     from leakbench.leaderboard.records.record import read_all

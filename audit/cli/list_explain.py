@@ -15,7 +15,7 @@ def list_(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Lists what there is, a line each."""
+    """Lists the entries of the catalogue, a line each."""
     from ..catalog import explain as about
     from ..catalog import methods as catalog
     from ..catalog.messages import no_such
@@ -45,11 +45,11 @@ def explain(
     name: Annotated[str, typer.Argument(help="A defense, attack, suite, data set or model.")],
     as_json: Json = False,
 ) -> int:
-    """Says what a method does, where it is from, and its settings."""
+    """Explains a method: its idea, source and settings."""
     from ..catalog import explain as about
 
     what = about.explain(name)
-    # A method that has all that it asks for and cannot take a step is broken; a script must not miss that.
+    # A method without required settings that cannot take a step is broken, which the exit code must show to scripts.
     broken = isinstance(what.in_a_step, str) and not any(setting.required for setting in what.settings)
     code = FAILED if broken else OK
     if as_json:

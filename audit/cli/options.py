@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-# 130 is 128 + SIGINT, a shell's code for a command that Control-C ended.
+# 130 is 128 + SIGINT, a shell's code for a command ended by Control-C.
 OK, FAILED, USAGE, BAD_FILE, INTERRUPTED = 0, 1, 2, 3, 130
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
@@ -17,7 +17,7 @@ Recomputed = Annotated[bool, typer.Option("--verify", help="Recompute numbers fr
 
 
 def print_json(document: Any) -> None:
-    """Prints one JSON document on stdout; NaN and infinity, which many parsers refuse, are errors."""
+    """Prints a JSON document on stdout; NaN and infinity, which many parsers refuse, are errors."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 

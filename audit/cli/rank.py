@@ -1,4 +1,4 @@
-"""`leakbench rank`: whether one example's gradient determines the input of every layer, dense and under masks."""
+"""`leakbench rank`: tests whether a per-example gradient determines the input of every layer, dense and masked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 from .options import OK, Json, print_json, say
 
 Curve = Mapping[float, Sequence[Any]]
-"""Sparsity -> `RankReport`s by layer, whose module imports PyTorch, which `--help` does not wait for."""
+"""Sparsity -> `RankReport`s by layer; untyped, since their module imports PyTorch, which would delay `--help`."""
 
 WIDTH, INPUTS = 200, 100
-"""Neurons and inputs of the layer that SPEAR's share is measured on: of the mask and the batch, not of the model."""
+"""Neurons and inputs of the layer that measures SPEAR's share, which depends on mask and batch, not on the model."""
 
 HEADINGS = (
     "layer",
@@ -50,7 +50,7 @@ def rank(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Ranks of each layer's equations for R-GAP's recursion, without data; counting equations decides nothing."""
+    """Computes ranks of each layer's equations for R-GAP's recursion, without data; counts alone decide nothing."""
     from leakbench.attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
 
     from ..run.harness import pick_device
@@ -80,7 +80,7 @@ def rank(
 
 
 def _phase_line(rates: Sequence[float], sizes: Sequence[int], trials: int, seed: int) -> dict[float, list[float]]:
-    """Sparsity -> share of random updates of which SPEAR recovers every input, by batch size."""
+    """Returns sparsity -> share of random updates from which SPEAR recovers every input, by batch size."""
     from leakbench.attacks.core.closed_form.keep_rate import recovered_share
 
     kept = [1 - rate for rate in rates]
@@ -98,7 +98,7 @@ def _phase_table(shares: Mapping[float, Sequence[float]], sizes: Sequence[int], 
 
 
 def _rates(given: Sequence[str]) -> list[float]:
-    """Sparsities, each once, in order."""
+    """Parses sparsities, each once, in order."""
     found = []
     for text in ",".join(given).split(","):
         try:
@@ -112,7 +112,7 @@ def _rates(given: Sequence[str]) -> list[float]:
 
 
 def _network(model: str, input_shape: str | None, classes: int | None, seed: int, device: Any) -> Any:
-    """The equations of a freshly initialised model."""
+    """Returns the equations of a freshly initialised model."""
     from leakbench.benchmarks import models
     from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
@@ -135,7 +135,7 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def _positive(option: str, text: str) -> tuple[int, ...]:
-    """Numbers with commas between."""
+    """Parses positive numbers separated by commas."""
     numbers = text.split(",")
     if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
         raise ValueError(f"{option} must be positive numbers with commas between, as 3,32,32, got {text!r}")
@@ -143,7 +143,7 @@ def _positive(option: str, text: str) -> tuple[int, ...]:
 
 
 def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
-    """One mask's reports and the two verdicts, which are not the same question."""
+    """Formats the reports of a mask and two separate verdicts, on the recursion and on a search."""
     lines = [HEADINGS] + [
         tuple(
             map(
@@ -167,7 +167,7 @@ def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    # The recursion starts at the last layer and ends at the first one that it cannot pass.
+    # The recursion runs from the last layer to the first that it cannot pass.
     stuck = max((one.layer for one in reports if one.deficit > 0), default=None)
     largest = max(one.index for one in reports)
     recursion = "reaches the input" if stuck is None else f"stops at layer {stuck}"
@@ -176,7 +176,7 @@ def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
 
 
 def _draw(model: str, curve: Curve, shares: Mapping[float, Sequence[float]], sizes: Sequence[int], file: Path) -> None:
-    """Rank over unknowns of every layer against sparsity, and beside it what SPEAR recovers."""
+    """Plots rank over unknowns of every layer against sparsity, with SPEAR's recovery next to it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -199,7 +199,7 @@ def _draw(model: str, curve: Curve, shares: Mapping[float, Sequence[float]], siz
 
 
 def draw_ranks(axes: Any, curve: Curve) -> None:
-    """Draws into axes of a figure, beside which others may lie.
+    """Plots the ranks into existing axes.
 
     Args:
         axes: of matplotlib.

@@ -28,7 +28,7 @@ def run(
     verify: Recomputed = False,
     as_json: Json = False,
 ) -> int:
-    """Runs a suite, writes a record per cell, prints the board. Cells that are there already are not run again."""
+    """Runs a suite, writes a record per cell, prints the board. Cells with existing records are not run again."""
     from leakbench.leaderboard.board.table import Board
     from leakbench.leaderboard.records.folder import Completeness
     from leakbench.leaderboard.records.manifest import read_manifests
@@ -56,11 +56,11 @@ def run(
             command=command,
             report=report,
         )
-    # A folder may hold manifests of other requests: the board is held against that of this very command.
+    # A folder may hold manifests of other requests: the board's completeness is checked against this command's.
     ids = {record.id for record in done}
     asked = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
     mine = tuple(m for m in asked if m.command == command)[:1]
-    # In the order in which they are read again, so that `leaderboard table` breaks ties alike.
+    # In the order of reading from disk, so that `leaderboard table` breaks ties alike.
     found = Board.from_records(done, Completeness(mine, directory))
     if as_json:
         print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
@@ -75,7 +75,7 @@ def run(
 def _asked(
     suite: str, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure_noise: bool
 ) -> tuple[str, ...]:
-    """The command that asks for the same cells, without options that say how and where they are computed."""
+    """Returns the command that requests the same cells, without options on how and where they are computed."""
     options = [
         (f"--{kind}", name) for kind, names in (("defense", defenses), ("attack", attacks)) for name in names or ()
     ]

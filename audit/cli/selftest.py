@@ -1,4 +1,4 @@
-"""`leakbench selftest`: one battery of tests against planted bugs, correct trainers, or a trainer of one's own."""
+"""`leakbench selftest`: tests against planted bugs, correct trainers, or a user's own trainer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def selftest(
     out: Annotated[Path | None, typer.Option(help="Folder for selftest.json and selftest.md.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Asks whether releases keep what is claimed; exit 1 for a violation, a missed bug or a false alarm."""
+    """Tests whether releases satisfy the claim; exit 1 for a violation, a missed bug or a false alarm."""
     import torch
 
     from ..selftest import certificate
@@ -46,7 +46,7 @@ def selftest(
     torch.set_num_threads(1)
     found = []
     for candidate in candidates:
-        # Somebody's own trainer may take seconds a run, of which there are thousands.
+        # A user's trainer may take seconds per run, for thousands of runs.
         progress = say if trainer is not None else None
         one = certificate.examine(candidate, repeat=repeat, seed=seed, level=level, progress=progress)
         found.append(one)

@@ -1,4 +1,4 @@
-"""`leakbench theory`: claims of the papers, each measured on our own plans beside a closed form, with a verdict."""
+"""`leakbench theory`: papers' claims, each measured on our own plans against a closed form, with a verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def theory(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> int:
-    """Measures claims of theory; the exit code is 1 where one that should hold does not, or a wrong one does."""
+    """Measures claims of theory; exit 1 if a claim that should hold fails, or a wrong claim holds."""
     import torch
 
     from leakbench.benchmarks import data as datasets
@@ -32,7 +32,7 @@ def theory(
     from ..theory.claim import Setup
     from ..theory.claims import chosen, examined
 
-    # Before anything is computed, which takes half a minute.
+    # Validated before the computation, which takes half a minute.
     claims = chosen(claim or [])
     if data is not None:
         datasets.check(data)
