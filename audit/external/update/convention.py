@@ -247,7 +247,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
     rounding = max(digits * abs(shown).max() / 2, left * rounding)
     clipped = declared.clip_norm is not None
     fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
-    # Clipped examples have weights below 1, so their label counts are not whole.
+    # Clipped examples have weights of at most 1, so label counts need not be whole.
     fits = fits if fits or clipped else by_labels(layer, shown, declared.batch_size, rounding / abs(shown).max())
     sizes = by_size(layer, shown, declared.batch_size)
     why = "" if fits else "its last layer leaves the factor open"
