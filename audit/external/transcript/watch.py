@@ -191,7 +191,6 @@ def watch(
     Raises:
         ValueError: an argument out of range, or an optimizer whose gradients cannot be read.
         TranscriptRefused: the folder holds another transcript, or other files.
-        TranscriptRefused: the folder holds another transcript, or something else.
     """
     inner = _inner(optimizer)
     if max_bytes is not None and max_bytes < 1:
