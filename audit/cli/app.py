@@ -62,10 +62,11 @@ board.command("table")(table)
 board.command("build")(build)
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(asked: bool) -> bool:
     if asked:
         print(leakbench.__version__)
         raise typer.Exit(OK)
+    return asked
 
 
 @app.callback()
