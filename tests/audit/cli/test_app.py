@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,9 @@ def test_explain_says_what_where_from_and_with_which_settings(command, document)
     assert {s["name"]: s["default"] for s in found["settings"]}["share"] == 0.02
     code, out, err = command("explain", "dpdr")
     assert (code, err) == (0, "") and "share (a number, default 0.02): fraction of" in out
-    assert "noise_multiplier (a number, default calibrated to the budget): of the step as one Gaussian" in out
+    assert (
+        "noise_multiplier (a number, default calibrated to the budget): multiplier of the step as one Gaussian" in out
+    )
     assert "an observer of the updates sees: noisy coefficients along the last release, and" in out
     needs = document("explain", "likelihood_ratio")["requires"]
     assert needs["access"] == "ALL_STEPS" and set(needs["knows"]) == {"OTHERS", "DEFENSE"}
@@ -419,3 +422,7 @@ def test_a_missing_package_is_one_sentence_and_no_verdict(command, monkeypatch):
         cli.main(
             ["evidence", "s.csv", "--trials", "canaries", "--method", "one_run", "--guesses", "5+5", "--delta", "1e-5"]
         )
+
+
+def test_the_version_is_printed_alone(command):
+    assert command("--version") == (0, f"{version('leakbench')}\n", "")
