@@ -77,8 +77,8 @@ def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | N
         return None
     from leakbench.leaderboard.records.record import read_all
 
-    from ..scoring.claims import multiplier_fault
-    from ..scoring.verify import contradiction
+    from ..run.claims import multiplier_fault
+    from ..run.verify import contradiction
 
     beside: dict[Path, list[Any]] = {}
 

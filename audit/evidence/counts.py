@@ -21,7 +21,7 @@ from numpy import ndarray
 from scipy import optimize, stats
 from scipy.special import ndtri
 
-from ..scoring.allowed import clopper_pearson_upper, epsilon_implied, gaussian_epsilon
+from .claim_bounds import clopper_pearson_upper, epsilon_implied, gaussian_epsilon
 from .estimate import check_delta, check_level
 
 QUANTILES = 20_000

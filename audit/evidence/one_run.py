@@ -23,7 +23,7 @@ from numpy import ndarray
 from scipy import optimize, stats
 from scipy.special import ndtr, ndtri
 
-from ..scoring.allowed import gaussian_epsilon
+from .claim_bounds import gaussian_epsilon
 from .estimate import check_delta, check_level
 
 LARGEST_SHIFT = 64.0

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy import ndarray
 
-from ..scoring.allowed import epsilon_implied
+from .claim_bounds import epsilon_implied
 from .counts import Errors
 
 

@@ -31,8 +31,8 @@ from leakbench.attacks.core import Examples
 from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 
-from ..selftest.canaries import CanaryKind, unit_directions
 from .build import made
+from .gradient_canaries import CanaryKind, unit_directions
 from .masks import public_masks
 from .mislabelled_pool import canary_table, withheld
 from .request import TrainingRequest, seed_of_data

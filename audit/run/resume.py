@@ -14,9 +14,9 @@ from ..catalog import methods as catalog
 from ..plan.build import planned
 from ..plan.cells import Cell
 from ..plan.request import Request
-from ..scoring.claims import unproved_claim, unproved_share
-from ..scoring.verify import contradiction
+from .claims import unproved_claim, unproved_share
 from .provenance import library
+from .verify import contradiction
 
 UNRESOLVED = ("private", "non_member", "public")
 """Sizes of a task that a suite may leave to the data: a record has the resolved values."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakbench.leaderboard.records.record import Metric
 
-from .allowed import clopper_pearson
+from ..evidence.claim_bounds import clopper_pearson
 
 NOT_NAMED = -1
 """In arrays: an example without a recovered label."""

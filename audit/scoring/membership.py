@@ -28,8 +28,8 @@ from leakbench.attacks.core import MembershipScores
 from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
 from leakbench.leaderboard.records.record import Metric
 
+from ..evidence.claim_bounds import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
 from . import random_split
-from .allowed import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
 
 FPRS = {"tpr_at_1pct_fpr": 0.01, "tpr_at_0.1pct_fpr": 0.001}
 """Metric name -> false positive rate."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from leakbench.leaderboard.records.record import Metric
 
-from .allowed import clopper_pearson
+from ..evidence.claim_bounds import clopper_pearson
 
 
 def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> dict[str, Metric]:

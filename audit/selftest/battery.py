@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..scoring.allowed import clopper_pearson_lower, clopper_pearson_upper
+from ..evidence.claim_bounds import clopper_pearson_lower, clopper_pearson_upper
 from . import statistics
 from .protocol import Trainer, TrainerAnswer, TrainerClaim
 from .scenarios import Scenario, scenarios

@@ -22,7 +22,7 @@ from leakbench.leaderboard.records.files import write_bytes
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..scoring.allowed import clopper_pearson
+from ..evidence.claim_bounds import clopper_pearson
 from .battery import TESTS, BatteryOutcome, battery
 from .bugs import BUGS
 from .protocol import Trainer, of_function

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from leakbench.defenses.core import keyed, seed_from
 
-from .canaries import LinearLogit, as_records, unit_directions
+from ..plan.gradient_canaries import LinearLogit, as_records, unit_directions
 from .protocol import TrainerTask
 
 HUGE = 100.0

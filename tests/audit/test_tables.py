@@ -9,14 +9,13 @@ import torch
 from leakbench.attacks.core import RESULTS, Access, Knows
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog import plugins
+from leakbench.audit.evidence.claim_bounds import clopper_pearson
 from leakbench.audit.plan import threat_models
 from leakbench.audit.plan.artifact import Artifact
 from leakbench.audit.plan.cells import Cell
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.threat_models import THREAT_MODELS, ThreatModel
-from leakbench.audit.run import harness
-from leakbench.audit.scoring import verify
-from leakbench.audit.scoring.allowed import clopper_pearson
+from leakbench.audit.run import harness, verify
 from leakbench.audit.subjects import table, trained_model
 from leakbench.audit.subjects.outcome import Finding
 from leakbench.audit.subjects.trained_run import TrainedRun

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from leakbench.audit.evidence.audit import METHODS, audit_canaries, audit_labels, audit_random_split, audit_runs
+from leakbench.audit.evidence.claim_bounds import gaussian_delta, gaussian_epsilon
 from leakbench.audit.evidence.estimate import judge, of_replacement
 from leakbench.audit.evidence.one_run import Guesses, one_run
 from leakbench.audit.evidence.pairs import canary_guesses, pair_guesses
 from leakbench.audit.evidence.thresholds import DeclaredThresholds, FixedThreshold
-from leakbench.audit.scoring.allowed import gaussian_delta, gaussian_epsilon
 
 COINS = np.random.default_rng(0)
 IN, OUT = COINS.normal(2, 1, 1000), COINS.normal(0, 1, 1000)

@@ -7,6 +7,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon, gaussian_tpr
 from leakbench.audit.evidence.counts import (
     Errors,
     bayesian,
@@ -16,7 +17,6 @@ from leakbench.audit.evidence.counts import (
     least_misses,
     sampled_gaussian,
 )
-from leakbench.audit.scoring.allowed import gaussian_epsilon, gaussian_tpr
 
 
 @pytest.mark.parametrize(

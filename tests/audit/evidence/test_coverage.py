@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.evidence.counts import Errors, clopper_pearson, gaussian, sampled_gaussian
 from leakbench.audit.evidence.one_run import Guesses, one_run, one_run_f_dp, order_statistics
 from leakbench.audit.evidence.pairs import canary_guesses, pair_guesses
-from leakbench.audit.scoring.allowed import gaussian_epsilon
 
 AUDITS, N, DELTA = 2000, 1000, 1e-5
 OF_ERRORS = {"clopper_pearson": clopper_pearson, "gaussian": gaussian, "pld": sampled_gaussian(1.0, 1)}

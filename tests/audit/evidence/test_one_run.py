@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from leakbench.audit.evidence import one_run as module
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.evidence.one_run import (
     Guesses,
     one_run,
@@ -18,7 +19,6 @@ from leakbench.audit.evidence.one_run import (
     order_statistics_shift,
     surest_errors,
 )
-from leakbench.audit.scoring.allowed import gaussian_epsilon
 
 
 @pytest.mark.parametrize(

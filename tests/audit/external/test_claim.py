@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.external.claim import StatedClaim
-from leakbench.audit.scoring.allowed import gaussian_epsilon
 
 
 def test_a_claim_is_read_with_what_is_behind_it():

@@ -15,14 +15,14 @@ import pandas as pd
 import pytest
 import torch
 
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.plan import pretrain
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness
 from leakbench.audit.run.harness import pick_device
 from leakbench.audit.run.lock import BusyError, locked
 from leakbench.audit.run.provenance import library
-from leakbench.audit.scoring.allowed import gaussian_epsilon
-from leakbench.audit.scoring.verify import contradiction
+from leakbench.audit.run.verify import contradiction
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.records.files import WriteError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import InclusionScores
-from leakbench.audit.scoring.allowed import gaussian_epsilon
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.scoring.canaries import NAME, held_against, score_canaries
 
 DELTA = 1e-5

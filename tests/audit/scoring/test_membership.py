@@ -12,7 +12,7 @@ from scipy.stats import binom, binomtest, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from leakbench.attacks.core import MembershipScores
-from leakbench.audit.scoring.allowed import clopper_pearson, gaussian_auc, gaussian_epsilon, gaussian_tpr
+from leakbench.audit.evidence.claim_bounds import clopper_pearson, gaussian_auc, gaussian_epsilon, gaussian_tpr
 from leakbench.audit.scoring.membership import (
     auc,
     calibration_half,

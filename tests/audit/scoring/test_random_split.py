@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from leakbench.audit.evidence.audit import audit_random_split
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.evidence.pairs import seed_of_split
-from leakbench.audit.scoring.allowed import gaussian_epsilon
 from leakbench.audit.scoring.random_split import epsilon_lower, not_a_random_split
 
 DELTA = 1e-5

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from leakbench.audit.selftest.canaries import LinearLogit
+from leakbench.audit.plan.gradient_canaries import LinearLogit
 from leakbench.audit.selftest.protocol import TrainerAnswer, TrainerClaim
 from leakbench.defenses.core.privacy.events import Gaussian
 

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from leakbench.audit.selftest.canaries import LinearLogit
+from leakbench.audit.plan.gradient_canaries import LinearLogit
 from leakbench.audit.selftest.protocol import TrainerClaim, TrainerTask, of_function
 from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian

@@ -9,8 +9,8 @@ import torch
 from leakbench.audit.cli.app import main
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run.job import compute
+from leakbench.audit.run.verify import contradiction
 from leakbench.audit.scoring.canaries import NAME
-from leakbench.audit.scoring.verify import contradiction
 from leakbench.audit.subjects import trained_run
 from leakbench.audit.subjects.trained_model import TrainedModel
 from leakbench.audit.targets.observed_step import Observed

@@ -14,8 +14,8 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness
 from leakbench.audit.run.job import compute
+from leakbench.audit.run.verify import contradiction
 from leakbench.audit.scoring.robustness import gaussian_bound
-from leakbench.audit.scoring.verify import contradiction
 from leakbench.audit.subjects import shared_update
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.suite.suite import SuiteError

@@ -7,9 +7,9 @@ from scipy.special import ndtr, ndtri
 
 from leakbench.attacks.core import Observation, Reconstruction
 from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run.job import compute
-from leakbench.audit.scoring.allowed import gaussian_epsilon
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.benchmarks import data
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from leakbench.audit.evidence.claim_bounds import gaussian_auc, largest_auc
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.pretrain import starting_model
 from leakbench.audit.plan.request import Request
 from leakbench.audit.run.job import compute
 from leakbench.audit.scoring import random_split
-from leakbench.audit.scoring.allowed import gaussian_auc, largest_auc
 from leakbench.audit.subjects import trained_run as trained
 from leakbench.audit.subjects.outcome import Outcome, asked_pools, join
 from leakbench.audit.subjects.trained_model import TrainedModel

@@ -14,7 +14,7 @@ from leakbench import audit
 from leakbench.attacks.core import Examples, Observation
 from leakbench.attacks.inverting_gradients import inverting_gradients
 from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
-from leakbench.audit.scoring.allowed import gaussian_auc, gaussian_tpr
+from leakbench.audit.evidence.claim_bounds import gaussian_auc, gaussian_tpr
 from leakbench.audit.targets.observe import World
 from leakbench.audit.targets.simulated_update import simulate_share
 from leakbench.benchmarks import data, models

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from leakbench.audit.selftest.canaries import LinearLogit, as_records, unit_directions
+from leakbench.audit.plan.gradient_canaries import LinearLogit, as_records, unit_directions
 from leakbench.defenses.core import Coordinates, Layout, Subspace, cross_entropy, keyed, per_example_gradients
 
 DIM = 12

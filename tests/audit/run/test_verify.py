@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from leakbench.audit.scoring import verify
-from leakbench.audit.scoring.claims import multiplier_fault
-from leakbench.audit.scoring.verify import contradiction
+from leakbench.audit.run import verify
+from leakbench.audit.run.claims import multiplier_fault
+from leakbench.audit.run.verify import contradiction
 from leakbench.leaderboard.metrics import METRICS
 from leakbench.leaderboard.records.record import Metric, Record
 
 from ..conftest import INVERSION, SHARE, SUITE
-from ..run.runs import run
+from .runs import run
 
 Shelf = tuple[Path, Record, Record]
 
@@ -88,7 +88,7 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     assert "in the place of another it says" in contradiction(low, folder)
     # A bound above the claim, as if its scores gave it.
     refuted = forged(record, "epsilon_lower", value_at_verdict=10 * record.claim.epsilon)
-    monkeypatch.setattr("leakbench.audit.scoring.verify._alike", lambda a, b: True)
+    monkeypatch.setattr("leakbench.audit.run.verify._alike", lambda a, b: True)
     assert "and it is not flagged" in contradiction(refuted, folder)
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from leakbench.audit.scoring.allowed import (
+from leakbench.audit.evidence.claim_bounds import (
     clopper_pearson,
     clopper_pearson_upper,
     epsilon_implied,

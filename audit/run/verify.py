@@ -28,16 +28,16 @@ from leakbench.leaderboard.records.record import Metric, Record
 
 from ..catalog import methods as catalog
 from ..catalog.settings import CatalogError
+from ..evidence.claim_bounds import clopper_pearson
 from ..plan.threat_models import THREAT_MODELS
-from . import canaries, random_split
-from .allowed import clopper_pearson
+from ..scoring import canaries, random_split
+from ..scoring.images import share_metric, summed_up
+from ..scoring.labels import labels_again
+from ..scoring.membership import score_membership
+from ..scoring.reconstruction import compare_pictures
+from ..scoring.shift import LEVEL as SHIFTED
+from ..scoring.utility import mean_loss
 from .claims import claim_fault
-from .images import share_metric, summed_up
-from .labels import labels_again
-from .membership import score_membership
-from .reconstruction import compare_pictures
-from .shift import LEVEL as SHIFTED
-from .utility import mean_loss
 
 OF_EXTRAS = ("ssim", "lpips")
 """Metrics that are null if an optional package is not installed."""
