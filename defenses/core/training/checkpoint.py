@@ -25,7 +25,7 @@ from ..privacy import ledger, sampling
 from . import transcript
 
 _KIND = b"leakbench checkpoint "
-_MAGIC = _KIND + b"7\n"
+_MAGIC = _KIND + b"8\n"
 # The classes in transcripts and ledgers; torch's loader refuses any other class.
 _OURS = [
     adaptive_clip_norm.EncodedNormWithin,
