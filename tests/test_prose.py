@@ -1,0 +1,74 @@
+"""Prose of docstrings and comments: it begins with the field's noun or a verb, and pronouns do not stand for nouns."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard", "leakbench")
+FIRST = {"What", "Whether", "Those", "Of", "As", "Where", "Who", "Whoever", "Which", "How", "Why", "Beside"}
+# Most per 1,000 words. Anchors of the field have 0.0 to 0.2, 0.6 to 2.2 and 1.0 to 1.7.
+MOST = {"what": 1.0, "where": 2.0, "one": 3.5, "whoever": 0.1}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstrings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def comments(source: str) -> Iterator[str]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def sources(part: str) -> dict[str, str]:
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / part).rglob("*.py")}
+
+
+def rates(texts: list[str]) -> dict[str, float]:
+    """Occurrences of each word that is counted, per 1,000 words."""
+    words = [word.lower() for text in texts for word in re.findall(r"[A-Za-z']+", text)]
+    counted = Counter(words)
+    return {word: 1000 * counted[word] / len(words) for word in MOST}
+
+
+def first_word(text: str) -> str:
+    return text.split()[0].strip("`*:,.")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_docstring_begins_with_a_noun_or_a_verb(part):
+    found = [
+        f"{path}: {text.splitlines()[0]}"
+        for path, source in sources(part).items()
+        for text in docstrings(source)
+        if first_word(text) in FIRST
+    ]
+    assert not found, "begin with the field's noun, or with a verb like Returns or Computes"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_pronouns_are_rare(part):
+    texts = [text for source in sources(part).values() for text in (*docstrings(source), *comments(source))]
+    found = {word: round(rate, 1) for word, rate in rates(texts).items() if rate > MOST[word]}
+    assert not found, f"per 1,000 words, at most {MOST}: name the thing that is meant"
+
+
+def test_what_is_counted_is_found():
+    source = '"""What it is."""\nx = 1  # one of what one has\n'
+    assert [first_word(text) for text in docstrings(source)] == ["What"]
+    assert rates([*docstrings(source), *comments(source)]) == {
+        "what": 250.0,
+        "where": 0.0,
+        "one": 250.0,
+        "whoever": 0.0,
+    }
