@@ -32,7 +32,7 @@ def dealt(seed, *sizes):
     return [(INPUTS[some], LABELS[some]) for some in order[: sum(sizes)].split(list(sizes))]
 
 
-def network(seed, hidden=64, activation=nn.Tanh):
+def network(seed, hidden=64, activation: type[nn.Module] = nn.Tanh):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), activation(), nn.Linear(hidden, 10))
 
@@ -80,7 +80,7 @@ def test_models_that_know_their_members_are_called_leaking():
     assert share.low > 0.8
 
 
-def update_of(seed, batch, *, noise_multiplier=0.0, activation=nn.Tanh):
+def update_of(seed, batch, *, noise_multiplier=0.0, activation: type[nn.Module] = nn.Tanh):
     """The mean gradient of a batch, clipped at 1 where it has noise."""
     model, coins = network(seed, activation=activation), torch.Generator().manual_seed(seed)
     total = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
