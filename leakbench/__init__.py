@@ -14,6 +14,8 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir(
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
+    __version__: str
+
     from leakbench.audit import refuse_other_mask, score, share_update, show_versions, update_between, watch
     from leakbench.audit.external.model.audit import audit_model
     from leakbench.defenses.core import calibrate, fixed, full, partition, poisson, predict, shuffle, train
