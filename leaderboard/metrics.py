@@ -274,7 +274,7 @@ _TABLE = (
     ),
     # Directions are the defender's: a large error of a reconstruction is good.
     KnownMetric(
-        # Of reconstructions as the attack returned them: clamping would lower the error.
+        # Computed on reconstructions as the attack returned them: clamping would lower the error.
         name="mse_raw", kind="reconstruction", label="MSE, not clamped", better="higher", most=math.inf, digits=4,
     ),
     KnownMetric(name="mse", kind="reconstruction", label="MSE", better="higher", most=math.inf, digits=4),

@@ -19,15 +19,28 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def docstrings(source: str) -> Iterator[str]:
+    """Docstrings of modules, classes and functions, and strings behind attributes."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
-            yield text
+        for statement in node.body if isinstance(node, DOCUMENTED) else []:
+            lone = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(lone, ast.Constant) and isinstance(lone.value, str):
+                yield lone.value.strip()
 
 
 def comments(source: str) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
+
+
+def blocks(source: str) -> Iterator[str]:
+    """The first line of each block of comments that has lines of its own."""
+    last = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+            if token.start[0] > last + 1:
+                yield token.string.lstrip("#!: ") or "-"
+            last = token.start[0]
 
 
 def sources(part: str) -> dict[str, str]:
@@ -46,11 +59,11 @@ def first_word(text: str) -> str:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_docstring_begins_with_a_noun_or_a_verb(part):
+def test_docstrings_and_comments_begin_with_a_noun_or_a_verb(part):
     found = [
         f"{path}: {text.splitlines()[0]}"
         for path, source in sources(part).items()
-        for text in docstrings(source)
+        for text in (*docstrings(source), *blocks(source))
         if first_word(text) in FIRST
     ]
     assert not found, "begin with the field's noun, or with a verb like Returns or Computes"
@@ -66,6 +79,8 @@ def test_pronouns_are_rare(part):
 def test_what_is_counted_is_found():
     source = '"""What it is."""\nx = 1  # one of what one has\n'
     assert [first_word(text) for text in docstrings(source)] == ["What"]
+    assert [first_word(text) for text in docstrings('class A:\n    x = 1\n    """As `y`."""\n')] == ["As"]
+    assert [first_word(text) for text in blocks("x = 1  # of it\n# As here:\n# where it is\n")] == ["As"]
     assert rates([*docstrings(source), *comments(source)]) == {
         "what": 250.0,
         "where": 0.0,

@@ -171,7 +171,7 @@ class TaskTable(StrictTable):
     crop_padding: Padding | None = None
     """Pixels added on each side before a view is cropped; 4 if absent. Ignored without views."""
     horizontal_flip: bool | None = None
-    """Whether half of the views are flipped left to right; true if absent. Ignored without views."""
+    """True to flip half of the views left to right, the default; ignored without views."""
     statistics: StatisticsTable | None = None
     """Statistics that standardise fixed features; features of the model itself if absent."""
     pretrain: PretrainTable | None = None
@@ -331,7 +331,7 @@ class Document(StrictTable):
     share: ShareTable | None = None
     tune: TuneTable | None = None
     controls: bool = True
-    """Whether a positive and a negative control are run with the cells."""
+    """True to run a positive and a negative control with the cells."""
     reported: tuple[ReportedRow, ...] = ()
 
 

@@ -74,7 +74,7 @@ def speed(
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    # As in `leakbench`: otherwise measurements depend on the memory that the process has freed before.
+    # Same as in the command `leakbench`: otherwise measurements depend on the memory that the process has freed before.
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -40,7 +40,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        # Of the last minute; above 0, other work was running at the start.
+        # Average over the last minute; above 0, other work was running at the start.
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -106,7 +106,7 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
         content: text, or a function that writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # As `leakbench.leaderboard.records.files.write_bytes`, which this leaf may not import.
+    # Same as `leakbench.leaderboard.records.files.write_bytes`, which this leaf may not import.
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:

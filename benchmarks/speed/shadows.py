@@ -36,7 +36,7 @@ STEPS = {MLP: 24, CNN: 8}
 GOALS = {(MLP, 16): 6.0, (MLP, 64): 10.0, (CNN, 8): 1.4}
 """Least speed-up by network and number of models."""
 ON_CUDA = {(CNN, 64): 1.4}
-"""As `GOALS`, on CUDA alone."""
+"""Goals on CUDA alone, in the form of `GOALS`."""
 
 
 @cache

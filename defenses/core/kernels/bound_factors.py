@@ -143,7 +143,7 @@ def _module(wide: bool) -> ir.Module:
         square, everything, vanished, least_side = part.sums
         build.store(square, build.gep(norms, [example.number]))
         length = build.call(root, [square])
-        # As in `Bound.factors`, which gives the reason.
+        # The reason is in `Bound.factors`.
         longer = build.select(build.fcmp_ordered(">", length, norm), length, norm)
         beside = build.fadd(length, regulariser)
         divisors = (longer, beside, build.fadd(length, build.fdiv(regulariser, beside)))

@@ -270,7 +270,7 @@ class OngoingRun:
         before = self.runner.layout.read(self.model)
         # A seed of its own, so that its views and dropout are not those of step 0.
         out = self.runner.run(plan, self.inputs, self.labels, coins=draws_at_start(self.coins))
-        # As public as the expected batch, from which it follows.
+        # Public like the expected batch, from which it follows.
         count = self._expected_batch / self.settings.sampling.rate
         self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
         return out
@@ -285,7 +285,7 @@ class OngoingRun:
             self.account.charge(plan, step=0, one_off=True)
             return engine.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws for statistics"))
 
-        # As public as the expected batch, which follows from it.
+        # Public like the expected batch, which follows from it.
         count = self._expected_batch / sampling.rate
         engines = release_statistics(
             self.features,
