@@ -165,8 +165,8 @@ def _hooked(edge: GradientEdge, meet: Callable[[Tensor | None], None]) -> None:
 
 def _traced(output: Tensor) -> Tensor:
     """Returns a layer's output as part of the autograd graph, which begins at the first layers' outputs."""
-    # Such outputs do not depend on any differentiated tensor. They must not be leaves, which cannot be changed in place,
-    # as by nn.ReLU(inplace=True).
+    # Such outputs do not depend on any differentiated tensor. They must not be leaves, which cannot be changed in
+    # place, as by nn.ReLU(inplace=True).
     if output.requires_grad:
         return output
     if output.numel() <= _COPIED and output.is_floating_point():
