@@ -73,7 +73,7 @@ def measured(probe: Probe, *, device: str = "cpu", threads: int | None = None, c
         calls: of the callable, the first included.
     """
     job = {**asdict(probe), "device": device, "threads": threads or torch.get_num_threads(), "calls": calls}
-    # Other distributions have a top-level `benchmarks` too; the current folder comes first, and so does this path.
+    # A checkout that is not installed is found by its path.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     try:
         done = subprocess.run(  # noqa: S603  this interpreter and our own module
