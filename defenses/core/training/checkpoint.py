@@ -76,7 +76,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     memory = io.BytesIO()
     torch.save(content, memory)
-    payload = memory.getbuffer()
+    payload = memory.getvalue()  # not a view, which crashes Python in a collected cycle (CPython 3.12, 3.13)
     # In the same folder, because a rename is atomic only within a file system.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:

@@ -1,5 +1,6 @@
 """Attacks that are not ours: what they reach of the auditor's memory, and what comes back of them."""
 
+import gc
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, SeenTra
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog.settings import CatalogError
 from leakbench.audit.isolation import worker
+from leakbench.audit.isolation.sending import packed_bytes
 from leakbench.audit.isolation.worker import AttackProcessError, BesideTheData
 from leakbench.audit.run import job
 from leakbench.audit.subjects.outcome import Outcome
@@ -324,3 +326,11 @@ def test_an_attack_that_ends_its_process_when_it_is_imported_is_refused_in_one_s
         CatalogError, match=re.escape("attack 'ended.py:f': the attack ended its process: exit status 4")
     ):
         catalog.attack("ended.py:f")
+
+
+def test_what_is_sent_may_be_collected_in_a_cycle():
+    """CPython 3.12 and 3.13 crash, or complain, where a collected cycle has a BytesIO and a view of it."""
+    cycle = [*packed_bytes({"inputs": torch.zeros(3)}, id)]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
