@@ -10,8 +10,9 @@ if __name__ == "audit":
     # With two classes of the same name, `isinstance` would fail where both are imported.
     raise ImportError("audit must be imported as leakbench.audit")
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from leakbench.lazy_names import lazy_names
 
 from .run.executors import parent_death  # noqa: F401 - before anything that takes long
 
@@ -24,18 +25,6 @@ if TYPE_CHECKING:
     from .targets.simulated_update import share_update
     from .versions import show_versions
 
-# Imported on demand: the command, worker processes and attack processes each need only a part of this package.
-_HOMES = {
-    "GroundTruth": "scoring.truth",
-    "audit_model": "external.model.audit",
-    "refuse_other_mask": "targets.checkpoint_updates",
-    "score": "scoring.score",
-    "share_update": "targets.simulated_update",
-    "show_versions": "versions",
-    "update_between": "targets.checkpoint_updates",
-    "watch": "external.transcript.watch",
-}
-
 __all__ = [
     "GroundTruth",
     "audit_model",
@@ -47,14 +36,5 @@ __all__ = [
     "watch",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# The command, worker processes and attack processes each need only a part of this package.
+__getattr__, __dir__ = lazy_names(__name__)

@@ -25,6 +25,7 @@ from leakbench.benchmarks import data as datasets
 from leakbench.benchmarks.core import Sizes, Split, Splits, content_digest, user_factory
 from leakbench.benchmarks.core.nets import torchvision_models
 from leakbench.benchmarks.core.nets.shapes import first_line
+from leakbench.benchmarks.core.open_names import PATTERNS, is_factory, is_torchvision
 from leakbench.benchmarks.data.own import features as own
 from leakbench.leaderboard.records.files import write_whole
 
@@ -32,7 +33,7 @@ from .external.files.read import read_tensors
 from .external.model.network import filled
 from .plan.pretrain import last_linear, seen_by
 
-ENCODERS = f"{torchvision_models.PATTERN} or {user_factory.PATTERN}"
+ENCODERS = " or ".join(PATTERNS)
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
         ValueError: an unknown name, weights that do not fit or are unavailable, or images that cannot be resized.
         ModuleNotFoundError: without torchvision; names the extra.
     """
-    vision = name.startswith(torchvision_models.PREFIX)
-    if not vision and not user_factory.named(name):
+    vision = is_torchvision(name)
+    if not vision and not is_factory(name):
         raise ValueError(f"an encoder must be {ENCODERS}, got {name!r}")
     if not vision and weights is None:
         raise ValueError(f"weights of {name!r} must be given in a file of safetensors: random ones are no encoder")

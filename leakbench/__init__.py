@@ -8,6 +8,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .lazy_names import lazy_names
+
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir():
     # The parts lie next to this folder in a checkout, and inside it in a wheel.
@@ -22,15 +24,6 @@ if TYPE_CHECKING:
     from leakbench.leaderboard import Record, read_all
 
 _PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
-_HOMES = {
-    **dict.fromkeys(("refuse_other_mask", "score", "share_update", "show_versions", "update_between"), "audit"),
-    "watch": "audit",
-    "audit_model": "audit.external.model.audit",
-    **dict.fromkeys(
-        ("calibrate", "fixed", "full", "partition", "poisson", "predict", "shuffle", "train"), "defenses.core"
-    ),
-    **dict.fromkeys(("Record", "read_all"), "leaderboard"),
-}
 
 __all__ = [
     "Record",
@@ -54,6 +47,9 @@ __all__ = [
 ]
 
 
+_public_name, _names = lazy_names(__name__)
+
+
 def __getattr__(name: str) -> Any:
     """Imports a part or a public name on first use."""
     if name in _PARTS:
@@ -63,11 +59,8 @@ def __getattr__(name: str) -> Any:
             return metadata.version(__name__)
         except metadata.PackageNotFoundError:  # a checkout without an installation
             return "0+unknown"
-    if name in _HOMES:
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _public_name(name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PARTS, *__all__})
+    return sorted({*_names(), *_PARTS, "__version__"})

@@ -1,5 +1,7 @@
 """One import name, `leakbench`, over the folders of a checkout: public names by need, and no file under two names."""
 
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 
 import leakbench
 from leakbench.defenses.core import Defense
+from leakbench.lazy_names import homes
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
@@ -45,10 +48,33 @@ def test_a_method_is_an_attribute_of_its_package_whichever_way_it_was_imported()
         leakbench.defenses.pcpd  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize(
+    "package",
+    ["leakbench", *(f"leakbench.{one}" for one in ("attacks.core", "audit", "benchmarks.core", "leaderboard"))],
+)
+def test_every_name_that_a_package_promises_is_imported_from_its_home(package):
+    module = importlib.import_module(package)
+    assert set(homes(package)) | {"__version__"} >= set(module.__all__)
+    for name, home in homes(package).items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+        assert name in dir(module)
+        # A module of the name of a public name would stand in its place once it is imported.
+        assert importlib.util.find_spec(f"{package}.{name}") is None
+
+
 @pytest.mark.long
-def test_nothing_is_imported_before_it_is_used(tmp_path):
-    done = run("import sys, leakbench; print('torch' in sys.modules, 'leakbench.defenses' in sys.modules)", tmp_path)
-    assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import leakbench",
+        "import leakbench.defenses.core, leakbench.attacks.core, leakbench.benchmarks.core, leakbench.leaderboard",
+        *(f"from leakbench.audit.cli import main; main({words})" for words in (["--version"], ["--help"], ["list"])),
+    ],
+)
+def test_pytorch_is_not_imported_before_it_is_used(code, tmp_path):
+    report = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr)); "
+    done = run(report + code, tmp_path)
+    assert (done.returncode, done.stderr.split()) == (0, ["False"])
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -1,35 +1,40 @@
 """Core of attacks: threat models, their targets, the network structure, checked results, and image priors."""
 
-from .membership.likelihood_ratio import Evidence, log_likelihood_ratio, relative_residual, subsampled
-from .membership.matched_filter import MatchedFilter
-from .membership.shadow_models import MOST_VIEWS, Shadows, balanced_halves, viewed
-from .search.image_priors import Box, total_variation, total_variations
-from .targets.narrow import narrow, parts_of, view_of
-from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
-from .targets.observation import (
-    Examples,
-    LabelAccess,
-    ModelAccess,
-    Observation,
-    Participation,
-    SeenTranscript,
-    Steps,
-    Target,
-)
-from .targets.results import (
-    RESULTS,
-    InclusionScores,
-    LabelEstimate,
-    MembershipScores,
-    Reconstruction,
-    ResultType,
-    checked_labels,
-    checked_reconstruction,
-    checked_scores,
-)
-from .threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
-from .threat_model.decorator import Attack, attack
-from .threat_model.requires import Access, AccessError, Controls, Knows, Requirements, granted
+from typing import TYPE_CHECKING
+
+from leakbench.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .membership.likelihood_ratio import Evidence, log_likelihood_ratio, relative_residual, subsampled
+    from .membership.matched_filter import MatchedFilter
+    from .membership.shadow_models import MOST_VIEWS, Shadows, balanced_halves, viewed
+    from .search.image_priors import Box, total_variation, total_variations
+    from .targets.narrow import narrow, parts_of, view_of
+    from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
+    from .targets.observation import (
+        Examples,
+        LabelAccess,
+        ModelAccess,
+        Observation,
+        Participation,
+        SeenTranscript,
+        Steps,
+        Target,
+    )
+    from .targets.results import (
+        RESULTS,
+        InclusionScores,
+        LabelEstimate,
+        MembershipScores,
+        Reconstruction,
+        ResultType,
+        checked_labels,
+        checked_reconstruction,
+        checked_scores,
+    )
+    from .threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
+    from .threat_model.decorator import Attack, attack
+    from .threat_model.requires import Access, AccessError, Controls, Knows, Requirements, granted
 
 __all__ = [
     "MOST_VIEWS",
@@ -81,3 +86,5 @@ __all__ = [
     "view_of",
     "viewed",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

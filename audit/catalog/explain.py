@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.resources
-import tomllib
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from leakbench.defenses.core import BoundKind, FixedBoundKind
 
 from . import plugins
-from .messages import in_one_line, no_such
-from .methods import (
-    BUDGETED,
-    KINDS,
-    EntryKind,
-    MethodKind,
-    adapts,
-    check,
-    defense,
-    entry_points,
-    find,
-    foreign,
-    method_files,
-    names,
-    settings,
-)
-from .settings import CatalogError, Setting, read_settings
+from .listing import KINDS, EntryKind, MethodKind, check, column, describe, file_text, foreign, names, text_of_suite
+from .messages import CatalogError, in_one_line, no_such
+from .methods import BUDGETED, adapts, defense, find, settings
+from .settings import Setting, read_settings
 from .step_summary import InAStep, in_a_step
 
 CALIBRATED = "calibrated to the budget"
@@ -75,36 +59,6 @@ class Explanation:
         }
 
 
-def describe(kind: EntryKind, name: str) -> str:
-    """Returns a line about an entry; imports no method, so it works without its extras.
-
-    Raises:
-        CatalogError: no such name.
-    """
-    if kind in ("defenses", "attacks") and plugins.is_path(name):
-        plugins.check(KINDS[kind], name)
-        return plugins.summary(name)
-    known = names(kind)
-    if name not in known:
-        raise CatalogError(no_such(KINDS[kind], name, known))
-    if kind == "suites":
-        text = _text_of_suite(name)
-        return tomllib.loads(text).get("about", "")
-    if kind in ("data", "models"):
-        return importlib.import_module(f"leakbench.benchmarks.{kind}").describe(name)
-    # Parsed, not imported: a method without its extra is listed, too.
-    if name in method_files(kind):
-        return _file_text(kind, name).partition("\n")[0]
-    return f"added by {entry_points(kind)[name][0].value}"
-
-
-def patterns(kind: EntryKind) -> dict[str, str]:
-    """Returns open-ended kinds of names, such as `folder:PATH`, with a line about each."""
-    if kind in ("data", "models"):
-        return importlib.import_module(f"leakbench.benchmarks.{kind}").patterns()
-    return {} if kind == "suites" else {plugins.PATTERN: f"Your own {KINDS[kind]}, by the path of its file."}
-
-
 def explain(name: str) -> Explanation:
     """Explains an entry of any kind; for ambiguous names, the first in the order of `KINDS`.
 
@@ -133,27 +87,17 @@ def explain(name: str) -> Explanation:
         told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
         about = entries.about(name)
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
-    return _of_method(kind, name, summary, _file_text(kind, name) or summary)
+    return _of_method(kind, name, summary, file_text(kind, name) or summary)
 
 
 def _head_of_suite(name: str) -> list[str]:
     """Returns the comment before the first key of a suite's file, its description; empty without a comment."""
     head: list[str] = []
-    for line in _text_of_suite(name).splitlines():
+    for line in text_of_suite(name).splitlines():
         if not line.startswith("#"):
             break
         head.append(line.removeprefix("#").removeprefix(" "))
     return ["\n".join(head)] if head else []
-
-
-def _text_of_suite(name: str) -> str:
-    return importlib.resources.files("leakbench.benchmarks.suites").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-
-
-def count(name: str) -> int | None:
-    """Returns the number of trained parameters of a model at its reference input; None for other kinds of names."""
-    models = importlib.import_module("leakbench.benchmarks.models")
-    return models.count(name) if name in models.names() else None
 
 
 def _explain_path(name: str) -> Explanation:
@@ -174,7 +118,7 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
         about=about,
         settings=_of_a_defense(name) if kind == "defenses" else tuple(settings(kind, name).values()),
         requires=None if requires is None else requires.to_dict(),
-        sees=_column("sees").get(name) if kind == "defenses" and not foreign(kind, name) else None,
+        sees=column("leakbench.defenses", "sees").get(name) if kind == "defenses" and not foreign(kind, name) else None,
         in_a_step=_facts(name) if kind == "defenses" else None,
     )
 
@@ -190,20 +134,6 @@ def _of_a_defense(name: str) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-@cache
-def _column(title: str) -> dict[str, str]:
-    """Returns a column of the README's tables of defenses: name of a method -> its cell."""
-    text = importlib.resources.files("leakbench.defenses").joinpath("README.md").read_text(encoding="utf-8")
-    found, place = {}, None
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if not cells or cells[0] == "name":
-            place = cells.index(title) if title in cells else None
-        elif place is not None and cells[0].startswith("`"):
-            found[cells[0].strip("`")] = cells[place]
-    return found
-
-
 def _facts(name: str) -> InAStep | str:
     """Returns releases and cost of a defense; for a third-party defense that fails at its defaults, the reason."""
     try:
@@ -212,8 +142,3 @@ def _facts(name: str) -> InAStep | str:
         if not foreign("defenses", name):
             raise
         return f"{in_one_line(error)}{plugins.place(error, name)}"
-
-
-def _file_text(kind: MethodKind, name: str) -> str:
-    path = method_files(kind).get(name)
-    return "" if path is None else ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

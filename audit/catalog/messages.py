@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
+class CatalogError(ValueError):
+    """No method of that name, or not with these settings."""
+
+
 def near_miss(word: str, options: Iterable[str]) -> str | None:
     """Returns the option most similar to the word, if any is."""
     close = difflib.get_close_matches(word, list(options), n=1)

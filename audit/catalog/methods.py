@@ -13,33 +13,21 @@ import importlib.metadata
 import importlib.resources
 import importlib.util
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from leakbench.attacks.core import Attack
 from leakbench.defenses.core import Account, Adapted, BoundKind, Defense, Ledger, adapted, poisson, predict, rehearsed
 
 from ..isolation.worker import AttackProcessError, isolated
 from . import plugins
-from .messages import in_one_line, no_such
-from .settings import CatalogError, Setting, read_settings, resolve_settings
-
-EntryKind = Literal["defenses", "attacks", "suites", "data", "models"]
-MethodKind = Literal["defenses", "attacks"]
-
-KINDS: dict[EntryKind, str] = {
-    "defenses": "defense",
-    "attacks": "attack",
-    "suites": "suite",
-    "data": "data set",
-    "models": "model",
-}
-"""Kind of entry -> its singular in a sentence."""
+from .listing import KINDS, MethodKind, check, entry_points, foreign, method_files, module_of, names, origin
+from .messages import CatalogError, in_one_line
+from .settings import Setting, read_settings, resolve_settings
 
 EXTRAS = {
     "opacus": "engines",
@@ -51,6 +39,27 @@ EXTRAS = {
 }
 """Module of an optional dependency -> its extra."""
 
+__all__ = [
+    "KINDS",
+    "MissingExtra",
+    "adapts",
+    "attack",
+    "attack_here",
+    "check",
+    "defense",
+    "entry_points",
+    "find",
+    "foreign",
+    "method_files",
+    "missing",
+    "missing_module",
+    "module_of",
+    "names",
+    "origin",
+    "resolve",
+    "settings",
+]
+
 BUDGETED = "noise_multiplier"
 """The argument of a defense that a suite's budget decides, never a setting."""
 
@@ -60,32 +69,6 @@ ADAPTIVE = "adaptive"
 
 class MissingExtra(CatalogError):
     """A method needs an optional dependency that is not installed."""
-
-
-def names(kind: EntryKind) -> tuple[str, ...]:
-    """Returns all names of a kind, sorted; imports no method."""
-    if kind == "suites":
-        folder = importlib.resources.files("leakbench.benchmarks.suites")
-        found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    elif kind in ("data", "models"):
-        found = importlib.import_module(f"leakbench.benchmarks.{kind}").names()
-    else:
-        found = {*method_files(kind), *entry_points(kind)}
-    return tuple(sorted(found))
-
-
-def check(kind: MethodKind, name: str) -> None:
-    """Refuses a name outside the catalogue, or a path to a missing file; imports no method.
-
-    Raises:
-        CatalogError: with the nearest name, or the file.
-    """
-    if plugins.is_path(name):
-        plugins.check(KINDS[kind], name)
-    elif name not in (known := names(kind)):
-        raise CatalogError(
-            no_such(KINDS[kind], name, known) + f" (a path is written {plugins.PATTERN})" * ("/" in name)
-        )
 
 
 def find(kind: MethodKind, name: str) -> Callable[..., Any]:
@@ -107,12 +90,6 @@ def find(kind: MethodKind, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise CatalogError(f"{place} must hold a function named {_own_name(name)!r}, got {type(found).__name__}")
     return found
-
-
-def module_of(kind: MethodKind, name: str) -> str | None:
-    """Returns the module of a third party's entry point; None for built-in methods, paths, and unknown names."""
-    points = entry_points(kind).get(name, [])
-    return points[0].module if points and name not in method_files(kind) else None
 
 
 def attack(name: str) -> Attack[Any]:
@@ -284,16 +261,6 @@ def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:
     )
 
 
-def foreign(kind: MethodKind, name: str) -> bool:
-    """True if a method is a third party's: from another distribution, or from a user's file."""
-    return plugins.is_path(name) or module_of(kind, name) is not None
-
-
-def origin(kind: MethodKind, name: str) -> str:
-    """Returns a method's origin, for a message: its path, its entry point, or the built-in file."""
-    return name if plugins.is_path(name) else module_of(kind, name) or f"{kind}/{name}.py"
-
-
 def missing_module(error: ImportError) -> str:
     """Returns the predicate "needs torchmetrics, which is not installed: pip install 'leakbench[images]'"."""
     module = (error.name or str(error)).partition(".")[0]
@@ -308,44 +275,6 @@ def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}{plugins.place(error, name)}")
     return error if ours else MissingExtra(f"{KINDS[kind]} {name!r} {missing_module(error)}")
-
-
-def method_files(kind: MethodKind) -> dict[str, Path]:
-    """Returns the files of the built-in methods, by name."""
-    folders = [Path(folder) for folder in importlib.import_module(f"leakbench.{kind}").__path__]
-    # Adding or removing a file changes the folder's modification time, which invalidates the cache.
-    return _method_files(tuple((folder, folder.stat().st_mtime_ns) for folder in folders))
-
-
-@lru_cache(maxsize=8)
-def _method_files(folders: tuple[tuple[Path, int], ...]) -> dict[str, Path]:
-    """Returns the files of methods in folders, given with their modification times."""
-    return {
-        module.name: folder / f"{module.name}.py"
-        for folder, _ in folders
-        for module in pkgutil.iter_modules([str(folder)])
-        # `core` is a package; methods are flat files, named like their method.
-        if not module.ispkg and not module.name.startswith("_")
-    }
-
-
-def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """Returns entry points of third-party distributions, by name of the method; cached at the first call."""
-    return _entry_points(kind, tuple(sys.path))
-
-
-@cache
-def _entry_points(kind: MethodKind, _path: tuple[str, ...]) -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """Returns the entry points of the distributions on a path.
-
-    Cached: a search opens a file of every distribution, 16 ms for a hundred of them, and a suite of a thousand cells
-    repeats it ten times per cell.
-    """
-    # Lists, because two distributions may use the same name, which `_from_catalogue` refuses by naming both.
-    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-    for point in importlib.metadata.entry_points(group=f"leakbench.{kind}"):
-        found.setdefault(point.name, []).append(point)
-    return found
 
 
 def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .messages import in_one_line
-from .settings import CatalogError
+from .messages import CatalogError, in_one_line
 
 PATTERN = "FILE.py:FUNCTION"
 

@@ -18,11 +18,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from .messages import way_out
-
-
-class CatalogError(ValueError):
-    """No method of that name, or not with these settings."""
+from .messages import CatalogError, way_out
 
 
 @dataclass(frozen=True, kw_only=True)

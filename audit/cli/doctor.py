@@ -24,7 +24,7 @@ def examine() -> dict[str, Any]:
     from leakbench.defenses.core import sums_are_alike
 
     from ..catalog import methods as catalog
-    from ..catalog.explain import describe
+    from ..catalog.listing import describe
     from ..scoring.perceptual import LPIPS_WEIGHTS
 
     cuda = torch.cuda.is_available()

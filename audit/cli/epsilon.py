@@ -46,9 +46,9 @@ def epsilon(
     from leakbench.defenses.core import calibrate as calibrated
 
     from ..catalog import methods as catalog
-    from ..catalog.messages import in_one_line, no_such
+    from ..catalog.messages import CatalogError, in_one_line, no_such
     from ..catalog.plugins import place
-    from ..catalog.settings import CatalogError, parse_settings
+    from ..catalog.settings import parse_settings
     from ..suite import schema
 
     torch.set_num_threads(1)

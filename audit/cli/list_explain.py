@@ -16,27 +16,26 @@ def list_(
     as_json: Json = False,
 ) -> int:
     """Lists the entries of the catalogue, a line each."""
-    from ..catalog import explain as about
-    from ..catalog import methods as catalog
+    from ..catalog import listing
     from ..catalog.messages import no_such
 
-    if kind is not None and kind not in catalog.KINDS:
-        raise ValueError(no_such("kind", kind, list(catalog.KINDS)))
-    kinds: list[catalog.EntryKind] = [k for k in catalog.KINDS if kind in (None, k)]
-    found = {k: {name: about.describe(k, name) for name in catalog.names(k)} for k in kinds}
+    if kind is not None and kind not in listing.KINDS:
+        raise ValueError(no_such("kind", kind, list(listing.KINDS)))
+    kinds: list[listing.EntryKind] = [k for k in listing.KINDS if kind in (None, k)]
+    found = {k: {name: listing.describe(k, name) for name in listing.names(k)} for k in kinds}
     if as_json:
         print_json(found if kind is None else found[kinds[0]])
         return OK
     for k in kinds:
-        found[k] |= about.patterns(k)
+        found[k] |= listing.patterns(k)
         if kind is None:
             print(f"{k}:")
         width = max((len(name) for name in found[k]), default=0)
         for name, line in found[k].items():
             size = ""
             if k == "models":
-                parameters = about.count(name)
-                size = f"{'' if parameters is None else f'{parameters:,}':>12}  "
+                count = listing.parameters(name)
+                size = f"{'' if count is None else f'{count:,}':>12}  "
             print(f"{'  ' if kind is None else ''}{name:<{width}}  {size}{line}")
     return OK
 

@@ -27,7 +27,7 @@ from leakbench.leaderboard.records.files import read_bytes
 from leakbench.leaderboard.records.record import Metric, Record
 
 from ..catalog import methods as catalog
-from ..catalog.settings import CatalogError
+from ..catalog.messages import CatalogError
 from ..evidence.claim_bounds import clopper_pearson
 from ..plan.threat_models import THREAT_MODELS
 from ..scoring import canaries, random_split

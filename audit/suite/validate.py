@@ -18,8 +18,8 @@ from leakbench.leaderboard.metrics import reported as reported_metrics
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..catalog.messages import no_such, way_out
-from ..catalog.settings import CatalogError, Setting
+from ..catalog.messages import CatalogError, no_such, way_out
+from ..catalog.settings import Setting
 from .schema import BUDGETS, TRAINING, ReportedRow, TuneTable, training_value
 
 Problem = tuple[str, str]

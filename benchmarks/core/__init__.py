@@ -1,10 +1,16 @@
 """Core of data sets and architectures: catalogues by name, fixed splits, client splits, checks of shapes."""
 
-from .catalogue import Catalogue
-from .data.client_splits import client_splits
-from .data.dealing import LabelledImages
-from .data.splits import DEFAULT_SIZES, Sizes, Split, Splits, choose, content_digest, verify
-from .nets.shapes import features, image_shape
+from typing import TYPE_CHECKING
+
+from leakbench.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from .catalogue import Catalogue
+    from .data.client_splits import client_splits
+    from .data.dealing import LabelledImages
+    from .data.sizes import DEFAULT_SIZES, Sizes
+    from .data.splits import Split, Splits, choose, content_digest, verify
+    from .nets.shapes import features, image_shape
 
 __all__ = [
     "DEFAULT_SIZES",
@@ -20,3 +26,5 @@ __all__ = [
     "image_shape",
     "verify",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -4,6 +4,9 @@ The module `digits` holds the function `digits`. The module `resnet` holds a tab
 networks of a family differ in a few numbers, so a new network is a new row.
 """
 
+from __future__ import annotations
+
+import ast
 import difflib
 import functools
 import importlib
@@ -11,9 +14,23 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from .nets.shapes import Natural
+
+@dataclass(frozen=True)
+class Natural:
+    """Data for which an architecture is quoted: NATURAL in its file, or in its row of a family's table.
+
+    Args:
+        input_shape: of a single input.
+        classes: number of logits; 1 for a network with a binary logit, which may then be built so.
+        settings: of the architecture, over its defaults.
+    """
+
+    input_shape: tuple[int, ...]
+    classes: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,8 +78,10 @@ class Catalogue:
         package: full name of the package whose modules hold the entries.
         path: the package's `__path__`.
         kind: noun for an entry in errors, in the singular ("data set").
-        families: whether modules hold tables. All modules are then imported to list names; otherwise a module is
-            imported only when it is used, so that a data set that needs an extra does not affect others.
+        families: whether modules hold tables.
+
+    Names and descriptions are read from the sources; a module is imported only when it is used, so that a list needs
+    neither PyTorch nor the extras of its entries.
     """
 
     def __init__(self, package: str, path: Iterable[str], kind: str, *, families: bool = False) -> None:
@@ -81,12 +100,7 @@ class Catalogue:
         Raises:
             ValueError: there is no such entry; the message suggests the nearest name.
         """
-        modules = self._modules()
-        if name not in modules:
-            near = difflib.get_close_matches(name, sorted(modules), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(modules))}"
-            raise ValueError(f"no {self._kind} named {name!r}; {hint}")
-        return self._imported(modules[name])
+        return importlib.import_module(f"{self._package}.{self._file(name)}")
 
     def find(self, name: str) -> Callable[..., Any]:
         """Returns the function that makes the entry called `name`; raises as `module`."""
@@ -101,8 +115,19 @@ class Catalogue:
         return variants[name].natural if variants else module.NATURAL
 
     def describe(self, name: str) -> str:
-        """Returns the first line of the entry's docstring."""
-        return (inspect.getdoc(self.find(name)) or "").partition("\n")[0]
+        """Returns a line about the entry: its row's summary, or the first line of its function's docstring.
+
+        Raises:
+            ValueError: as `module`.
+        """
+        source = self._source(self._file(name))
+        row = source.rows.get(name)
+        if row is None:
+            return source.summaries.get(name, "")
+        written = {keyword.arg: keyword.value for keyword in row.keywords}
+        if isinstance(summary := written.get("summary"), ast.Constant):
+            return str(summary.value)
+        return source.summaries.get(ast.unparse(row.args[0]), "")
 
     def about(self, name: str) -> str:
         """Returns the docstring of the entry's file, under a variant's own title, and its line of `describe`."""
@@ -118,6 +143,15 @@ class Catalogue:
         parameters = inspect.signature(self.find(name)).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
+    def _file(self, name: str) -> str:
+        """Name of the module that holds an entry; raises as `module`."""
+        modules = self._modules()
+        if name not in modules:
+            near = difflib.get_close_matches(name, sorted(modules), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(modules))}"
+            raise ValueError(f"no {self._kind} named {name!r}; {hint}")
+        return modules[name]
+
     def _modules(self) -> dict[str, str]:
         """Name of each entry -> name of its module."""
         # Subpackages are other catalogues, such as `data/own`.
@@ -125,10 +159,41 @@ class Catalogue:
         if not self._families:
             return {file: file for file in files}
         # A file without a table is itself an entry.
-        return {name: file for file in files for name in _variants(self._imported(file)) or (file,)}
+        return {name: file for file in files for name in self._source(file).rows or (file,)}
 
-    def _imported(self, file: str) -> Any:
-        return importlib.import_module(f"{self._package}.{file}")
+    def _source(self, file: str) -> _Source:
+        path = next(path for folder in self._path if (path := Path(folder, f"{file}.py")).is_file())
+        return _read(path, path.stat().st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Parsed module: the rows of its table, by name, and the first docstring line of each of its functions."""
+
+    rows: Mapping[str, ast.Call]
+    summaries: Mapping[str, str]
+
+
+@functools.lru_cache(maxsize=128)
+def _read(path: Path, _modified: int) -> _Source:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    functions = [statement for statement in body if isinstance(statement, ast.FunctionDef)]
+    tables = [
+        statement.value
+        for statement in body
+        if isinstance(statement, ast.Assign)
+        and [ast.unparse(target) for target in statement.targets] == ["VARIANTS"]
+        and isinstance(statement.value, ast.Dict)
+    ]
+    return _Source(
+        rows={
+            key.value: row
+            for table in tables
+            for key, row in zip(table.keys, table.values, strict=True)
+            if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(row, ast.Call)
+        },
+        summaries={one.name: (ast.get_docstring(one) or "").partition("\n")[0] for one in functions},
+    )
 
 
 def _variants(module: Any) -> Mapping[str, Variant]:

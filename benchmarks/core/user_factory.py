@@ -15,17 +15,11 @@ from typing import Any
 
 from torch import nn
 
-from .nets.shapes import Answers, as_they_are, first_line, refuse_misfit
+from .nets.shapes import first_line, refuse_misfit
+from .open_names import Answers, as_they_are
 
-PATTERN = "FILE.py:FUNCTION"
 DECIDED = ("input_shape", "classes")
 """Arguments of a factory that the data decide and that are never settings."""
-
-
-def named(name: str) -> bool:
-    """True if a name has the form FILE.py:FUNCTION."""
-    path, colon, _ = name.rpartition(":")
-    return bool(colon) and path.endswith(".py")
 
 
 def check(name: str) -> None:

@@ -4,14 +4,26 @@ Users' own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:
 `own` is a kind. `folder:PATH?size=32` resizes images of different sizes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ..core import DEFAULT_SIZES, Catalogue, Sizes, Split, Splits
+from leakbench.lazy_names import lazy_names
+
+from ..core.catalogue import Catalogue
 from ..core.data.data_paths import Address, existing, parse
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
 from . import own
 
+if TYPE_CHECKING:
+    from ..core.data.splits import Split, Splits
+
 __all__ = ["Sizes", "Split", "Splits", "about", "check", "describe", "factory", "load", "names", "patterns"]
+
+# Names and descriptions are listed without PyTorch.
+__getattr__, __dir__ = lazy_names(__name__)
 
 _CATALOGUE = Catalogue(__name__, __path__, "data set")
 _OWN = Catalogue(own.__name__, own.__path__, "kind of data set")

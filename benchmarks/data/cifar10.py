@@ -5,7 +5,8 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; torch
 
 from ..core.data.data_paths import data_folder
 from ..core.data.downloads import checked
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)
 FILES = tuple(

@@ -8,7 +8,8 @@ the digest of the splits, which every record carries.
 """
 
 from ..core.data.data_paths import VARIABLE, data_folder
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits, verify
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits, verify
 from .own.parquet import read
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=10_000)

@@ -6,7 +6,8 @@ because the known MD5 sums are theirs.
 
 from ..core.data.data_paths import data_folder
 from ..core.data.downloads import packed
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
 

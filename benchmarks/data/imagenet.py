@@ -16,7 +16,8 @@ from ..core.data.data_paths import VARIABLE, data_folder, stamp
 from ..core.data.dealing import LabelledImages, pool_sizes
 from ..core.data.downloads import torchvision
 from ..core.data.images import Encoded, decode, reason, refuse_too_large
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits
 
 SIZES = Sizes(private=50_000, non_member=50_000, public=50_000)
 EXAMPLES = {"train": 1_281_167, "val": 50_000}

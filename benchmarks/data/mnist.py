@@ -5,7 +5,8 @@ LeCun, Cortes & Burges, "The MNIST database of handwritten digits", 1998, CC BY-
 
 from ..core.data.data_paths import data_folder
 from ..core.data.downloads import packed
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits, verify
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits, verify
 
 SIZES = Sizes(private=20_000, non_member=20_000, public=20_000)
 # SHA-256 of pixels as bytes [70000, 1, 28, 28] and labels as int64 [70000], training part first.

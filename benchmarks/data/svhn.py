@@ -6,7 +6,8 @@ torchvision's SVHN. Its extra part is not used.
 
 from ..core.data.data_paths import data_folder
 from ..core.data.downloads import checked
-from ..core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ..core.data.sizes import DEFAULT_SIZES, Sizes
+from ..core.data.splits import Splits
 
 SIZES = Sizes(private=25_000, non_member=25_000, public=20_000)
 FILES = ("svhn/train_32x32.mat", "svhn/test_32x32.mat")

@@ -5,15 +5,20 @@ BatchNorm, which mixes the examples of a batch, so that there are no per-example
 are open-ended: `torchvision:NAME` and `FILE.py:FUNCTION`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from leakbench.lazy_names import lazy_names
 
-from ..core import Catalogue, user_factory
-from ..core.nets import torchvision_models
-from ..core.nets.shapes import Answers, Natural, as_they_are
+from ..core.catalogue import Catalogue, Natural
+from ..core.open_names import PATTERNS, Answers, as_they_are, is_factory, is_torchvision
+
+if TYPE_CHECKING:
+    import torch
+
 
 __all__ = [
     "Natural",
@@ -30,6 +35,9 @@ __all__ = [
     "takes",
 ]
 
+# Names and descriptions are listed without PyTorch, so it is imported by the functions that build.
+__getattr__, __dir__ = lazy_names(__name__)
+
 _CATALOGUE = Catalogue(__name__, __path__, "model", families=True)
 
 
@@ -40,10 +48,7 @@ def names() -> tuple[str, ...]:
 
 def patterns() -> dict[str, str]:
     """Returns the open-ended kinds of names, each with a line about it."""
-    return {
-        torchvision_models.PATTERN: "Any classifier of torchvision, untrained; needs the extra 'images'.",
-        user_factory.PATTERN: "A function of yours, called with input_shape and classes, that returns an nn.Module.",
-    }
+    return PATTERNS
 
 
 def check(name: str) -> None:
@@ -70,7 +75,7 @@ def about(name: str) -> str:
     return _CATALOGUE.about(name)
 
 
-def factory(name: str) -> Callable[..., nn.Module]:
+def factory(name: str) -> Callable[..., torch.nn.Module]:
     """Returns the function that builds an architecture in `names()`, with its settings as keywords.
 
     Raises:
@@ -116,6 +121,8 @@ def count(name: str, **changes: Any) -> int:
     Raises:
         ValueError: the name is not in `names()`, or the input does not fit.
     """
+    import torch
+
     usual = natural(name)
     arguments = {"input_shape": usual.input_shape, "classes": usual.classes, **usual.settings, **changes}
     # Constructors' draws must not advance the caller's generator, even here.
@@ -133,7 +140,7 @@ def build(
     fewest_classes: int = 2,
     answers: Answers = as_they_are,
     **settings: Any,
-) -> nn.Module:
+) -> torch.nn.Module:
     """Builds a freshly initialised network on the CPU that maps [n, *input_shape] to logits [n, classes].
 
     Args:
@@ -150,6 +157,8 @@ def build(
         ValueError: an unknown name or setting, an input that does not fit, or any error in a user's file.
         ModuleNotFoundError: an extra is not installed; names it.
     """
+    import torch
+
     check(name)
     kind, shape = _kind(name), tuple(input_shape)
     # A single logit is for the networks of R-GAP, whose loss is binary.
@@ -159,7 +168,7 @@ def build(
     # The CPU's generator alone: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        if kind is user_factory:
+        if is_factory(name):
             return kind.build(name, input_shape=shape, classes=classes, settings=settings, answers=answers)
         if kind is not None:
             return kind.build(name, input_shape=shape, classes=classes, settings=settings)
@@ -172,6 +181,6 @@ def build(
 
 def _kind(name: str) -> Any:
     """Module that builds an open-ended kind of name; None for a name that should be in `names()`."""
-    if name.startswith(torchvision_models.PREFIX):
-        return torchvision_models
-    return user_factory if user_factory.named(name) else None
+    if is_torchvision(name):
+        return import_module("leakbench.benchmarks.core.nets.torchvision_models")
+    return import_module("leakbench.benchmarks.core.user_factory") if is_factory(name) else None

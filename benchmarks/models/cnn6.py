@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ..core.catalogue import Variant
-from ..core.nets.shapes import Natural, features, image_shape
+from ..core.catalogue import Natural, Variant
+from ..core.nets.shapes import features, image_shape
 
 BINARY = Natural((3, 32, 32), classes=1)
 SLOPE = 0.2

@@ -11,8 +11,8 @@ resolution. With torch's own initial weights, 200 steps of gradient matching by 
 
 from torch import nn
 
-from ..core.catalogue import Variant
-from ..core.nets.shapes import Natural, features, image_shape
+from ..core.catalogue import Natural, Variant
+from ..core.nets.shapes import features, image_shape
 
 COLOUR = Natural((3, 32, 32), classes=10)
 

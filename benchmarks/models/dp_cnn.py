@@ -7,8 +7,8 @@ activations keep gradients small, so that less of them is clipped.
 
 from torch import nn
 
-from ..core.catalogue import Variant
-from ..core.nets.shapes import Natural, features, image_shape
+from ..core.catalogue import Natural, Variant
+from ..core.nets.shapes import features, image_shape
 
 
 def dp_cnn(*, input_shape: tuple[int, ...], classes: int, model: str) -> nn.Module:

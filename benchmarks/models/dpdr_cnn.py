@@ -9,8 +9,8 @@ of 8 channels.
 
 from torch import nn
 
-from ..core.catalogue import Variant
-from ..core.nets.shapes import Natural, image_shape
+from ..core.catalogue import Natural, Variant
+from ..core.nets.shapes import image_shape
 from .dp_cnn import dp_cnn_small
 
 CHANNELS_PER_GROUP = 8

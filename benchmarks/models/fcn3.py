@@ -8,7 +8,7 @@ import math
 
 from torch import nn
 
-from ..core.nets.shapes import Natural
+from ..core.catalogue import Natural
 from .cnn6 import SLOPE
 
 NATURAL = Natural((1, 28, 28), classes=1)

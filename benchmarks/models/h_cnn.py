@@ -7,9 +7,9 @@ normalised, for the authors' alternative: statistics of the data, which training
 
 from torch import nn
 
-from ..core.catalogue import Variant
+from ..core.catalogue import Natural, Variant
 from ..core.nets.scatter import scattered_shape, scattering
-from ..core.nets.shapes import Natural, features, image_shape
+from ..core.nets.shapes import features, image_shape
 
 
 def h_cnn(

@@ -7,7 +7,8 @@ training call it "LeNet" without details.
 
 from torch import nn
 
-from ..core.nets.shapes import Natural, features, image_shape
+from ..core.catalogue import Natural
+from ..core.nets.shapes import features, image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

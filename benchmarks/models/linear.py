@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from ..core.nets.shapes import Natural
+from ..core.catalogue import Natural
 
 NATURAL = Natural((4096,), classes=10)
 

@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from ..core.nets.shapes import Natural
+from ..core.catalogue import Natural
 
 NATURAL = Natural((1, 8, 8), classes=10)
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.catalogue import Variant
+from ..core.catalogue import Natural, Variant
 from ..core.nets.residual import Residual, conv, he_normal
-from ..core.nets.shapes import Natural, image_shape, refuse_groups
+from ..core.nets.shapes import image_shape, refuse_groups
 
 COLOUR = Natural((3, 32, 32), classes=10)
 WIDTHS = (64, 128, 256, 512)

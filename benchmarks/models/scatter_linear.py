@@ -9,8 +9,9 @@ import math
 
 from torch import nn
 
+from ..core.catalogue import Natural
 from ..core.nets.scatter import scattered_shape, scattering
-from ..core.nets.shapes import Natural, image_shape
+from ..core.nets.shapes import image_shape
 
 NATURAL = Natural((3, 32, 32), classes=10)
 

@@ -9,9 +9,9 @@ Deviation: convolutions with stride 2 are padded by a pixel on each side, where 
 
 from torch import nn
 
-from ..core.catalogue import Variant
+from ..core.catalogue import Natural, Variant
 from ..core.nets.residual import Residual, conv, he_normal
-from ..core.nets.shapes import Natural, image_shape, refuse_groups
+from ..core.nets.shapes import image_shape, refuse_groups
 from ..core.nets.standardise import standardise
 
 COLOUR = Natural((3, 32, 32), classes=10)

@@ -4,91 +4,95 @@ A defense file imports `Defense`, `Stateless` or the `Method` protocol, `StepPla
 call `calibrate` and `train`.
 """
 
-from leakbench.malloc import give_memory_back, keep_freed_memory
+from typing import TYPE_CHECKING
 
-from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
-from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
-from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
-from .gradients.executor import Engine, Release, release
-from .gradients.numerics import torch_workarounds  # noqa: F401 - before any model is trained
-from .gradients.numerics.mkl_determinism import sums_are_alike
-from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
-from .gradients.reference_sums import clipped_sums, contributions
-from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
-from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-from .plan.composed_codecs import Masked, Stacked, Stretched, Within, made_of, spread
-from .plan.defense import (
-    Block,
-    Context,
-    Defense,
-    Method,
-    NoisyPlan,
-    State,
-    Stateless,
-    StepPlan,
-    Trial,
-    checked_multiplier,
-)
-from .plan.families.adaptive_clip_norm import Adapted, EncodedNormWithin, adapted
-from .plan.families.correlated_noise import Streamed
-from .plan.families.counts import dealt, floor_of
-from .plan.families.masks import RandomMasks
-from .plan.families.pruning import Criterion, Sparse, drop_in_each, drop_overall
-from .plan.families.public_subspaces import (
-    Bases,
-    PublicSubspace,
-    RandomKind,
-    RandomSubspace,
-    Remembered,
-    Scope,
-    SubspaceMemory,
-    Subspaces,
-    group_directions,
-)
-from .plan.families.single_block import Projected, Whole
-from .plan.implicit_subspace import ImplicitSubspace
-from .plan.layout import Layout
-from .plan.linear_algebra.basis import leading_directions
-from .plan.noise_correlation import Banded, BandedInverse, Buffered, NoiseStrategy, StrategyRow, Tree
-from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
-from .plan.public_data import PublicGradients, PublicRows, Rows, ToyRows, refuse_shared
-from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
-from .plan.refusals import refuse_count, refuse_fraction, refuse_norm, refuse_unknown
-from .privacy.ledger import Claim, Entry, Ledger
-from .privacy.sampling import (
-    Sampling,
-    cyclic,
-    fixed,
-    full,
-    partition,
-    poisson,
-    random_allocation,
-    shuffle,
-    truncated_poisson,
-)
-from .randomness.keys import keyed, seed_from
-from .randomness.noise import Noise, from_generator, from_os, secure, seeded
-from .training.assumptions import assumptions, unverified
-from .training.calibration import (
-    TOY_DIM,
-    MembershipLimit,
-    calibrate,
-    noise_multiplier,
-    noise_within,
-    predict,
-    predicted,
-    rehearsed,
-)
-from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
-from .training.ongoing import OngoingRun, TrainingSettings
-from .training.run import Run
-from .training.settings import Execution, Meter, Recipe, Recording
-from .training.stacked.stack_error import NotTogether
-from .training.stacked.stacked_training import train_together
-from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
-from .training.step import Account, Stepper
-from .training.train import train
-from .training.transcript import Step, Transcript
+from leakbench.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from leakbench.malloc import give_memory_back, keep_freed_memory
+
+    from .gradients.augmentation import Augmentation, CropAndFlip, RecordSchedule, Views
+    from .gradients.checks.batch_norm import group_norm_instead, refuse_batch_norm
+    from .gradients.checks.synthetic_examples import Domain, Domains, tensors_of
+    from .gradients.executor import Engine, Release, release
+    from .gradients.numerics.mkl_determinism import sums_are_alike
+    from .gradients.reference import Loss, cross_entropy, logistic, outputs, per_example_gradients
+    from .gradients.reference_sums import clipped_sums, contributions
+    from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
+    from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
+    from .plan.composed_codecs import Masked, Stacked, Stretched, Within, made_of, spread
+    from .plan.defense import (
+        Block,
+        Context,
+        Defense,
+        Method,
+        NoisyPlan,
+        State,
+        Stateless,
+        StepPlan,
+        Trial,
+        checked_multiplier,
+    )
+    from .plan.families.adaptive_clip_norm import Adapted, EncodedNormWithin, adapted
+    from .plan.families.correlated_noise import Streamed
+    from .plan.families.counts import dealt, floor_of
+    from .plan.families.masks import RandomMasks
+    from .plan.families.pruning import Criterion, Sparse, drop_in_each, drop_overall
+    from .plan.families.public_subspaces import (
+        Bases,
+        PublicSubspace,
+        RandomKind,
+        RandomSubspace,
+        Remembered,
+        Scope,
+        SubspaceMemory,
+        Subspaces,
+        group_directions,
+    )
+    from .plan.families.single_block import Projected, Whole
+    from .plan.implicit_subspace import ImplicitSubspace
+    from .plan.layout import Layout
+    from .plan.linear_algebra.basis import leading_directions
+    from .plan.noise_correlation import Banded, BandedInverse, Buffered, NoiseStrategy, StrategyRow, Tree
+    from .plan.post import Adaptive, Identity, Keep, Offset, Post, Project, Rescale
+    from .plan.public_data import PublicGradients, PublicRows, Rows, ToyRows, refuse_shared
+    from .plan.query import Gradient, GradientAhead, GradientDifference, GradientLess, LossChange, NormWithin, Query
+    from .plan.refusals import refuse_count, refuse_fraction, refuse_norm, refuse_unknown
+    from .privacy.ledger import Claim, Entry, Ledger
+    from .privacy.sampling import (
+        Sampling,
+        cyclic,
+        fixed,
+        full,
+        partition,
+        poisson,
+        random_allocation,
+        shuffle,
+        truncated_poisson,
+    )
+    from .randomness.keys import keyed, seed_from
+    from .randomness.noise import Noise, from_generator, from_os, secure, seeded
+    from .training.assumptions import assumptions, unverified
+    from .training.calibration import (
+        TOY_DIM,
+        MembershipLimit,
+        calibrate,
+        noise_multiplier,
+        noise_within,
+        predict,
+        predicted,
+        rehearsed,
+    )
+    from .training.momentum import displacement_std, rescale_for_momentum, velocity_std
+    from .training.ongoing import OngoingRun, TrainingSettings
+    from .training.run import Run
+    from .training.settings import Execution, Meter, Recipe, Recording
+    from .training.stacked.stack_error import NotTogether
+    from .training.stacked.stacked_training import train_together
+    from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
+    from .training.step import Account, Stepper
+    from .training.train import train
+    from .training.transcript import Step, Transcript
 
 __all__ = [
     "TOY_DIM",
@@ -247,3 +251,5 @@ __all__ = [
     "unverified",
     "velocity_std",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -5,7 +5,6 @@ import inspect
 import pkgutil
 import re
 import time
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from leakbench.benchmarks import models
-from leakbench.benchmarks.models import resnet
+from leakbench.benchmarks import data, models
+from leakbench.benchmarks.core import Catalogue
 from leakbench.defenses.core import Layout, cross_entropy
 from leakbench.defenses.core.gradients.choose import choose
 
@@ -90,6 +89,12 @@ def build(name, **arguments):
 def shape_of(name):
     shape = models.natural(name).input_shape
     return (shape[0], 8, 8) if models.count(name) > 2_000_000 else shape
+
+
+def test_lists_show_the_docstring_that_an_import_would_find():
+    for catalogue in (models, data):
+        for name in catalogue.names():
+            assert catalogue.describe(name) == inspect.getdoc(catalogue.factory(name)).partition("\n")[0] != ""
 
 
 def test_every_architecture_has_a_stated_size():
@@ -286,15 +291,35 @@ def test_names_can_be_checked_without_building():
         models.natural("torchvision:resnet18")
 
 
-def test_another_variant_of_a_family_is_one_row(monkeypatch):
-    row = resnet.VARIANTS["resnet50"]
-    deeper = replace(row, title="ResNet-101.", summary="Deeper.", fixed={**row.fixed, "depths": (3, 4, 23, 3)})
-    monkeypatch.setitem(resnet.VARIANTS, "resnet101", deeper)
+DEEPER = '''"""Deeper ResNets.
+
+Of the same paper.
+"""
+
+from leakbench.benchmarks.core.catalogue import Variant
+from leakbench.benchmarks.models.resnet import COLOUR, bottleneck, resnet
+
+VARIANTS = {
+    "resnet101": Variant(
+        resnet,
+        COLOUR,
+        title="ResNet-101.",
+        summary="Deeper.",
+        fixed={"block": bottleneck, "expansion": 4, "depths": (3, 4, 23, 3)},
+    ),
+}
+'''
+
+
+def test_another_variant_of_a_family_is_one_row(monkeypatch, tmp_path):
+    (tmp_path / "deeper.py").write_text(DEEPER)
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(models, "_CATALOGUE", Catalogue(models.__name__, models.__path__, "model", families=True))
     assert "resnet101" in models.names()
     assert models.count("resnet101") == 42_512_970
     assert models.defaults("resnet101") == {"stem": "cifar", "groups": 32}
     assert models.describe("resnet101") == "Deeper."
-    assert models.about("resnet101").startswith("ResNet-101.\n\nHe, Zhang, Ren & Sun")
+    assert models.about("resnet101").startswith("ResNet-101.\n\nOf the same paper.")
     with pytest.raises(ValueError, match="model 'resnet101' has no setting 'depths'; it has stem, groups"):
         models.build("resnet101", input_shape=COLOUR, classes=10, depths=(1, 1, 1, 1))
     with pytest.raises(ValueError, match="input_shape of resnet101 must be"):

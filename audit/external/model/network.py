@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from leakbench.benchmarks import models
-from leakbench.benchmarks.core import user_factory
 from leakbench.benchmarks.core.extras import optional
-from leakbench.benchmarks.core.nets import torchvision_models
+from leakbench.benchmarks.core.open_names import TORCHVISION, is_factory
 
 from ..files.unwrap import without_wrappers
 from .answers import scores_in
@@ -65,7 +64,7 @@ def architecture(
         ModuleNotFoundError: torchvision is not installed; names the extra.
     """
     name = _full(name)
-    if user_factory.named(name) and not trust_code:
+    if is_factory(name) and not trust_code:
         raise ValueError(
             f"model {name!r} is code of yours, which runs with your rights; allow it by trust_code=True (--trust-code)"
         )
@@ -190,7 +189,7 @@ def _full(name: str) -> str:
     """Returns the name of a network, with torchvision's prefix if needed; names of ours take precedence."""
     if ":" in name or name in models.names():
         return name
-    prefixed = torchvision_models.PREFIX + name
+    prefixed = TORCHVISION + name
     try:
         models.check(prefixed)
     except (ValueError, ModuleNotFoundError):
@@ -263,7 +262,7 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
             make = optional("torchvision.models", needed_by="the report").get_model
             for name in _COMMON:
                 built = make(name, weights=None, num_classes=classes or 1000)
-                found[torchvision_models.PREFIX + name] = _shapes(built.state_dict())
+                found[TORCHVISION + name] = _shapes(built.state_dict())
     return found
 
 

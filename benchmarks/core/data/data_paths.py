@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from .images import is_pointer
-
 VARIABLE = "LEAKBENCH_DATA"
 TRAIN, TEST = "train", ("test", "val", "validation")
 """Names of the training part and the test part; of several test parts the first is read."""
@@ -101,3 +99,8 @@ def stamp(files: list[Path]) -> int:
     """
     # Trap: hashes of strings differ between processes, so this is a key for caches in memory alone.
     return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))
+
+
+def is_pointer(content: bytes) -> bool:
+    """True if the content is a Git-LFS pointer instead of the file itself."""
+    return content.startswith(b"version https://git-lfs")

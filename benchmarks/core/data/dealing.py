@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
-from .splits import Sizes, Splits, choose, content_digest
+from .sizes import Sizes
+from .splits import Splits, choose, content_digest
 
 POOLS = ("private", "non_member", "public")
 

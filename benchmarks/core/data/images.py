@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
+from .data_paths import is_pointer
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF")
 """Accepted formats; others of Pillow's, such as PostScript, run external programs."""
@@ -173,11 +175,6 @@ def with_option(address: str, option: str) -> str:
 def reason(error: Exception) -> str:
     """First sentence of an error's message, without the advice that some append."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")[:160] or type(error).__name__
-
-
-def is_pointer(content: bytes) -> bool:
-    """True if the content is a Git-LFS pointer instead of the file itself."""
-    return content.startswith(b"version https://git-lfs")
 
 
 def _batched(items: Iterable, length: int) -> Iterator[list]:

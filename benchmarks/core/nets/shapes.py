@@ -1,27 +1,13 @@
 """Shapes: the input for which an architecture is quoted, checks of inputs, and the number of output features."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Natural:
-    """Data for which an architecture is quoted: NATURAL in its file, or in its row of a family's table.
-
-    Args:
-        input_shape: of a single input.
-        classes: number of logits; 1 for a network with a binary logit, which may then be built so.
-        settings: of the architecture, over its defaults.
-    """
-
-    input_shape: tuple[int, ...]
-    classes: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
+from ..open_names import as_they_are
 
 
 def image_shape(input_shape: tuple[int, ...], *, smallest: int, model: str) -> tuple[int, int, int]:
@@ -55,15 +41,6 @@ def refuse_groups(groups: int, channels: int) -> None:
     """Raises ValueError if `groups` does not divide the channels of the narrowest norm."""
     if groups < 1 or channels % groups:
         raise ValueError(f"groups must divide {channels}, the channels of the narrowest norm, got {groups}")
-
-
-Answers = Callable[[Any], Any] | None
-"""Extracts the logits from a network's output."""
-
-
-def as_they_are(outputs: Any) -> Any:
-    """Returns outputs that are logits already."""
-    return outputs
 
 
 def refuse_misfit(

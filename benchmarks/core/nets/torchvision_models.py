@@ -13,11 +13,10 @@ from torch import nn
 
 from ..data.downloads import FAILURES, aside
 from ..extras import optional
+from ..open_names import TORCHVISION
 from .scatter import Coloured
 from .shapes import first_line, refuse_misfit
 
-PREFIX = "torchvision:"
-PATTERN = "torchvision:NAME"
 DECIDED = ("weights", "num_classes", "progress")
 """Arguments of torchvision's builders that are not settings: models start untrained and fit the data."""
 # Their auxiliary heads return tuples in training, and torchvision warns unless `init_weights` is given.
@@ -39,17 +38,19 @@ def check(name: str) -> None:
     """
     vision = optional("torchvision.models", needed_by=f"model {name!r}")
     # `module` excludes detection and segmentation, whose models are in modules of their own.
-    wanted, known = name.removeprefix(PREFIX), vision.list_models(module=vision)
+    wanted, known = name.removeprefix(TORCHVISION), vision.list_models(module=vision)
     if wanted not in known:
         near = difflib.get_close_matches(wanted, known, n=1)
-        hint = f"did you mean '{PREFIX}{near[0]}'?" if near else f"there are {', '.join(known)}"
+        hint = f"did you mean '{TORCHVISION}{near[0]}'?" if near else f"there are {', '.join(known)}"
         raise ValueError(f"no classifier named {wanted!r} in torchvision; {hint}")
 
 
 def describe(name: str) -> str:
     """Returns a line about a classifier; raises as `check`."""
     check(name)
-    return f"{name.removeprefix(PREFIX)} of torchvision, untrained; its BatchNorm, if it has any, must be converted."
+    return (
+        f"{name.removeprefix(TORCHVISION)} of torchvision, untrained; its BatchNorm, if it has any, must be converted."
+    )
 
 
 def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Mapping[str, Any]) -> nn.Module:
@@ -71,7 +72,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
     for setting in DECIDED:
         if setting in settings:
             raise ValueError(f"model {name!r} has no setting {setting!r}; it is built untrained, for {classes} classes")
-    wanted = name.removeprefix(PREFIX)
+    wanted = name.removeprefix(TORCHVISION)
     arguments = {**_SINGLE_HEADED.get(wanted, {}), **settings, "weights": None, "num_classes": classes}
     if arguments.get("aux_logits"):
         raise ValueError(f"aux_logits of {name} must be false, got true: a model must put out one tensor of logits")
@@ -102,7 +103,7 @@ def published(name: str, *, download: bool = True) -> tuple[nn.Module, nn.Module
     """
     check(name)
     vision = optional("torchvision.models", needed_by=f"encoder {name!r}")
-    wanted = name.removeprefix(PREFIX)
+    wanted = name.removeprefix(TORCHVISION)
     weights = vision.get_model_weights(wanted).DEFAULT
     with torch.device("cpu"):
         # Keeps the auxiliary heads, which the weights include; torchvision warns unless `init_weights` is given.

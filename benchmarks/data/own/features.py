@@ -21,7 +21,8 @@ from torch import Tensor
 from ...core.data.archives import array_pair, class_array, read_archive
 from ...core.data.data_paths import existing, stamp
 from ...core.data.dealing import LabelledImages
-from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits, content_digest
+from ...core.data.sizes import DEFAULT_SIZES, Sizes
+from ...core.data.splits import Splits, content_digest
 
 NAMES = (("x_train", "y_train"), ("x", "y"))
 TEST_NAMES = (("x_test", "y_test"),)

@@ -14,7 +14,8 @@ import torch
 from ...core.data.data_paths import TEST, TRAIN, existing, stamp
 from ...core.data.dealing import LabelledImages
 from ...core.data.images import SUFFIXES, Encoded, decode
-from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.sizes import DEFAULT_SIZES, Sizes
+from ...core.data.splits import Splits
 
 
 def folder(

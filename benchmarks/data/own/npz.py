@@ -15,7 +15,8 @@ from ...core.data.archives import array_pair, class_array, read_archive
 from ...core.data.data_paths import existing, stamp
 from ...core.data.dealing import LabelledImages
 from ...core.data.images import refuse_too_large
-from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.sizes import DEFAULT_SIZES, Sizes
+from ...core.data.splits import Splits
 
 NAMES = (("x_train", "y_train"), ("x", "y"), ("images", "labels"), ("train_images", "train_labels"))
 TEST_NAMES = (("x_test", "y_test"), ("test_images", "test_labels"))

@@ -19,7 +19,8 @@ import torch
 from ...core.data.data_paths import TEST, TRAIN, existing, refuse_pointer, stamp
 from ...core.data.dealing import LabelledImages
 from ...core.data.images import Encoded, decode, reason
-from ...core.data.splits import DEFAULT_SIZES, Sizes, Splits
+from ...core.data.sizes import DEFAULT_SIZES, Sizes
+from ...core.data.splits import Splits
 
 IMAGES = ("image", "img")
 LABELS = ("label", "labels", "fine_label")

@@ -18,7 +18,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import linalg, signal
 from torch import Tensor
 
 from ..randomness.noise import Noise
@@ -225,7 +224,9 @@ def longest_column(strategy: NoiseStrategy) -> float:
 @lru_cache(maxsize=64)
 def _spread(strategy: NoiseStrategy) -> np.ndarray:
     """Standard deviations of C^-1 Z [steps]."""
-    inverse = linalg.solve_triangular(strategy.matrix(), np.eye(strategy.steps), lower=True)
+    from scipy.linalg import solve_triangular  # here, because every defense would wait for it
+
+    inverse = solve_triangular(strategy.matrix(), np.eye(strategy.steps), lower=True)
     return np.linalg.norm(inverse, axis=1)
 
 
@@ -319,6 +320,8 @@ def prefix_errors(column: np.ndarray, steps: int) -> np.ndarray:
 
 def inverse_series(series: np.ndarray, steps: int) -> np.ndarray:
     """First coefficients of the power series 1 / series."""
+    from scipy.signal import lfilter  # here, because every defense would wait for it
+
     impulse = np.zeros(steps)
     impulse[0] = 1.0
-    return np.asarray(signal.lfilter([1.0], series, impulse))
+    return np.asarray(lfilter([1.0], series, impulse))

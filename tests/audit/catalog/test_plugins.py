@@ -10,7 +10,7 @@ import torch
 
 from leakbench.audit.catalog import explain, plugins
 from leakbench.audit.catalog import methods as catalog
-from leakbench.audit.catalog.settings import CatalogError
+from leakbench.audit.catalog.messages import CatalogError
 from leakbench.audit.cli import main
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.request import MethodAsked

@@ -11,7 +11,7 @@ import torch
 
 from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, SeenTranscript, Steps, granted
 from leakbench.audit.catalog import methods as catalog
-from leakbench.audit.catalog.settings import CatalogError
+from leakbench.audit.catalog.messages import CatalogError
 from leakbench.audit.isolation import worker
 from leakbench.audit.isolation.sending import packed_bytes
 from leakbench.audit.isolation.worker import AttackProcessError, BesideTheData
