@@ -1,6 +1,5 @@
 """Targets, narrowing, results and priors: what they refuse, and what a view withholds."""
 
-import contextlib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,8 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from leakbench.attacks.core import (
     Access,
@@ -32,7 +29,7 @@ from leakbench.attacks.core import (
     narrow,
     total_variation,
 )
-from leakbench.attacks.core.targets.narrow import enabled_by, watching
+from leakbench.attacks.core.targets.narrow import enabled_by
 from leakbench.attacks.core.threat_model.requires import MEANING
 
 from . import toys, walker
@@ -144,116 +141,6 @@ def test_a_view_has_functions_and_not_what_they_belong_to(way):
     assert not any(one is secret for one in walker.reached(view))
     if way < 2:
         assert view.logits(torch.zeros(1, 1, 4, 4)).shape == (1, 4)
-
-
-def test_a_function_takes_no_tensor_that_would_be_shown_the_weights():
-    view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
-    inputs = torch.zeros(2, 1, 4, 4)
-    assert view.logits(inputs).shape == view.logits(inputs=torch.nn.Parameter(inputs)).shape == (2, 4)
-    with pytest.raises(TypeError, match="a target's functions take plain tensors, got Spy"):
-        view.logits(inputs.as_subclass(Spy))
-
-
-class Duck:
-    """No tensor, but PyTorch asks it what to do."""
-
-    def split(self, _size):
-        return [self]
-
-    @classmethod
-    def __torch_function__(cls, function, types, arguments=(), settings=None):
-        raise AssertionError("it was shown an operand")
-
-
-class Watcher(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
-        raise AssertionError("it was shown an operand")
-
-
-class Reader(TorchFunctionMode):
-    def __torch_function__(self, function, types, arguments=(), settings=None):
-        raise AssertionError("it was shown an operand")
-
-
-@contextlib.contextmanager
-def hook_of_all_modules():
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-WATCHING = {
-    "a mode of operations": Watcher,
-    "a mode of functions": Reader,
-    "hooks of saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one),
-    "a hook of all modules": hook_of_all_modules,
-}
-
-
-def test_a_function_takes_nothing_that_pytorch_would_ask():
-    view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
-    with pytest.raises(TypeError, match="a target's functions take plain tensors, got Duck"):
-        view.logits(Duck())
-    part = narrow(UPDATE, Requirements(access=Access.UPDATE, knows=Knows.OTHERS)).others_removed
-    assert part is not None and torch.equal(part(slice(0, 1)), part()[:1])
-    with pytest.raises(TypeError, match="a target's functions take plain tensors, got slice"):
-        part(slice(Duck(), None))
-
-
-@pytest.mark.parametrize("way", WATCHING)
-def test_nobody_watches_a_function_compute(way):
-    knows = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE | Knows.OTHERS
-    view = narrow(UPDATE, Requirements(access=Access.UPDATE, knows=knows))
-    steps = narrow(toys.transcript(noise=1.0, steps=2)[0], Requirements(access=Access.ALL_STEPS, knows=knows)).steps
-    some, labels = torch.zeros(1, *UPDATE.input_shape), torch.zeros(1, dtype=torch.int64)
-    assert view.others_removed is not None
-    functions = [view.others_removed, lambda: view.simulate(some, labels)]
-    with WATCHING[way]():
-        for function in functions:
-            with pytest.raises(AccessError, match="a target's functions must not be watched, got"):
-                function()
-    first = next(iter(steps))
-    assert first.others_removed is not None
-    with WATCHING[way](), pytest.raises(AccessError, match="must not be watched"):
-        first.others_removed()
-
-
-def test_who_watched_before_the_attack_began_may_go_on():
-    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try:
-        view = narrow(toys.model_target()[0], Requirements(access=Access.BLACK_BOX))
-        with torch.device("cpu"):  # a mode of PyTorch's own, which looks at nothing
-            assert view.logits(torch.zeros(2, 1, 4, 4)).shape == (2, 4)
-    finally:
-        handle.remove()
-
-
-@pytest.mark.parametrize("way", WATCHING)
-@pytest.mark.parametrize("raises", [False, True])
-def test_who_leaves_something_that_watches_is_refused_and_it_is_ended(way, raises):
-    left = []  # or a hook would end with what holds it
-
-    @attack(access=Access.BLACK_BOX)
-    def lingering(target: ModelAccess, coins: torch.Generator) -> MembershipScores:
-        """Stays to see what it is compared with, and what the next client computes."""
-        assert target.candidates is not None
-        answer = scores_of(target.candidates.ids.tolist())
-        left.append(WATCHING[way]())
-        left[-1].__enter__()
-        if raises:
-            raise ArithmeticError("as if by accident")
-        return answer
-
-    error, words = (
-        (ArithmeticError, "accident") if raises else (AccessError, "lingering must leave no mode and no hook")
-    )
-    with torch.device("cpu"):  # what was there before stays
-        before = watching()
-        with pytest.raises(error, match=words):
-            lingering(toys.model_target()[0])
-        assert watching() == before
 
 
 def test_a_view_has_tensors_and_not_what_they_were_cut_from():

@@ -3,26 +3,21 @@
 A check does not merely hide a withheld field: the view does not hold its value, nor anything that leads to further
 values:
 
-- Functions are handed over as plain functions, without the object that a method is bound to. They take plain tensors
-  alone, because PyTorch shows the weights to any other operand (`__torch_function__`). They refuse to compute under a
-  mode or hook of the attack, to which PyTorch hands every operand, private data included.
+- Functions are handed over as plain functions, without the object that a method is bound to.
 - Tensors own their memory, because a slice reaches the whole tensor that it was cut from as `_base`.
 
-Python cannot withhold the variables that a function closes over, frames, the garbage collector, and anything that can
-be imported or patched. An attack that digs there is fraud, not a mistake, so attacks that are not ours run in a process
-of their own (`leakbench.audit.isolation`).
+Withheld fields keep an honest attack within its threat model. They stop no hostile code: Python cannot withhold the
+variables that a function closes over, frames, the garbage collector, or what PyTorch shows to modes, hooks and tensor
+subclasses. Attacks that are not ours therefore run in a process that holds the target alone
+(`leakbench.audit.isolation`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
-import torch
-from torch import Tensor, nn, overrides
-from torch.nn.modules import module as modules
-from torch.utils import _python_dispatch
-from torch.utils._device import DeviceContext
+from torch import Tensor
 
 from ..membership.shadow_models import Shadows
 from ..threat_model.requires import MEANING, Access, AccessError, Controls, Knows, Requirements
@@ -31,18 +26,16 @@ from .observation import Examples, Steps, Target
 T = TypeVar("T", bound=Target)
 
 
-def narrow(target: T, requires: Requirements, known: Sequence[object] | None = None) -> T:
+def narrow(target: T, requires: Requirements) -> T:
     """Returns a view of `target` in which reading a field that `requires` does not grant raises `AccessError`.
 
     Args:
         target: the attack's target; not changed.
         requires: the needs that the attack declared.
-        known: modes and hooks that may be active while the target's functions compute; None for those active now.
 
     Returns:
         An instance of a subclass of the target's class, without the withheld values.
     """
-    known = watching() if known is None else known
     # A view of a view stays as narrow as it was.
     withheld: dict[str, Access | Knows | Controls] = dict(vars(target).get("_withheld", {}))
     for slot in fields(cast(Any, target)):
@@ -50,9 +43,7 @@ def narrow(target: T, requires: Requirements, known: Sequence[object] | None = N
         if need is not None and not requires.grants(need):
             withheld[slot.name] = need
     shown = {name: _alone(value) for name, value in vars(target).items() if name not in withheld}
-    kinds = _kinds(shown.values())
-    shown = {name: _plain_function(value, kinds, known) if callable(value) else value for name, value in shown.items()}
-    shown = {name: _narrowed(value, requires, known) for name, value in shown.items()}
+    shown = {name: _narrowed(value, requires) for name, value in shown.items()}
     return cast(T, view_of(_plain_class(type(target)), shown, withheld))
 
 
@@ -86,17 +77,17 @@ def enabled_by(need: Access | Knows | Controls) -> str:
     return f"{MEANING[need]} ({type(need).__name__}.{need.name})"
 
 
-def _narrowed(value: Any, requires: Requirements, known: Sequence[object]) -> Any:
+def _narrowed(value: Any, requires: Requirements) -> Any:
     """Narrows the targets inside of a field, so that they show no more than the first target does."""
     if isinstance(value, Target):
-        return narrow(value, requires, known)
+        return narrow(value, requires)
     if isinstance(value, Mapping):
-        return {name: _narrowed(one, requires, known) for name, one in value.items()}
+        return {name: _narrowed(one, requires) for name, one in value.items()}
     if isinstance(value, Tensor | str | tuple) and not _holds_targets(value):
         return value
     if isinstance(value, Iterable) and not isinstance(value, Examples):
         # A generator, so that a lazy transcript stays lazy.
-        return Steps(lambda: (_narrowed(one, requires, known) for one in value), lambda: len(cast(Any, value)))
+        return Steps(lambda: (_narrowed(one, requires) for one in value), lambda: len(cast(Any, value)))
     return value
 
 
@@ -105,7 +96,7 @@ def _holds_targets(value: Any) -> bool:
 
 
 def _alone(value: Any) -> Any:
-    """Returns a field's value with tensors that own their memory and have no graph: they lead to nothing else."""
+    """Returns a field's value as it leads to nothing else: plain functions, tensors with own memory and no graph."""
     if isinstance(value, Tensor):
         return value if _owns_its_memory(value) else value.detach().clone()
     if isinstance(value, Examples | Shadows):
@@ -114,7 +105,7 @@ def _alone(value: Any) -> Any:
         return value if all(apart[name] is part for name, part in parts.items()) else type(value)(**apart)
     if isinstance(value, Mapping):
         return {name: _alone(part) for name, part in value.items()}
-    return value
+    return _plain_function(value) if callable(value) else value
 
 
 def _owns_its_memory(tensor: Tensor) -> bool:
@@ -125,83 +116,8 @@ def _owns_its_memory(tensor: Tensor) -> bool:
     return whole and bare and tensor._base is None
 
 
-def _kinds(values: Iterable[Any]) -> set[type]:
-    """Returns the classes of a target's tensors: the plain classes, and that of a device with its own class."""
-    kinds: set[type] = {Tensor, nn.Parameter}
-    for value in values:
-        kinds |= {type(part) for part in (value, getattr(value, "inputs", None)) if isinstance(part, Tensor)}
-    return kinds
-
-
-def _is_plain_slice(value: object) -> bool:
-    return type(value) is slice and all(type(end) in (int, type(None)) for end in (value.start, value.stop, value.step))
-
-
-def _plain_function(function: Callable[..., Any], kinds: set[type], known: Sequence[object]) -> Callable[..., Any]:
-    def call(*arguments: Any, **settings: Any) -> Any:
-        for one in (*arguments, *settings.values()):
-            # An object that is no tensor may define `__torch_function__` too; a slice of numbers does not.
-            if type(one) not in kinds and not _is_plain_slice(one):
-                raise TypeError(f"a target's functions take plain tensors, got {type(one).__name__}")
-        for one in watching():
-            if _is_new(one, known):
-                raise AccessError(
-                    f"a target's functions must not be watched, got {type(one).__name__}: call them outside of modes "
-                    "and hooks, which are shown what the auditor computes with"
-                )
-        return function(*arguments, **settings)
-
-    return call
-
-
-def watching() -> list[object]:
-    """Lists all that PyTorch now shows operands to: modes, hooks of all modules, and hooks of saved tensors."""
-    # Private names: PyTorch has no public names for the active modes and hooks.
-    modes = [*overrides._get_current_function_mode_stack(), *_python_dispatch._get_current_dispatch_mode_stack()]
-    hooks = [hook for hooks in _hooks_of_modules() for hook in hooks.values()]
-    # `torch.device` as a context is a mode as well, but it sees no operand: it only adds a device to factories.
-    return [*(mode for mode in modes if type(mode) is not DeviceContext), *hooks, *_hooks_of_saved()]
-
-
-def end_others(known: Sequence[object]) -> str:
-    """Ends modes and hooks that are active and not known: they would be shown, and could change, later computations.
-
-    Args:
-        known: modes and hooks that may stay active.
-
-    Returns:
-        The class of the first that was ended; empty if there was none.
-    """
-    found = [type(one).__name__ for one in watching() if _is_new(one, known)]
-    for stack, pop in (
-        (overrides._get_current_function_mode_stack, overrides._pop_mode),
-        (_python_dispatch._get_current_dispatch_mode_stack, _python_dispatch._pop_mode),
-        (_hooks_of_saved, cast(Any, torch._C)._autograd._pop_saved_tensors_default_hooks),
-    ):
-        # Stacks are popped from the top; known entries below a new entry go with it.
-        while any(_is_new(one, known) and type(one) is not DeviceContext for one in stack()):
-            pop()
-    for hooks in _hooks_of_modules():
-        for key in [key for key, hook in hooks.items() if _is_new(hook, known)]:
-            del hooks[key]
-    return next(iter(found), "")
-
-
-def _hooks_of_modules() -> tuple[dict[int, Any], ...]:
-    return (
-        modules._global_forward_hooks,
-        modules._global_forward_pre_hooks,
-        modules._global_backward_hooks,
-        modules._global_backward_pre_hooks,
-    )
-
-
-def _hooks_of_saved() -> tuple[object, ...]:
-    return tuple(cast(Any, torch._C)._autograd._top_saved_tensors_default_hooks(True) or ())
-
-
-def _is_new(one: object, known: Sequence[object]) -> bool:
-    return all(one is not other for other in known)
+def _plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **settings: function(*arguments, **settings)
 
 
 def _plain_class(kind: type) -> type:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import torch
 
-from ..targets.narrow import enabled_by, end_others, narrow, watching
+from ..targets.narrow import enabled_by, narrow
 from ..targets.observation import Target
 from ..targets.results import RESULTS
 from .requires import Access, AccessError, Controls, Knows, Requirements
@@ -130,8 +130,8 @@ class Attack(Generic[R]):
             A copy of the method's result; scores are in the order of the candidates.
 
         Raises:
-            AccessError: the target does not grant all that the attack needs, the attack read a field that it did not
-                declare, or it left a mode or a hook of PyTorch's active.
+            AccessError: the target does not grant all that the attack needs, or the attack read a field that it did not
+                declare.
             TypeError: the method's result is not of its declared type.
             ValueError: an unknown or impossible setting, scores of others than the candidates, or more inputs than the
                 batch has examples.
@@ -152,19 +152,8 @@ class Attack(Generic[R]):
             view: a target that is narrowed already.
             coins: the attack's own generator.
             settings: all settings.
-
-        Raises:
-            AccessError: the attack left a mode or a hook of PyTorch's active.
         """
-        known = watching()
-        try:
-            result = self._function(view, coins, **settings)
-        finally:
-            # A mode left active would see the truth when scorers, and the next update's client, compute.
-            left = end_others(known)
-        if left:
-            raise AccessError(f"{self.name} must leave no mode and no hook of PyTorch's active, got {left}")
-        return result
+        return self._function(view, coins, **settings)
 
     def __repr__(self) -> str:
         return f"<attack {self.name}: {self.requires.to_dict()}>"

@@ -142,11 +142,13 @@ def auc(scores: torch.Tensor, member: torch.Tensor) -> float:
     return float((above > below).double().mean() + (above == below).double().mean() / 2)
 
 
-def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine):
+def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine, site):
+    site.add("attacks", "digger", MINE.replace("def mine(", "def digger("))
     target, member = model_access()
     held = granted(target.candidates).inputs[member].clone()  # as a training holds them
-    assert auc(catalog.attack_here(mine)(target, mode="dig").scores, member) == 1.0
-    assert auc(catalog.attack(mine)(target, mode="dig").scores, member) == 0.5
+    for name in (mine, "digger"):  # by path, and of another distribution
+        assert auc(catalog.attack_here(name)(target, mode="dig").scores, member) == 1.0
+        assert auc(catalog.attack(name)(target, mode="dig").scores, member) == 0.5
     assert len(held) == 20
 
 
