@@ -1,8 +1,11 @@
-"""Axes of plots: positions of values, and the round values written as ticks."""
+"""Axes of plots: titles and ends, and the place of infinity behind the upper end."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+STRIP = 0.1
+"""Width of the strip for infinite values, as a fraction of the axis before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,9 +15,9 @@ class Axis:
     Attributes:
         title: quantity, with its unit.
         low: left or lower end, in the unit of the data.
-        high: right or upper end, above `low`.
+        high: right or upper end of the finite values, above `low`.
         log: whether equal ratios are equally far apart; `low` is then positive.
-        infinity: whether there is a place for infinity beyond the end.
+        infinity: whether a strip behind `high` holds infinite values.
     """
 
     title: str
@@ -23,32 +26,33 @@ class Axis:
     log: bool = False
     infinity: bool = False
 
+    def at(self, share: float) -> float:
+        """Value at a fraction of the way from `low` to `high`."""
+        return self.low * (self.high / self.low) ** share if self.log else self.low + share * (self.high - self.low)
+
+    @property
+    def end(self) -> float:
+        """End of the drawing, with the strip for infinity."""
+        return self.at(1 + STRIP) if self.infinity else self.high
+
+    def number(self, value: float) -> float:
+        """Finite value at which a value is drawn; values outside of the axis are put at its end."""
+        return self.at(1 + STRIP / 2) if math.isinf(value) else min(max(value, self.low), self.high)
+
     def share(self, value: float) -> float:
-        """Position of a finite value between the ends, as a fraction; values outside are clamped."""
-        if self.log:
-            # The logarithm is undefined at 0 and below: such values are put at the edge.
-            value = max(value, self.low)
-            place = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            place = (value - self.low) / (self.high - self.low)
-        return min(max(place, 0.0), 1.0)
+        """Position of a value as a fraction of the drawing."""
+        scale = math.log if self.log else float
+        low, high = scale(self.low), scale(self.end)
+        return (scale(self.number(value)) - low) / (high - low)
 
-    def ticks(self, count: int) -> list[float]:
-        """Returns about `count` round values between the ends."""
-        # Imported here because importing matplotlib takes longer than drawing, and most of this package runs without
-        # it.
-        from matplotlib.ticker import LogLocator, MaxNLocator
-
-        if self.log:
-            decades = math.log10(self.high / self.low)
-            # On less than 1.3 decades, powers of ten alone would be one or two ticks.
-            locator = LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if decades < 1.3 else (1, 2, 5) if decades < 2.5 else (1,))
-        else:
-            locator = MaxNLocator(count)
-        found = [float(value) for value in locator.tick_values(self.low, self.high)]
-        # Ticks are computed in floats, so a tick at an end may come out just beyond it.
-        slack = 1e-9 * (self.high - self.low)
-        return [value for value in found if self.low - slack <= value <= self.high + slack]
+    def ticks(self) -> list[float]:
+        """Returns round values of a logarithmic axis, as many as can be read."""
+        decades = math.log10(self.high / self.low)
+        # On less than 1.3 decades, powers of ten alone would be one or two ticks.
+        digits = ("1", "1.5", "2", "3", "5", "7") if decades < 1.3 else ("1", "2", "5") if decades < 2.5 else ("1",)
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        values = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        return [value for value in values if self.low <= value <= self.high]
 
 
 def axis_over(
@@ -62,7 +66,7 @@ def axis_over(
         values: all values to be shown, interval ends included; infinite values are ignored, and on a logarithmic axis
             also those that are not positive.
         log: whether it is logarithmic.
-        infinity: whether infinite values get a place.
+        infinity: whether infinite values get a strip.
         least: lower end of the quantity's range, which the margin does not exceed.
         most: upper end of that range.
 

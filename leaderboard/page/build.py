@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from ..records.record import Record, RecordError
 from . import remarks
 from .certificates import Certificate, certificate
 from .figures import Figure, figures
-from .plots import styles
+from .plots import bundle, picture, styles
 from .reconstructions import Exhibit, PictureAllowance, Shot, exhibits
 from .roc import roc_figures
 from .tables import FLAGS, Section, sections
@@ -131,14 +131,8 @@ def render(
         )
         for section in sections(board.rows, style, notes)
     ]
-    environment = template_environment()
-    script = _file(environment, "page.js")
     flags = {flag for row in board.rows for flag in row.flags}
     context: dict[str, Any] = {
-        "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
-        "script": Markup(script),  # noqa: S704 -- the same
-        # The content security policy allows this script alone, by its hash.
-        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
         "suites": list(dict.fromkeys(record.suite for record in records)),
         "about": _about(board.rows, records),
         "alarms": alarms(board.controls, board.violations, board.gaps),
@@ -168,11 +162,32 @@ def render(
         "csv": CSV,
         "json": JSON,
     }
-    return environment.get_template("page.html").render(context)
+    plots = any(figure.specification is not None for part in parts for figure in part.figures)
+    return render_page("run.html", context, plots=plots)
+
+
+def render_page(template: str, context: Mapping[str, Any], *, plots: bool = False) -> str:
+    """Renders a page with the style sheet and the scripts that all pages share.
+
+    Args:
+        template: of its content, which extends `page.html`.
+        context: of that template.
+        plots: whether it has any, and so needs the script that draws them.
+    """
+    environment = _template_environment()
+    scripts = [*([bundle()] if plots else []), _file(environment, "page.js")]
+    # The content security policy allows these scripts alone, by their hashes.
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii") for script in scripts]
+    shared = {
+        "css": Markup(_file(environment, "page.css")),  # noqa: S704 -- ours, and nothing is filled into it
+        "scripts": [Markup(script) for script in scripts],  # noqa: S704 -- the same, and what vl-convert brings
+        "digests": digests,
+    }
+    return environment.get_template(template).render({**context, **shared})
 
 
 @functools.cache
-def template_environment() -> Any:
+def _template_environment() -> Any:
     """Environment of the templates beside this file; cached, because compiling takes longer than rendering."""
     # Imported here because nothing else in the leaderboard, the board in a terminal included, needs it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -186,7 +201,7 @@ def template_environment() -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "picture": picture}
     return environment
 
 

@@ -15,18 +15,16 @@ from typing import Any
 
 import numpy as np
 from jinja2 import UndefinedError
-from markupsafe import Markup
 from numpy import ndarray
 
 from ..metrics import METRICS
 from ..records.files import digest_of_bytes, read_bytes, write_bytes
 from ..records.record import RecordError
-from .axes import Axis
-from .build import template_environment
-from .figures import NARROW, WIDE, Figure
+from .build import render_page
+from .figures import Figure
 from .images import png, unit_images
-from .plots import PlotLine, curves, marker, styles
-from .roc import rates
+from .plots import PlotLine, marker, styles
+from .roc import rates, roc_plot
 
 SCHEMA = "leakbench-audit/1"
 DOCUMENT, PAGE, SUMMARY = "audit.json", "index.html", "SUMMARY.md"
@@ -147,12 +145,10 @@ def render(told: dict[str, Any], folder: Path) -> str:
     """
     scores = _table(folder, told, SCORES)
     pictures = _table(folder, told, PICTURES)
-    environment = template_environment()
     told = _OPTIONAL | told
     ran = [one for one in told["attacks"] if one["metrics"]]
     style = styles({one["name"]: one["name"] for one in ran})
     context = {
-        "css": Markup(environment.loader.get_source(environment, "page.css")[0]),  # noqa: S704 -- ours
         "told": told,
         "headline": _sentence(told["verdict"].get("headline", told["verdict"]["word"])),
         "tone": told["verdict"].get("tone", TONES.get(told["verdict"]["word"], "warn")),
@@ -183,7 +179,7 @@ def render(told: dict[str, Any], folder: Path) -> str:
         "command": shlex.join(told["command"]),
         "versions": ", ".join(f"{name} {version}" for name, version in told["provenance"]["versions"].items()),
     }
-    return environment.get_template("checkpoint.html").render(context)
+    return render_page("checkpoint.html", context, plots=context["figure_of_roc"] is not None)
 
 
 def epsilon_words(bound: Mapping[str, Any]) -> str:
@@ -293,27 +289,20 @@ def _access(requires: Mapping[str, Any]) -> str:
 
 def _roc(ran: Sequence[Mapping[str, Any]], scores: Mapping[str, ndarray], style: Mapping[str, Any]) -> Figure | None:
     """Log-log ROC curves of the attacks that ran."""
-    lines, least = [], 1.0
+    lines = []
     for one in ran:
         column = scores.get(f"score_{one['name']}")
         if column is None:
             raise RecordError(f"{SCORES} must have the scores of {one['name']}; run the audit again")
         fprs, tprs = rates(column.astype(float), scores["member"].astype(bool))
-        least = min(least, float(fprs[0]))
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
         lines.append(PlotLine(places=places, series=one["name"], title=one["name"]))
-    if not lines or least >= 1:
+    specification = roc_plot(lines, style)
+    if specification is None:
         return None
     title = "ROC curves, both axes logarithmic"
-    x = Axis(title="false positive rate", low=least, high=1.0, log=True)
-    y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
-    wide, narrow = (
-        curves(lines, x=x, y=y, style=style, title=title, name=f"roc-{size}", width=width, height=height)
-        for size, (width, height) in (("wide", WIDE), ("narrow", NARROW))
-    )
-    legend = tuple((marker(*style[one["name"]]), one["name"]) for one in ran)
     caption = ("From one false alarm on; the dashed line is chance. Few non-members lie at the left end.",)
-    return Figure(name="roc", title=title, wide=wide, narrow=narrow, legend=legend, caption=caption)
+    return Figure(name="roc", title=title, specification=specification, caption=caption)
 
 
 def _exposed(told: Mapping[str, Any], pictures: Mapping[str, ndarray]) -> list[Picture]:

@@ -7,23 +7,17 @@ the reason. Negative controls are in no plot, because their models were not trai
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from markupsafe import Markup
+from typing import Any
 
 from ..board.aggregate import BoardCell, Estimate, over_seeds, worst_case
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
 from .axes import Axis, axis_over
-from .plots import Point, marker, scatter, styles
+from .plots import Point, Style, scatter, styles
 from .sweep_points import SWEPT, sweep_points
-
-Style = Mapping[str, tuple[int, str]]
-
-WIDE, NARROW = (620.0, 430.0), (358.0, 350.0)
-"""Sizes for two widths of the page: every plot is drawn twice, because its text scales with it."""
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
 PSNR = METRICS["psnr"]
@@ -32,14 +26,12 @@ PSNR = METRICS["psnr"]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Plot with its legend, caption and numbers.
+    """Plot with its caption and numbers.
 
     Attributes:
         name: unique on the page.
         title: of the plot.
-        wide: drawing; None if there is nothing to draw, with the reason in the caption.
-        narrow: drawing for narrow pages.
-        legend: (mark, meaning) each.
+        specification: of Vega-Lite; None if there is nothing to draw, with the reason in the caption.
         caption: sentences.
         headers: of the table of its numbers; empty without one.
         numbers: rows of that table.
@@ -47,9 +39,7 @@ class Figure:
 
     name: str
     title: str
-    wide: Markup | None = None
-    narrow: Markup | None = None
-    legend: tuple[tuple[Markup, str], ...] = ()
+    specification: dict[str, Any] | None = None
     caption: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
     numbers: tuple[tuple[str, ...], ...] = ()
@@ -281,25 +271,10 @@ def _figure(
 ) -> Figure:
     if not points:
         return Figure(name=name, title=title, caption=("Nothing to draw.", *caption))
-    series = dict.fromkeys(point.series for point in points)
-    sizes = {"wide": WIDE, "narrow": NARROW}
-    drawn = {
-        size: scatter(
-            points, x=x, y=y, style=style, title=title, name=f"{name}-{size}", width=width, height=height,
-            chance=chance, equality=equality, dodge=dodge,
-        )
-        for size, (width, height) in sizes.items()
-    }  # fmt: skip
     if dodge:
         caption = [*caption, "Methods at the same place are set side by side."]
-    return Figure(
-        name=name,
-        title=title,
-        wide=drawn["wide"],
-        narrow=drawn["narrow"],
-        legend=tuple((marker(*style[one]), one) for one in series),
-        caption=tuple(caption),
-    )
+    specification = scatter(points, x=x, y=y, style=style, chance=chance, equality=equality, dodge=dodge)
+    return Figure(name=name, title=title, specification=specification, caption=tuple(caption))
 
 
 def _point(
@@ -331,7 +306,7 @@ def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
     """Label of a mark: a name if its method has a single row, the budget alone if a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
     if sum(other.method == row.method for other in rows) == 1:
-        # 28 letters take half of the narrow drawing (176 of 358 units); the legend has the full names.
+        # 28 letters take half of a narrow plot; the legend has the full names.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name
     return epsilon if with_epsilon else ""

@@ -1,31 +1,63 @@
-"""Scatter plots as inline SVG, which follow the page's colours, light and dark, and load nothing from outside.
+"""Plots as Vega-Lite specifications, made by Altair in a single theme, and their pictures without a browser.
 
-A plotting library writes colours, fonts and sizes into the file, out of reach of a style sheet, so these are drawn by
-hand. Plots do not depend on records: they take points with optional intervals on both axes. All text is escaped.
+Colours are variables of the page's style sheet, so that a picture in the page follows light, dark and print. A plot does
+not depend on records: it takes points or lines. Text of records is data of a specification, never an expression.
 """
 
+import functools
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
 from .axes import Axis
 
-Rectangle = tuple[float, float, float, float]
+Style = Mapping[str, tuple[int, str]]
+"""Series -> (number of its colour, name of its marker)."""
 
-# Margins, in units of the drawing, for tick labels and axis names.
-LEFT, RIGHT, TOP, BOTTOM = 62.0, 16.0, 14.0, 50.0
-INFINITY_WIDTH = 46.0
-"""Width of the strip at the right edge for infinite values."""
-_WIDEST = 36.0  # width of the marks at one x, in units of the drawing; fits into INFINITY_WIDTH
+WIDTH, HEIGHT = 620, 340
+"""Of a picture without its script, axes included, and of all plots without axes; pixels."""
 
-CHARACTER, LINE = 6.3, 12.0
-"""Upper estimates of a letter's size in a label, in units of the drawing; the browser's font is unknown here."""
+SHAPES = {
+    "circle": "M-.8,0A.8,.8 0 1 1 .8,0A.8,.8 0 1 1 -.8,0Z",
+    "square": "M-.7,-.7H.7V.7H-.7Z",
+    "up": "M0,-.9L.9,.7H-.9Z",
+    "diamond": "M0,-1L1,0L0,1L-1,0Z",
+    "down": "M0,.9L.9,-.7H-.9Z",
+    "cross": "M-.3,-.9H.3V-.3H.9V.3H.3V.9H-.3V.3H-.9V-.3H-.3Z",
+    "pentagon": "M0,-.9L.9,-.3L.55,.75H-.55L-.9,-.3Z",
+    "bar": "M-.4,-1H.4V1H-.4Z",
+}
+"""Name of a marker -> SVG path between -1 and 1."""
 
-MARKERS = ("circle", "square", "up", "diamond", "down", "cross", "pentagon", "bar")
 COLOURS = 7
 """Number of distinct colours in the style sheet, `--c0` to `--c6`; every series has a marker too."""
+
+_INK, _SOFT, _FAINT, _CARD, _EDGE, _BAD = (
+    f"var(--{name})" for name in ("ink", "soft", "faint", "card", "mark-edge", "bad")
+)
+
+THEME: dict[str, Any] = {
+    "background": _CARD,
+    "font": "sans-serif",
+    "padding": 12,
+    "view": {"stroke": None},
+    "axis": {
+        "gridColor": _FAINT, "domainColor": _INK, "domainWidth": 1.2, "ticks": False, "labelColor": _SOFT,
+        "labelFontSize": 11.5, "labelPadding": 7, "titleColor": _INK, "titleFontSize": 12.5,
+        "titleFontWeight": "normal", "titlePadding": 10,
+    },
+    "axisY": {"domain": False},
+    "legend": {
+        "orient": "bottom", "title": None, "labelColor": _INK, "labelFont": "monospace", "labelFontSize": 12,
+        "labelLimit": 320, "symbolSize": 120, "symbolStrokeWidth": 1, "columnPadding": 18, "rowPadding": 5, "offset": 12,
+    },
+    "text": {"color": _SOFT, "fontSize": 11.5},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,70 +87,6 @@ class Point:
     hollow: bool = False
 
 
-def styles(series: Mapping[str, str]) -> dict[str, tuple[int, str]]:
-    """Assigns a colour number to each family of series and a marker to each series, a function of the names alone.
-
-    Args:
-        series: name of a series -> name of its family.
-    """
-    families = sorted(set(series.values()))
-    return {
-        name: (families.index(series[name]) % COLOURS, MARKERS[i % len(MARKERS)])
-        for i, name in enumerate(sorted(series))
-    }
-
-
-def scatter(
-    points: Sequence[Point],
-    *,
-    x: Axis,
-    y: Axis,
-    style: Mapping[str, tuple[int, str]],
-    title: str,
-    name: str,
-    width: float,
-    height: float,
-    chance: float | None = None,
-    equality: bool = False,
-    dodge: bool = False,
-) -> Markup:
-    """Draws a scatter plot.
-
-    Args:
-        points: marks; later marks are drawn on top.
-        x: horizontal axis.
-        y: vertical axis.
-        style: series -> (colour, marker), see `styles`.
-        title: read aloud by screen readers.
-        name: unique on the page.
-        width: in units of the drawing.
-        height: in units of the drawing.
-        chance: x at which a vertical line labelled "chance" is drawn; None for no line.
-        equality: whether to draw y = x and shade the region above it.
-        dodge: whether marks of several series at the same x are set side by side.
-
-    Returns:
-        An <svg> element.
-    """
-    shifts = _shifts(points) if dodge else {}
-    frame = _Frame(x=x, y=y, width=width, height=height, shifts=shifts)
-    back = [_grid(frame)]
-    if equality:
-        back.append(_equality(frame, name))
-    if chance is not None and x.low <= chance <= x.high:
-        at = frame.across(chance)
-        back.append(_f('<line class="chance" x1="{}" y1="{}" x2="{}" y2="{}"/>', at, TOP, at, frame.bottom))
-        back.append(_f('<text class="note" x="{}" y="{}">chance</text>', at + 4, TOP + 10))
-    marks = [_mark(frame, point, style[point.series]) for point in points]
-    lines = _lines(frame, points, style)
-    labels = _labels(frame, points, style, chance)
-    opening = _f(
-        '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t"><title id="{}-t">{}</title>',
-        width, height, name, name, title,
-    )  # fmt: skip
-    return Markup("").join([opening, *back, lines, *marks, labels, Markup("</svg>")])
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlotLine:
     """Line of a plot.
@@ -136,248 +104,304 @@ class PlotLine:
     bound: bool = False
 
 
-def curves(
-    lines: Sequence[PlotLine],
+def styles(series: Mapping[str, str]) -> dict[str, tuple[int, str]]:
+    """Assigns a colour number to each family of series and a marker to each series, a function of the names alone.
+
+    Args:
+        series: name of a series -> name of its family.
+    """
+    families, markers = sorted(set(series.values())), tuple(SHAPES)
+    return {
+        name: (families.index(series[name]) % COLOURS, markers[i % len(markers)])
+        for i, name in enumerate(sorted(series))
+    }
+
+
+def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
+    """Draws a single mark, for tables.
+
+    Args:
+        colour: number of the colour.
+        shape: of `SHAPES`.
+        hollow: whether only its outline is drawn.
+    """
+    return Markup(
+        '<svg class="key c{}" viewBox="-1.3 -1.3 2.6 2.6" width="14" height="14" aria-hidden="true">'
+        '<path class="mark{}" d="{}"/></svg>'
+    ).format(colour, " hollow" if hollow else "", SHAPES[shape])
+
+
+def scatter(
+    points: Sequence[Point],
     *,
     x: Axis,
     y: Axis,
-    style: Mapping[str, tuple[int, str]],
-    title: str,
-    name: str,
-    width: float,
-    height: float,
-) -> Markup:
-    """Draws lines, and y = x, which is chance.
+    style: Style,
+    chance: float | None = None,
+    equality: bool = False,
+    dodge: bool = False,
+) -> dict[str, Any]:
+    """Specifies a scatter plot.
+
+    Args:
+        points: marks; later marks are drawn on top.
+        x: horizontal axis.
+        y: vertical axis.
+        style: series -> (colour, marker), see `styles`.
+        chance: x at which a vertical line labelled "chance" is drawn; None for no line.
+        equality: whether to draw y = x and shade the region above it.
+        dodge: whether marks of several series at the same x are set side by side.
+    """
+    import altair as alt
+
+    series = list(dict.fromkeys(point.series for point in points))
+    picked = alt.selection_point(name="picked", fields=["series"], bind="legend")
+    colours = {name: f"var(--c{style[name][0]})" for name in series}
+    colour = {"field": "colour", "type": "nominal", "scale": None}
+    marks = alt.Chart(alt.NamedData(_ROWS)).encode(x=_channel(alt.X, "x", x), y=_channel(alt.Y, "y", y))
+    shift = {"xOffset": {"expr": "datum.shift"}}
+    bars = marks.mark_rule(strokeWidth=1.5, aria=False, **shift).encode(stroke=alt.Stroke(**colour), opacity=_opacity(0.75))
+    layers = [
+        *_behind(x, y, chance=chance, equality=equality),
+        marks.transform_filter("datum.path")
+        .mark_line(strokeWidth=1.5, aria=False, **shift)
+        .encode(detail=alt.Detail("path:N"), stroke=alt.Stroke(**colour), strokeDash=_dashes("datum.hollow"), opacity=_opacity(0.8)),
+        bars.transform_filter("isValid(datum.low)").encode(y=_channel(alt.Y, "low", y), y2=alt.Y2("high:Q")),
+        bars.transform_filter("isValid(datum.left)").encode(x=_channel(alt.X, "left", x), x2=alt.X2("right:Q")),
+        marks.mark_point(size=130, **shift)
+        .encode(
+            fill=_by_series(alt.Fill, colours, condition={"test": "datum.hollow", "value": _CARD}),
+            stroke=alt.StrokeValue(_EDGE, condition={"test": "datum.hollow", **colour}),
+            strokeWidth=alt.StrokeWidthValue(0.8, condition={"test": "datum.hollow", "value": 2}),
+            shape=_by_series(alt.Shape, {name: SHAPES[style[name][1]] for name in series}),
+            opacity=_opacity(1),
+            tooltip=alt.Tooltip("title:N"),
+            description=alt.Description("title:N"),
+        )
+        .add_params(picked)
+        .properties(name="marks"),
+        marks.transform_filter(f"{_PLACE} != null").mark_text(
+            text={"expr": "datum.label"}, color=_INK, aria=False, align={"expr": f"{_PLACE}[2]"},
+            xOffset={"expr": f"{_PLACE}[0]"}, yOffset={"expr": f"{_PLACE}[1]"},
+        ).encode(opacity=_opacity(1)),
+    ]  # fmt: skip
+    shifts = _shifts(points) if dodge else [0.0] * len(points)
+    places = zip(*(_labels(points, x, y, shifts, width) for width in (_WIDE, _NARROW)), strict=True)
+    rows = [
+        _row(point, x, y) | {"colour": colours[point.series], "shift": shift, "places": place}
+        for point, shift, place in zip(points, shifts, places, strict=True)
+    ]
+    return _specification(layers, rows)
+
+
+def curves(lines: Sequence[PlotLine], *, x: Axis, y: Axis, style: Style) -> dict[str, Any]:
+    """Specifies a plot of lines, and of y = x, which is chance.
 
     Args:
         lines: in the order in which they are drawn.
         x: horizontal axis.
         y: vertical axis.
         style: series -> (colour, marker), see `styles`.
-        title: read aloud by screen readers.
-        name: unique on the page.
-        width: in units of the drawing.
-        height: in units of the drawing.
-
-    Returns:
-        An <svg> element.
     """
-    frame = _Frame(x=x, y=y, width=width, height=height, shifts={})
-    low, high = max(x.low, y.low), min(x.high, y.high)
-    ends = [(frame.across(value), frame.down(value)) for value in (low, high)]
-    chance = _f('<line class="chance" x1="{}" y1="{}" x2="{}" y2="{}"/>', *ends[0], *ends[1])
-    drawn = []
+    import altair as alt
+
+    series = list(dict.fromkeys(line.series for line in lines))
+    picked = alt.selection_point(name="picked", fields=["series"], bind="legend")
+    ends = [{"x": value, "y": value} for value in (max(x.low, y.low), min(x.high, y.high))]
+    chance = alt.Chart(alt.Data(values=ends)).mark_line(color=_SOFT, strokeWidth=1.2, strokeDash=[5, 4], aria=False)
+    measured = (
+        alt.Chart(alt.NamedData(_ROWS))
+        .transform_flatten(["x", "y"])
+        .mark_line(strokeWidth=1.8)
+        .encode(
+            stroke=_by_series(alt.Stroke, {name: f"var(--c{style[name][0]})" for name in series}),
+            strokeDash=_dashes("datum.bound"),
+            opacity=_opacity(0.85),
+            detail=alt.Detail("title:N"),
+            tooltip=alt.Tooltip("title:N"),
+            description=alt.Description("title:N"),
+        )
+        .add_params(picked)
+        .properties(name="marks")
+    )
+    channels = {"x": _channel(alt.X, "x", x), "y": _channel(alt.Y, "y", y)}
+    rows = []
     for line in lines:
         # Points below an axis are cut, not drawn along its edge.
         inside = [(a, b) for a, b in line.places if a >= x.low and b >= y.low]
-        places = " ".join(f"{frame.across(a):.1f},{frame.down(b):.1f}" for a, b in inside)
-        kind = "joined hollow" if line.bound else "joined"
-        shape = '<polyline class="{} c{}" points="{}"><title>{}</title></polyline>'
-        drawn.append(_f(shape, kind, style[line.series][0], places, line.title))
-    opening = _f(
-        '<svg class="plot" viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t"><title id="{}-t">{}</title>',
-        width, height, name, name, title,
+        sides = {"x": [_rounded(a) for a, _ in inside], "y": [_rounded(b) for _, b in inside]}
+        rows.append({**sides, "series": line.series, "title": line.title, "bound": line.bound})
+    return _specification([chance.encode(**channels), measured.encode(**channels)], rows)
+
+
+def picture(specification: Mapping[str, Any]) -> Markup:
+    """Draws a plot as an <svg> element without identifiers; a mark's words are its tooltip, too."""
+    import vl_convert
+
+    svg = vl_convert.vegalite_to_svg(json.dumps(specification))
+    svg = re.sub(r' (xmlns(:xlink)?|version|class)="[^"]*"', "", svg)
+    svg = re.sub(r' (d|transform)="[^"]*"', lambda text: re.sub(r"(\.\d\d)\d+", r"\1", text[0]), svg)
+    marks = r'(<path aria-label="([^"]*)" role="graphics-symbol"[^>]*?)(/>|></path>)'
+    return Markup(re.sub(marks, r"\1><title>\2</title></path>", svg))  # noqa: S704 -- Vega escapes text
+
+
+@functools.cache
+def bundle() -> str:
+    """Script of Vega, Vega-Lite and Vega-Embed, as the installed vl-convert brings it; sets `vegaEmbed`."""
+    import vl_convert
+
+    # In a function, because its hundreds of names are none of the page's.
+    return f"(() => {{{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}}})();"
+
+
+_ROWS = "rows"
+"""Name of a plot's data in its specification."""
+
+_WIDE, _NARROW = 540, 290
+"""Widths, in pixels between the axes, for which labels are placed."""
+
+_PLACE = "datum.places[narrow ? 1 : 0]"
+"""Expression: (x offset, y offset, alignment) of a label; null without a place. The page's script sets `narrow`."""
+
+
+def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    import altair as alt
+
+    # Not validated, which takes longer than everything else: Vega-Lite would not compile a bad specification.
+    specification = alt.layer(*layers).to_dict(validate=False)
+    del specification["$schema"]  # an address, which a page does not have
+    size = {"width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}}
+    params = [{"name": "narrow", "value": False}, *specification["params"]]
+    return specification | size | {"params": params, "datasets": {_ROWS: list(rows)}, "config": THEME}
+
+
+def _channel(channel: Any, field: str, axis: Axis) -> Any:
+    scale = {"type": "log"} if axis.log else {"type": "linear", "zero": False}
+    ticks = {"values": axis.ticks()} if axis.log else {"tickCount": 6}
+    return channel(
+        field, type="quantitative", title=axis.title, axis={"format": "~g", **ticks},
+        scale={**scale, "domain": [axis.low, axis.end], "nice": False},
     )  # fmt: skip
-    return Markup("").join([opening, _grid(frame), chance, *drawn, Markup("</svg>")])
 
 
-def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
-    """Draws a single mark, for legends and tables.
+def _by_series(channel: Any, values: Mapping[str, str], **more: Any) -> Any:
+    """Channel with a value for each series, and a legend of as many columns as the widest name leaves room for."""
+    import altair as alt
 
-    Args:
-        colour: number of the colour.
-        shape: of `MARKERS`.
-        hollow: whether only its outline is drawn.
-    """
-    return _f(
-        '<svg class="key c{}" viewBox="-8 -8 16 16" width="14" height="14" aria-hidden="true">{}</svg>',
-        colour, _shape(shape, 0, 0, hollow),
-    )  # fmt: skip
+    columns = {"expr": f"max(1, floor((narrow ? {_NARROW} : {_WIDE}) / {40 + 7.3 * min(44, max(map(len, values)))}))"}
+    scale = alt.Scale(domain=list(values), range=list(values.values()))
+    return channel("series", type="nominal", scale=scale, legend=alt.Legend(columns=columns), **more)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Frame:
-    x: Axis
-    y: Axis
-    width: float
-    height: float
-    shifts: Mapping[tuple[float, str], float]
+def _opacity(value: float) -> Any:
+    """Opacity of a mark; marks of series that are not picked in the legend are faint."""
+    import altair as alt
 
-    @property
-    def right(self) -> float:
-        """Right end of the finite part of the x axis."""
-        return self.width - RIGHT - (INFINITY_WIDTH if self.x.infinity else 0)
-
-    @property
-    def bottom(self) -> float:
-        return self.height - BOTTOM
-
-    def across(self, value: float) -> float:
-        if math.isinf(value):
-            return self.width - RIGHT - INFINITY_WIDTH / 2
-        return LEFT + self.x.share(value) * (self.right - LEFT)
-
-    def place(self, point: Point) -> tuple[float, float]:
-        """Centre of a point's mark."""
-        return self.across(point.x) + self.shifts.get((point.x, point.series), 0.0), self.down(point.y)
-
-    def down(self, value: float) -> float:
-        # SVG's y grows downwards.
-        return self.bottom - self.y.share(value) * (self.bottom - TOP)
+    return alt.OpacityValue(0.08, condition={"param": "picked", "value": value})
 
 
-def _shifts(points: Sequence[Point]) -> dict[tuple[float, str], float]:
-    """Offsets that move series at the same x apart, in units of the drawing."""
+def _dashes(test: str) -> Any:
+    import altair as alt
+
+    return alt.StrokeDashValue([1, 0], condition={"test": test, "value": [3, 4]})
+
+
+def _behind(x: Axis, y: Axis, *, chance: float | None, equality: bool) -> list[Any]:
+    """Layers behind the marks: strip for infinity, y = x with the region above it, chance."""
+    import altair as alt
+
+    def layer(*rows: Mapping[str, float]) -> Any:
+        return alt.Chart(alt.Data(values=list(rows))).encode(x=_channel(alt.X, "x", x))
+
+    layers = []
+    if x.infinity:
+        sign = {"text": "∞", "fontSize": 17, "y": {"expr": "height + 14"}, "baseline": "middle"}
+        layers.append(layer({"x": x.high, "end": x.end}).mark_rect(color=_FAINT, aria=False).encode(x2=alt.X2("end:Q")))
+        layers.append(layer({"x": x.number(math.inf)}).mark_text(aria=False, **sign))
+    if equality:
+        # Curved if x alone is logarithmic; 64 segments look smooth.
+        values = [_rounded(x.at(i / 64)) for i in range(65)]
+        inside = [{"x": value, "y": value, "top": y.high} for value in values if y.low <= value <= y.high]
+        height = _channel(alt.Y, "y", y).stack(None)
+        layers.append(layer(*inside).mark_area(color=_BAD, opacity=0.1, aria=False).encode(y=height, y2=alt.Y2("top:Q")))
+        layers.append(layer(*inside).mark_line(color=_INK, strokeWidth=1.2, aria=False).encode(y=height))
+        layers.append(_note(layer(*inside[:1]), "implied above claimed"))
+    if chance is not None and x.low <= chance <= x.high:
+        layers.append(layer({"x": chance}).mark_rule(color=_SOFT, strokeWidth=1.2, strokeDash=[5, 4], aria=False))
+        layers.append(_note(layer({"x": chance}), "chance"))
+    return layers
+
+
+def _note(layer: Any, words: str) -> Any:
+    return layer.mark_text(text=words, align="left", dx=5, y=8, aria=False)
+
+
+def _rounded(value: float) -> float:
+    """Six digits, so that specifications do not depend on the last digits of a machine's floats."""
+    return float(f"{value:.6g}")
+
+
+def _shifts(points: Sequence[Point]) -> list[float]:
+    """Offsets, in pixels, that move series at the same x apart."""
     at: dict[float, list[str]] = {}
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
-    # 9 units: no mark is wider than 13, so neighbours overlap by their rims alone. With many series, staying near their
-    # x matters more than seeing each.
-    apart = {x: min(9.0, _WIDEST / max(1, len(here) - 1)) for x, here in at.items()}
-    return {(x, s): apart[x] * (i - (len(here) - 1) / 2) for x, here in at.items() for i, s in enumerate(here)}
+    # 9 pixels: neighbours overlap by their rims alone. With many series, staying near their x matters more than seeing
+    # each: all fit into the strip for infinity.
+    apart = {x: min(9.0, 36.0 / max(1, len(series) - 1)) for x, series in at.items()}
+    return [round(apart[p.x] * (at[p.x].index(p.series) - (len(at[p.x]) - 1) / 2), 2) for p in points]
 
 
-def _f(template: str, *values: object) -> Markup:
-    """Fills a template; numbers are rounded to screen precision, everything else is escaped."""
-    # Tenths of a unit, so that drawings do not depend on the last digits of a machine's floats.
-    words = (f"{v:.1f}".removesuffix(".0") if isinstance(v, float) else v for v in values)
-    return Markup(template).format(*words)  # noqa: S704 -- templates are ours, and what is filled in is escaped
-
-
-def _grid(frame: _Frame) -> Markup:
-    parts = []
-    for value in frame.y.ticks(6):
-        at = frame.down(value)
-        parts.append(_f('<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>', LEFT, at, frame.right, at))
-        parts.append(_f('<text class="tick end" x="{}" y="{}">{}</text>', LEFT - 8, at + 4, f"{value:g}"))
-    for value in frame.x.ticks(max(3, int(frame.width / 90))):
-        at = frame.across(value)
-        parts.append(_f('<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"/>', at, TOP, at, frame.bottom))
-        parts.append(_f('<text class="tick mid" x="{}" y="{}">{}</text>', at, frame.bottom + 17, f"{value:g}"))
-    if frame.x.infinity:
-        strip = (frame.right, TOP, INFINITY_WIDTH, frame.bottom - TOP)
-        parts.append(_f('<rect class="beyond" x="{}" y="{}" width="{}" height="{}"/>', *strip))
-        at = frame.across(math.inf)
-        parts.append(_f('<text class="tick mid infinity" x="{}" y="{}">∞</text>', at, frame.bottom + 17))
-    edge = frame.width - RIGHT
-    parts.append(_f('<line class="axis" x1="{}" y1="{}" x2="{}" y2="{}"/>', LEFT, frame.bottom, edge, frame.bottom))
-    middle, half = (LEFT + edge) / 2, (TOP + frame.bottom) / 2
-    parts.append(_f('<text class="name mid" x="{}" y="{}">{}</text>', middle, frame.height - 10, frame.x.title))
-    turned = '<text class="name mid" transform="translate(14 {}) rotate(-90)">{}</text>'
-    parts.append(_f(turned, half, frame.y.title))
-    return Markup("").join(parts)
-
-
-def _equality(frame: _Frame, name: str) -> Markup:
-    """Line y = x, curved if only one axis is logarithmic, and the region above it."""
-    # The line is curved if x alone is logarithmic; 64 segments look smooth.
-    steps = 64
-    ratio = frame.x.high / frame.x.low if frame.x.log else 0.0
-    values = [
-        frame.x.low * ratio ** (i / steps) if frame.x.log else frame.x.low + (frame.x.high - frame.x.low) * i / steps
-        for i in range(steps + 1)
-    ]
-    inside = [value for value in values if frame.y.low <= value <= frame.y.high]
-    if not inside:
-        return Markup("")
-    places = [(frame.across(value), frame.down(value)) for value in inside]
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
-    region = f"{places[0][0]:.1f},{TOP:.1f} {path} {places[-1][0]:.1f},{TOP:.1f}"
-    shaded = _f('<polygon class="refuted" points="{}"/>', region)
-    line = _f('<polyline class="equality" id="{}-eq" points="{}"/>', name, path)
-    words = _f('<text class="note" x="{}" y="{}">implied above claimed</text>', places[0][0] + 6, TOP + 12)
-    return shaded + line + words
-
-
-def _mark(frame: _Frame, point: Point, style: tuple[int, str]) -> Markup:
-    colour, shape = style
-    x, y = frame.place(point)
-    bars = Markup("")
-    if point.x_ends is not None and math.isfinite(point.x):
-        low, high = (frame.across(end) for end in point.x_ends)
-        bars += _f('<path class="bar" d="M{} {}H{}M{} {}v6M{} {}v6"/>', low, y, high, low, y - 3, high, y - 3)
+def _row(point: Point, x: Axis, y: Axis) -> dict[str, Any]:
+    """Data of a point, inside of the axes."""
+    numbers = {"x": x.number(point.x), "y": y.number(point.y)}
     if point.y_ends is not None:
-        low, high = (frame.down(end) for end in point.y_ends)
-        bars += _f('<path class="bar" d="M{} {}V{}M{} {}h6M{} {}h6"/>', x, low, high, x - 3, low, x - 3, high)
-    return _f(
-        '<g class="point c{}"><title>{}</title>{}{}</g>',
-        colour, point.title, bars, _shape(shape, x, y, point.hollow),
-    )  # fmt: skip
+        numbers |= zip(("low", "high"), map(y.number, point.y_ends), strict=True)
+    if point.x_ends is not None and math.isfinite(point.x):
+        numbers |= zip(("left", "right"), map(x.number, point.x_ends), strict=True)
+    words = {"series": point.series, "label": point.label, "title": point.title, "path": point.path}
+    return {name: _rounded(number) for name, number in numbers.items()} | words | {"hollow": point.hollow}
 
 
-_OUTLINES: dict[str, list[tuple[float, float]]] = {
-    "square": [(-4.6, -4.6), (4.6, -4.6), (4.6, 4.6), (-4.6, 4.6)],
-    "up": [(0, -6), (5.6, 4.4), (-5.6, 4.4)],
-    "down": [(0, 6), (5.6, -4.4), (-5.6, -4.4)],
-    "diamond": [(0, -6.4), (6.4, 0), (0, 6.4), (-6.4, 0)],
-    "cross": [
-        (-2, -6), (2, -6), (2, -2), (6, -2), (6, 2), (2, 2), (2, 6), (-2, 6), (-2, 2), (-6, 2), (-6, -2), (-2, -2),
-    ],
-    "pentagon": [(0, -6), (5.7, -1.9), (3.5, 4.9), (-3.5, 4.9), (-5.7, -1.9)],
-    "bar": [(-2.4, -6.5), (2.4, -6.5), (2.4, 6.5), (-2.4, 6.5)],
-}  # fmt: skip
-
-
-def _shape(shape: str, x: float, y: float, hollow: bool) -> Markup:
-    kind = "mark hollow" if hollow else "mark"
-    if shape == "circle":
-        return _f('<circle class="{}" cx="{}" cy="{}" r="5.2"/>', kind, x, y)
-    corners = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in _OUTLINES[shape])
-    return _f('<polygon class="{}" points="{}"/>', kind, corners)
-
-
-def _lines(frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]]) -> Markup:
-    drawn = []
-    for path in dict.fromkeys(point.path for point in points if point.path):
-        # By x, so that the line follows the budget in any order of the rows.
-        members = sorted((p for p in points if p.path == path), key=lambda p: (p.x, p.y))
-        if len(members) > 1:
-            places = " ".join("{:.1f},{:.1f}".format(*frame.place(p)) for p in members)
-            kind = "joined hollow" if members[0].hollow else "joined"
-            colour = style[members[0].series][0]
-            drawn.append(_f('<polyline class="{} c{}" points="{}"/>', kind, colour, places))
-    return Markup("").join(drawn)
+_SIDES = (
+    *((8, -9, "left"), (-8, -9, "right"), (8, 10, "left"), (-8, 10, "right"), (10, 0, "left"), (-10, 0, "right")),
+    *((0, -16, "center"), (0, 17, "center"), (8, -22, "left"), (8, 23, "left"), (-8, -22, "right"), (-8, 23, "right")),
+    *((10, -36, "left"), (10, 37, "left"), (-10, -36, "right"), (-10, 37, "right")),
+)
+"""Places of a label beside its mark, in pixels, the nearest first."""
 
 
 def _labels(
-    frame: _Frame, points: Sequence[Point], style: Mapping[str, tuple[int, str]], chance: float | None
-) -> Markup:  # fmt: skip
-    """Places each label clear of marks and other labels; a label without such a place is left to the legend."""
-    # Marks, their bars and the line of chance are obstacles from the start; each placed label becomes an obstacle.
-    taken: list[Rectangle] = []
-    for point in points:
-        x, y = frame.place(point)
-        # Upper bound of a mark's size: the bar's corners are 6.5 above and below its centre.
-        taken.append((x - 7, y - 7, x + 7, y + 7))
+    points: Sequence[Point], x: Axis, y: Axis, shifts: Sequence[float], width: float
+) -> list[tuple[float, float, str] | None]:
+    """Places each label clear of marks, intervals and other labels; None where there is no such place."""
+    centres = [
+        (width * x.share(p.x) + shift, HEIGHT * (1 - y.share(p.y))) for p, shift in zip(points, shifts, strict=True)
+    ]
+    # Marks and intervals are obstacles from the start; each placed label becomes one.
+    taken = [(across - 7, down - 7, across + 7, down + 7) for across, down in centres]
+    for point, (across, down) in zip(points, centres, strict=True):
         if point.y_ends is not None:
-            # The high end first: it has the smaller y.
-            taken.append((x - 1, frame.down(point.y_ends[1]), x + 1, frame.down(point.y_ends[0])))
-        if point.x_ends is not None and math.isfinite(point.x):
-            taken.append((frame.across(point.x_ends[0]), y - 1, frame.across(point.x_ends[1]), y + 1))
-    if chance is not None:
-        taken.append((frame.across(chance) - 1, TOP, frame.across(chance) + 1, frame.bottom))
-    drawn = []
-    for point in points:
-        if not point.label:
-            continue
-        (x, y), wide = frame.place(point), CHARACTER * len(point.label)
-        # Nearest first: next to the mark, then above and below, then farther off.
-        places = [
-            (x + 10, y + 4), (x + 10, y - 8), (x + 10, y + 16), (x - 10 - wide, y + 4), (x - 10 - wide, y - 8),
-            (x - 10 - wide, y + 16), (x - wide / 2, y - 12), (x - wide / 2, y + 20), (x + 10, y - 20), (x + 10, y + 28),
-            (x - 10 - wide, y - 20), (x - 10 - wide, y + 28),
-        ]  # fmt: skip
-        for left, base in places:
-            box = (left, base - LINE + 2, left + wide, base + 3)
-            inside = box[0] >= LEFT and box[2] <= frame.width - 4 and box[1] >= TOP and box[3] <= frame.bottom
-            if inside and not any(_overlap(box, other) for other in taken):
+            low, high = (HEIGHT * (1 - y.share(end)) for end in point.y_ends)
+            taken.append((across - 1, high, across + 1, low))
+        if point.x_ends is not None:
+            left, right = (width * x.share(end) for end in point.x_ends)
+            taken.append((left, down - 1, right, down + 1))
+    placed: list[tuple[float, float, str] | None] = []
+    for point, shift, (across, down) in zip(points, shifts, centres, strict=True):
+        place = None
+        # 6.3 pixels: upper estimate of a letter's width, because the reader's font is unknown.
+        wide = 6.3 * len(point.label)
+        for dx, dy, align in _SIDES if point.label else ():
+            left = across + dx - wide * {"left": 0, "center": 0.5, "right": 1}[align]
+            box = (left, down + dy - 7, left + wide, down + dy + 7)
+            inside = box[0] >= 0 and box[2] <= width + 8 and box[1] >= 0 and box[3] <= HEIGHT
+            if inside and not any(
+                box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken
+            ):
                 taken.append(box)
-                text = '<text class="label c{}" x="{}" y="{}">{}</text>'
-                drawn.append(_f(text, style[point.series][0], left, base, point.label))
+                place = (_rounded(dx + shift), dy, align)
                 break
-    return Markup("").join(drawn)
-
-
-def _overlap(a: Rectangle, b: Rectangle) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+        placed.append(place)
+    return placed

@@ -17,9 +17,9 @@ from ..board.content import Footnotes
 from ..board.rows import Row
 from ..kinds import KINDS, KindOfResult
 from ..metrics import METRICS
-from .figures import Style, epsilon_words
+from .figures import epsilon_words
 from .images import ImagePair, PictureError, pairs_of, png
-from .plots import marker
+from .plots import Style, marker
 from .tables import Value, value
 
 OPEN, MOST = 6, 24

@@ -8,6 +8,7 @@ computed with the claim, and is in the AUC's detail.
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -19,8 +20,8 @@ from ..metrics import ROC_RATES, roc_key
 from ..records.files import read_bytes
 from ..records.record import Record, RecordError
 from .axes import Axis
-from .figures import NARROW, WIDE, Figure, Style, epsilon_words
-from .plots import PlotLine, curves, marker
+from .figures import Figure, epsilon_words
+from .plots import PlotLine, Style, curves
 
 MOST = 8
 """Largest number of rows in a drawing; more lines cannot be distinguished."""
@@ -42,7 +43,6 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
     with_cell = [(row, cell) for row in shown if (cell := _leading(row)) is not None]
     lines: list[PlotLine] = []
     left_out: list[str] = []
-    least, drawn = 1.0, []
     for row, cell in with_cell[:MOST]:
         record = next(iter(cell.records.values()))
         try:
@@ -50,24 +50,17 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         except RecordError as error:
             left_out.append(f"Not shown: {row.label}, {error}.")
             continue
-        least = min(least, float(fprs[0]))
-        drawn.append(row)
         told = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
         lines.append(PlotLine(places=places, series=row.method, title=f"{told}, measured"))
         if allowed := _allowed(record):
             lines.append(PlotLine(places=allowed, series=row.method, title=f"{told}, the most allowed", bound=True))
-    if not lines or least >= 1:  # equal scores alone give a curve of its last point only
+    specification = roc_plot(lines, style)
+    if specification is None:
         return []
     if len(with_cell) > MOST:
         left_out.append(f"Not shown: {len(with_cell) - MOST} more rows, for want of colours.")
     title = "ROC curves against what claims allow"
-    x = Axis(title="false positive rate", low=least, high=1.0, log=True)
-    y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
-    wide, narrow = (
-        curves(lines, x=x, y=y, style=style, title=title, name=f"{name}-roc-{size}", width=width, height=height)
-        for size, (width, height) in (("wide", WIDE), ("narrow", NARROW))
-    )
     caption = (
         "Lines are measured, of the strongest attack on each row with its first seed, from one false alarm on; dots in "
         "the same colour are the most that the claim allows any test, and none are drawn where it allows everything. "
@@ -76,8 +69,22 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         "share its noise.",
         *left_out,
     )
-    legend = tuple((marker(*style[method]), method) for method in dict.fromkeys(row.method for row in drawn))
-    return [Figure(name=f"{name}-roc", title=title, wide=wide, narrow=narrow, legend=legend, caption=caption)]
+    return [Figure(name=f"{name}-roc", title=title, specification=specification, caption=caption)]
+
+
+def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
+    """Specifies ROC curves on logarithmic axes; None if there are none but those of equal scores.
+
+    Args:
+        lines: measured, from one false positive on, and bounds.
+        style: series -> (colour, marker).
+    """
+    least = min((line.places[0][0] for line in lines if not line.bound), default=1.0)
+    if least >= 1:
+        return None
+    x = Axis(title="false positive rate", low=least, high=1.0, log=True)
+    y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
+    return curves(lines, x=x, y=y, style=style)
 
 
 def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 from jinja2 import UndefinedError
-from markupsafe import Markup
 from numpy import ndarray
 
 from ..records.files import digest_of_bytes, read_bytes, write_bytes
 from ..records.record import RecordError
-from .build import template_environment
+from .build import render_page
 from .checkpoint import Picture, in_markdown, rank_words, read_document
 from .images import png, unit_images
 
@@ -83,10 +82,8 @@ def render_update(told: dict[str, Any], folder: Path) -> str:
         folder: with the files that it names.
     """
     arrays = _arrays(folder, told)
-    environment = template_environment()
     ran = [one for one in told["attacks"] if not one["why_not"]]
     context = {
-        "css": Markup(environment.loader.get_source(environment, "page.css")[0]),  # noqa: S704 -- ours
         "told": told,
         "tone": told["verdict"]["tone"],
         "facts": _facts(told),
@@ -97,7 +94,7 @@ def render_update(told: dict[str, Any], folder: Path) -> str:
         "command": shlex.join(told["command"]),
         "versions": ", ".join(f"{name} {version}" for name, version in told["provenance"]["versions"].items()),
     }
-    return environment.get_template("shared_update.html").render(context)
+    return render_page("shared_update.html", context)
 
 
 def _facts(told: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -27,8 +27,8 @@ from ..board.content import (
 from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS, KnownMetric, columns
-from .figures import Style, epsilon_words
-from .plots import marker
+from .figures import epsilon_words
+from .plots import Style, marker
 
 # Bad: a number may be wrong or flattering; warn: right, but to be read with care. Other flags are remarks.
 TONES = {

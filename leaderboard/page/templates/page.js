@@ -1,6 +1,6 @@
-// Sorting and filtering; without it the page is complete and in the order of the board.
+// Sorting, filtering and live plots; without it the page is complete, in the order of the board, with still plots.
 "use strict";
-for (const table of document.querySelectorAll("table.board")) {
+for (const table of document.querySelectorAll("table.board:has([data-order])")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     const button = document.createElement("button");
@@ -52,4 +52,12 @@ if (filter) {
     }
     said.textContent = wanted.length ? `${shown} of ${all} rows` : "";
   });
+}
+for (const plot of window.vegaEmbed ? document.querySelectorAll(".plot") : []) {
+  const specification = { ...JSON.parse(plot.nextElementSibling.textContent), width: "container" };
+  specification.params[0].value = plot.clientWidth < 480;  // "narrow"
+  const still = plot.innerHTML;
+  // `ast` interprets Vega's expressions, because the content security policy forbids to compile them.
+  const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, tooltip: { disableDefaultStyle: true } };
+  vegaEmbed(plot, specification, options).catch(() => { plot.innerHTML = still; });
 }

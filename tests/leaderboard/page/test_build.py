@@ -26,6 +26,7 @@ class Document(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.scripts: list[str] = []
+        self.specifications: list[str] = []
         self.words: list[str] = []
         self._open: list[str] = []
         self.feed(text)
@@ -46,7 +47,8 @@ class Document(HTMLParser):
 
     def handle_data(self, data):
         if self._open and self._open[-1] == "script":
-            self.scripts.append(data)
+            kind = self.elements[-1][1].get("type")
+            (self.specifications if kind == "application/json" else self.scripts).append(data)
         elif self._open and self._open[-1] != "style":
             self.words.append(data)
 
@@ -116,12 +118,27 @@ def test_nothing_is_loaded_from_anywhere(page, run):
     for _, attrs in document.elements:
         for key in ("src", "srcset", "action", "data", "poster", "background", "xlink:href"):
             assert attrs.get(key, "data:").startswith("data:")
-    assert re.search(r"https?:|//[a-z]|@import|url\(|@font-face", text) is None
+    vega, ours = document.scripts
+    assert re.search(r"https?:|//[a-z]|@import|url\(|@font-face", text.replace(vega, "")) is None
     (policy,) = (m["content"] for m in document.all("meta") if m.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:;")
-    (script,) = document.scripts
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in (vega, ours)]
+    assert f"script-src 'sha256-{digests[0]}' 'sha256-{digests[1]}';" in policy
+    assert "ast: true" in ours and "eval" not in policy  # expressions of plots are interpreted
+
+
+def test_a_page_without_plots_has_no_script_that_draws(page, record):
+    document = Document(page(record(status="failed", reason="no memory")))
+    assert len(document.scripts) == 1 and not document.specifications
+
+
+def test_a_plot_is_there_without_its_script_and_as_its_specification(page, run):
+    document = Document(page(*run))
+    plots = document.all("div", class_="plot")
+    still = [svg for svg in document.all("svg") if svg.get("width") == "620"]
+    assert len(plots) == len(still) == len(document.specifications) > 1
+    for plot, text in zip(plots, document.specifications, strict=True):
+        assert plot["aria-label"] and json.loads(text)["datasets"]["rows"][0]["title"]
 
 
 def test_the_board_and_its_document_lie_beside_the_page_and_nothing_else(page, run, tmp_path):
@@ -157,7 +174,8 @@ def test_what_records_say_is_text_wherever_it_stands(page, record, metric, claim
     ]  # fmt: skip
     text = page(*made)
     document = Document(text)
-    assert len(document.scripts) == 1 and "alert" not in document.scripts[0]
+    assert len(document.scripts) == 2 and all("alert('x')" not in script for script in document.scripts)
+    assert document.specifications and all("<" not in text for text in document.specifications)
     assert "<script>alert" not in text and "{{ 7*7 }}" in text
     assert not document.all("img")
     for _, attrs in document.elements:

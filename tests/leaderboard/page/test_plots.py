@@ -1,25 +1,35 @@
 """What the plots show, where their marks stand, and what they must say instead of showing it."""
 
+import json
 import math
 import re
+from pathlib import Path
 
+import altair
 import pytest
+import vl_convert
 
 from leakbench.leaderboard.board.table import Board
+from leakbench.leaderboard.page import plots
 from leakbench.leaderboard.page.axes import Axis, axis_over
 from leakbench.leaderboard.page.figures import figures
-from leakbench.leaderboard.page.plots import COLOURS, MARKERS, Point, scatter, styles
+from leakbench.leaderboard.page.plots import COLOURS, SHAPES, Point, picture, scatter, styles
 from leakbench.leaderboard.records.record import Reported
 
 
-def drawn(*points, **given):
+def specified(*points, **given):
     x, y = Axis(title="x", low=0, high=1, infinity=True), Axis(title="y", low=0, high=1)
-    chosen = {"x": x, "y": y, "style": styles({p.series: p.series for p in points}), "title": "t", "name": "n"}
-    return scatter(points, **{**chosen, "width": 620.0, "height": 430.0, **given})
+    chosen = {"x": x, "y": y, "style": styles({p.series: p.series for p in points})}
+    return scatter(points, **{**chosen, **given})
 
 
-def circles(svg):
-    return [(float(x), float(y)) for x, y in re.findall(r'<circle class="mark[^"]*" cx="([\d.]+)" cy="([\d.]+)"', svg)]
+def rows(specification):
+    return specification["datasets"]["rows"]
+
+
+def marks(svg):
+    found = re.findall(r'<path aria-label="[^"]*" role="graphics-symbol"[^>]*translate\(([-\d.]+),([-\d.]+)\)', svg)
+    return [(float(x), float(y)) for x, y in found]
 
 
 @pytest.fixture
@@ -52,65 +62,80 @@ def grid(record, metric, claim):
 
 
 def figures_of(*records):
-    rows = Board.from_records(records).rows
-    return {figure.title: figure for figure in figures(rows, styles({r.method: r.defense.name for r in rows}), "s1")}
+    board = Board.from_records(records).rows
+    return {figure.title: figure for figure in figures(board, styles({r.method: r.defense.name for r in board}), "s1")}
 
 
 def test_marks_stand_where_their_values_are():
-    origin = Point(x=0.0, y=0.0, series="a", title="")
-    corner = Point(x=1.0, y=1.0, series="a", title="")
-    ((left, bottom), (right, top)) = circles(drawn(origin, corner))
-    ((middle_x, middle_y),) = circles(drawn(Point(x=0.5, y=0.5, series="a", title="")))
+    points = [Point(x=at, y=at, series="a", title="") for at in (0.0, 1.0, 0.5)]
+    ((left, bottom), (right, top), (middle_x, middle_y)) = marks(picture(specified(*points)))
     assert left < right and top < bottom
     assert (middle_x, middle_y) == pytest.approx(((left + right) / 2, (top + bottom) / 2), abs=0.1)
 
 
 def test_infinity_stands_behind_the_end_of_its_axis():
-    ((end, _), (beyond, _)) = circles(drawn(*(Point(x=x, y=0.5, series="a", title="") for x in (1.0, math.inf))))
-    assert end < beyond < 620
+    svg = picture(specified(*(Point(x=x, y=0.5, series="a", title="") for x in (1.0, math.inf))))
+    ((end, _), (beyond, _)) = marks(svg)
+    assert end < beyond < 620 and ">∞<" in svg
 
 
-def test_an_interval_reaches_from_its_low_to_its_high_end():
+def test_an_interval_reaches_from_its_low_to_its_high_end_and_none_is_drawn_without():
     point = Point(x=0.5, y=0.5, x_ends=(0.25, 1.0), y_ends=(0.0, 1.0), series="a", title="")
-    ends = [Point(x=x, y=y, series="a", title="") for x, y in ((0.25, 0.0), (1.0, 1.0))]
-    ((x_low, y_low), (x_high, y_high)) = circles(drawn(*ends))
-    bars = re.search(r'd="M([\d.]+) [\d.]+H([\d.]+)', svg := drawn(point))
-    assert bars and [float(v) for v in bars.groups()] == pytest.approx([x_low, x_high])
-    bars = re.search(r'd="M[\d.]+ ([\d.]+)V([\d.]+)', svg)
-    assert bars and [float(v) for v in bars.groups()] == pytest.approx([y_low, y_high])
+    bare = Point(x=0.5, y=0.5, series="a", title="")
+    (row,), (other,) = rows(specified(point)), rows(specified(bare))
+    assert [row[end] for end in ("left", "right", "low", "high")] == [0.25, 1.0, 0.0, 1.0]
+    assert not {"left", "right", "low", "high"} & set(other)
+    lines = [picture(specified(p)).count("<line") for p in (point, bare)]
+    assert lines[0] == lines[1] + 2
 
 
-def test_words_in_a_plot_are_escaped():
-    svg = drawn(Point(x=0.5, y=0.5, series="a", label="<b>&", title="<script>"), title="</title><script>")
-    assert "<script" not in svg and "<b>" not in svg and "&lt;b&gt;&amp;" in svg
+def test_words_in_a_plot_are_escaped_and_are_tooltips_without_a_script():
+    svg = picture(specified(Point(x=0.5, y=0.5, series="<i>'\"", label="<b>&", title='</title>"<script>')))
+    assert "<script" not in svg and "<b>" not in svg and "<i>" not in svg and "&lt;b&gt;&amp;" in svg
+    assert "<title>&lt;/title&gt;&quot;&lt;script&gt;</title></path>" in svg
+    assert " id=" not in svg and "http" not in svg
+
+
+def test_digits_of_words_are_not_rounded():
+    svg = picture(specified(Point(x=0.5, y=0.5, series="a", label="0.12345678", title="lr 0.12345678")))
+    assert svg.count("0.12345678") == 3  # label, spoken words, tooltip
+
+
+def test_the_same_specification_is_valid_and_gives_png_and_pdf(grid):
+    css = (Path(plots.__file__).parent / "templates/page.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"(--[\w-]+): (#\w+)", css.partition("@media")[0]))
+    for figure in figures_of(*grid).values():
+        assert altair.LayerChart.from_dict(figure.specification).to_dict()  # raises where the schema does
+        text = re.sub(r"var\((--[\w-]+)\)", lambda name: light[name[1]], json.dumps(figure.specification))
+        assert vl_convert.vegalite_to_png(text).startswith(b"\x89PNG")
+        assert vl_convert.vegalite_to_pdf(text).startswith(b"%PDF")
 
 
 def test_labels_cover_neither_marks_nor_one_another():
     crowd = [Point(x=0.5, y=0.5, series="a", label=f"label {i}", title="") for i in range(40)]
-    places = re.findall(r'<text class="label [^"]*" x="([\d.]+)" y="([\d.]+)"', drawn(*crowd))
-    assert 1 < len(places) == len(set(places)) < 40
+    for size in (0, 1):
+        places = [tuple(row["places"][size]) for row in rows(specified(*crowd)) if row["places"][size]]
+        assert 1 < len(places) == len(set(places)) < 40
 
 
 def test_methods_at_one_place_are_set_side_by_side_only_where_asked():
     same = [Point(x=0.5, y=0.5, series="a", title=""), Point(x=0.5, y=0.5, series="b", title="")]
-    style = {"a": (0, "circle"), "b": (1, "circle")}
-    ((a, _), (b, _)) = circles(drawn(*same, style=style))
+    ((a, _), (b, _)) = marks(picture(specified(*same)))
     assert a == b
-    ((left, _), (right, _)) = circles(drawn(*same, style=style, dodge=True))
+    ((left, _), (right, _)) = marks(picture(specified(*same, dodge=True)))
     assert left < a < right
 
 
 def test_forty_methods_at_one_place_stay_near_it():
-    names = [f"method {i}" for i in range(40)]
-    crowd = [Point(x=0.5, y=0.5, series=name, title="") for name in names]
-    across = [x for x, _ in circles(drawn(*crowd, style=dict.fromkeys(names, (0, "circle")), dodge=True))]
+    crowd = [Point(x=0.5, y=0.5, series=f"method {i}", title="") for i in range(40)]
+    across = [row["shift"] for row in rows(specified(*crowd, dodge=True))]
     assert across == sorted(across) and len(set(across)) == 40 and max(across) - min(across) < 40
 
 
 def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart_and_round_ticks():
     axis = Axis(title="", low=0.1, high=10, log=True)
     assert axis.share(1) == pytest.approx(0.5) and axis.share(0) == 0 and axis.share(100) == 1
-    assert axis.ticks(5) == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5, 10])
+    assert axis.ticks() == [0.1, 0.2, 0.5, 1, 2, 5, 10]
     assert (single := axis_over("", [3.0], log=True)).high / single.low == pytest.approx(6)
 
 
@@ -118,15 +143,16 @@ def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart_and_round_ticks()
 @pytest.mark.parametrize("log", [True, False])
 def test_an_axis_has_a_length_whatever_the_values(values, log):
     axis = axis_over("", values, log=log)
-    assert axis.low < axis.high and (axis.low > 0 or not log) and axis.ticks(5)
+    assert axis.low < axis.high and (axis.low > 0 or not log)
+    assert not log or len(axis.ticks()) > 1
 
 
 def test_every_method_has_a_marker_and_methods_of_one_defense_its_colour():
     style = styles({"a (lr=1)": "a", "a (lr=2)": "a", "b": "b"})
     assert style["a (lr=1)"][0] == style["a (lr=2)"][0] != style["b"][0]
     assert len({marker for _, marker in style.values()}) == 3
-    many = styles({f"m{i:02}": f"m{i:02}" for i in range(COLOURS * len(MARKERS))})
-    assert len(set(many.values())) == COLOURS * len(MARKERS)
+    many = styles({f"m{i:02}": f"m{i:02}" for i in range(COLOURS * len(SHAPES))})
+    assert len(set(many.values())) == COLOURS * len(SHAPES)
 
 
 def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
@@ -136,9 +162,11 @@ def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
         "Empirical against claimed ε",
     ]  # fmt: skip
     trade = found["Utility against leakage"]
-    assert trade.wide is not None and trade.wide.count('class="joined') == 2 and "chance" in trade.wide
-    assert sorted(words for _, words in trade.legend) == ["dp_sgd", "dpdr", "sgd"]
-    titles = re.findall(r"<title>([^<]+)</title>", trade.wide)
+    svg = picture(trade.specification)
+    assert len({row["path"] for row in rows(trade.specification)}) == 3 and ">chance<" in svg
+    assert len(re.findall(r'd="M[\d.,]+L[\d.,L]+" stroke="var\(--c\d\)"', svg)) == 2  # sgd's line has one end
+    assert all(f">{method}</text>" in svg for method in ("dp_sgd", "dpdr", "sgd"))
+    titles = re.findall(r"<title>([^<]+)</title>", svg)
     assert any(
         t.startswith("dpdr (noise_multiplier=1): accuracy 0.925 [") and t.endswith("claimed ε 8.00") for t in titles
     )
@@ -146,8 +174,8 @@ def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
 
 def test_a_papers_figure_is_an_outline_at_the_noise_it_belongs_to(grid):
     figure = figures_of(*grid)["Accuracy against the noise multiplier"]
-    assert figure.wide is not None and figure.wide.count('class="mark hollow"') == 1
-    assert "accuracy 0.88 reported in Table 1" in figure.wide
+    (hollow,) = [row for row in rows(figure.specification) if row["hollow"]]
+    assert hollow["title"].endswith("accuracy 0.88 reported in Table 1") and (hollow["x"], hollow["y"]) == (2, 0.88)
     assert any(
         line.startswith("Not shown: sgd (positive control), no noise multiplier above 0") for line in figure.caption
     )
@@ -156,7 +184,7 @@ def test_a_papers_figure_is_an_outline_at_the_noise_it_belongs_to(grid):
 def test_the_plot_of_implied_epsilon_calls_nothing_refuted_and_gives_its_numbers(grid):
     figure = figures_of(*grid)["Empirical against claimed ε"]
     caption = " ".join(figure.caption)
-    assert figure.wide is not None and 'class="refuted"' in figure.wide and 'class="equality"' in figure.wide
+    assert "implied above claimed" in picture(figure.specification)
     assert "no proved lower bound" in caption and "Above the diagonal: none." in caption
     lines = {line[0]: line[1:3] for line in figure.numbers}
     assert lines["dp_sgd (noise_multiplier=1)"] == ("8.00", "2.05 [1.41, 2.69]")
@@ -184,7 +212,7 @@ def test_attacks_told_who_took_part_are_not_held_against_the_amplified_claim(rec
     told = {"auc": metric(0.9, 0.05), "implied_epsilon": metric(9.0)}
     alone = record(attack="insider", flags=("participation_known",), metrics=told)
     figure = figures_of(alone)["Empirical against claimed ε"]
-    assert figure.wide is None
+    assert figure.specification is None
     assert any("Told who took part, so not comparable" in line and "insider" in line for line in figure.caption)
     fair = record(attack="outsider", metrics={"auc": metric(0.6, 0.05), "implied_epsilon": metric(1.0)})
     figure = figures_of(alone, fair)["Empirical against claimed ε"]
@@ -193,20 +221,20 @@ def test_attacks_told_who_took_part_are_not_held_against_the_amplified_claim(rec
 
 def test_without_the_metric_there_is_a_sentence_in_its_place(record):
     figure = figures_of(record("utility"), record())["Empirical against claimed ε"]
-    assert figure.wide is None and "has the metric implied_epsilon" in figure.caption[0]
+    assert figure.specification is None and "has the metric implied_epsilon" in figure.caption[0]
 
 
 def test_without_membership_attacks_the_claim_takes_the_place_of_their_success(record, claim):
     figure = figures_of(record("utility"), record("utility", defense="sgd", claim=claim(None)))[
         "Utility against claimed ε"
     ]
-    assert figure.wide is not None and "∞" in figure.wide and "No membership attack was run" in figure.caption[0]
+    assert "∞" in picture(figure.specification) and "No membership attack was run" in figure.caption[0]
 
 
 def test_negative_controls_are_in_no_plot(record, metric):
     control = {"defense": "sgd", "control": "negative", "metrics": {"auc": metric(0.5, 0.05)}}
     found = figures_of(record("utility"), record(), record(**control))
-    assert all("sgd (negative" not in str(figure.wide) for figure in found.values())
+    assert all("sgd (negative" not in str(figure.specification) for figure in found.values())
 
 
 def test_a_row_without_accuracy_is_left_out_with_its_reason(record):

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_curve
 from leakbench.leaderboard.board.rows import rows_from
 from leakbench.leaderboard.metrics import ROC_RATES, roc_key
 from leakbench.leaderboard.page.build import build
-from leakbench.leaderboard.page.plots import styles
+from leakbench.leaderboard.page.plots import picture, styles
 from leakbench.leaderboard.page.roc import measured, roc_figures
 from leakbench.leaderboard.records import record as records_of
 from leakbench.leaderboard.records.files import digest_of_bytes
@@ -51,12 +51,14 @@ def test_the_measured_curve_is_scikit_learns(scored, tmp_path):
 def test_a_line_is_drawn_for_what_was_measured_and_one_for_what_is_allowed(scored, tmp_path):
     row = rows_from([scored()])
     (figure,) = roc_figures(row, tmp_path, styles({row[0].method: "dp_sgd"}), "s1")
-    assert figure.wide is not None and figure.narrow is not None
-    assert figure.wide.count("<polyline") == 2 and figure.wide.count("joined hollow") == 1
-    assert "the most allowed" in figure.wide and "likelihood_ratio, seed 0" in figure.wide
+    lines = figure.specification["datasets"]["rows"]
+    assert [line["bound"] for line in lines] == [False, True]
+    assert "the most allowed" in lines[1]["title"] and all("likelihood_ratio, seed 0" in one["title"] for one in lines)
+    svg = picture(figure.specification)
+    assert svg.count('aria-roledescription="line mark"') == 2 and svg.count('stroke-dasharray="3,4"') == 1
     row = rows_from([scored(allowed=False)])
     (figure,) = roc_figures(row, tmp_path, styles({row[0].method: "dp_sgd"}), "s1")
-    assert figure.wide is not None and figure.wide.count("<polyline") == 1
+    assert len(figure.specification["datasets"]["rows"]) == 1
 
 
 def test_scores_that_are_not_there_are_said_or_left_out(scored, record, tmp_path):

@@ -37,7 +37,7 @@ def test_sparsity_and_rank_have_a_plot_for_each_variant():
         "PSNR against sparsity, no noise", "PSNR against sparsity, with noise", "PSNR against rank, no noise"
     }  # fmt: skip
     ranks = found["PSNR against rank, no noise"]
-    assert "rpdp (rank=1000): PSNR 18.0 [17.5, 18.5] dB by inverting_gradients" in str(ranks.wide)
+    assert "rpdp (rank=1000): PSNR 18.0 [17.5, 18.5] dB by inverting_gradients" in str(ranks.specification)
     assert "The mean public image has 11.0 dB" in " ".join(ranks.caption)
 
 
@@ -46,10 +46,11 @@ def test_what_differs_beside_the_sweep_makes_lines_of_their_own():
         *swept("final_sparsity", [0.0, 0.5], clip_norm=0.1), *swept("final_sparsity", [0.0, 0.5], clip_norm=10.0)
     )
     (figure,) = found.values()
-    assert [words for _, words in figure.legend] == [
+    rows = figure.specification["datasets"]["rows"]
+    assert list(dict.fromkeys(row["series"] for row in rows)) == [
         "random_sparsification, clip_norm=0.1", "random_sparsification, clip_norm=10"
     ]  # fmt: skip
-    assert str(figure.wide).count('<polyline class="joined') == 2
+    assert len({row["path"] for row in rows}) == 2
 
 
 def test_a_single_setting_is_no_sweep_and_a_missing_number_no_point():
@@ -61,7 +62,7 @@ def test_a_single_setting_is_no_sweep_and_a_missing_number_no_point():
     )  # fmt: skip
     (figure,) = figures(*three, gone).values()
     assert "Not shown: random_sparsification (final_sparsity=0.7), the attack failed." in figure.caption
-    assert "0.7): PSNR" not in str(figure.wide)
+    assert "0.7): PSNR" not in str(figure.specification)
 
 
 @pytest.mark.parametrize("value", [True, "many", None])
