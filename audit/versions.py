@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 CORE = (
     *("torch", "numpy", "scipy", "scikit-learn", "threadpoolctl", "dp-accounting", "pydantic", "typer", "rich"),
-    *("pandas", "pyarrow", "jinja2", "matplotlib", "pillow", "safetensors", "jaxtyping", "llvmlite"),
+    *("pandas", "pyarrow", "jinja2", "altair", "vl-convert-python", "pillow", "safetensors", "jaxtyping", "llvmlite"),
 )
 """Distributions in every installation."""
 

@@ -177,39 +177,31 @@ def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
 
 def _draw(model: str, curve: Curve, shares: Mapping[float, Sequence[float]], sizes: Sequence[int], file: Path) -> None:
     """Plots rank over unknowns of every layer against sparsity, with SPEAR's recovery next to it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    import altair as alt
 
-    figure = Figure(figsize=(11.0 if shares else 6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    ranks = [
+        (f"layer {report.layer}", rate, report.rank / report.unknowns)
+        for rate, reports in curve.items()
+        for report in reports
+    ]
+    panels = [("rank / unknowns", ranks)]
     if shares:
-        ranks, recovered = figure.subplots(1, 2)
-        draw_ranks(ranks, curve)
-        for number, size in enumerate(sizes):
-            recovered.plot(
-                list(shares), [found[number] for found in shares.values()], marker="o", label=f"batch {size}"
-            )
-        recovered.set(xlabel="sparsity (fraction dropped)", ylabel="batches that SPEAR recovers", ylim=(-0.02, 1.05))
-        recovered.legend(fontsize="small")
-    else:
-        draw_ranks(figure.subplots(), curve)
-    figure.suptitle(f"{model}: what one gradient determines of each layer's input")
+        recovered = [
+            (f"batch {size}", rate, share)
+            for rate, found in shares.items()
+            for size, share in zip(sizes, found, strict=True)
+        ]
+        panels.append(("batches that SPEAR recovers", recovered))
+    drawn = [
+        alt.Chart(alt.Data(values=[{"line": line, "x": x, "y": y} for line, x, y in rows]), width=360, height=260)
+        .mark_line(point=True)
+        .encode(
+            alt.X("x:Q", title="sparsity (fraction dropped)"),
+            alt.Y("y:Q", title=title, scale=alt.Scale(domain=[0, 1])),
+            alt.Color("line:N", title=None, sort=[line for line, *_ in rows]),
+        )
+        for title, rows in panels
+    ]
+    chart = alt.hconcat(*drawn, title=f"{model}: what one gradient determines of each layer's input")
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {"Software": None})
-
-
-def draw_ranks(axes: Any, curve: Curve) -> None:
-    """Plots the ranks into existing axes.
-
-    Args:
-        axes: of matplotlib.
-        curve: reports by sparsity.
-    """
-    rates = list(curve)
-    for number, one in enumerate(curve[rates[0]]):
-        shares = [curve[rate][number].rank / curve[rate][number].unknowns for rate in rates]
-        axes.plot(rates, shares, marker="o", label=f"layer {one.layer}")
-    axes.set_xlabel("sparsity (fraction dropped)")
-    axes.set_ylabel("rank / unknowns")
-    axes.set_ylim(-0.02, 1.05)
-    axes.legend(fontsize="small", ncols=2)
+    chart.resolve_scale(color="independent").save(file, scale_factor=2)

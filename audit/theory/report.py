@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from leakbench.leaderboard.records.files import write_bytes
 
 from .claim import Comparison, Examined, Panel, Setup
+
+_PLANE = "the first of the random planes, in units of the gradient"
 
 
 def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
@@ -83,27 +81,32 @@ def markdown(found: Sequence[Examined], setup: Setup) -> str:
 
 def picture(panels: Sequence[Panel]) -> bytes:
     """Draws points and their mirror images as a PNG, in a panel for each."""
-    # Without pyplot, which keeps every figure and may need a display.
-    figure = Figure(figsize=(4.4 * len(panels), 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        x, y = panel.points.T.tolist()
-        axes.axhline(0, color="#999999", linewidth=0.6)
-        axes.axvline(0, color="#999999", linewidth=0.6)
-        # Filled and hollow markers can be distinguished without colour.
-        axes.scatter(x, y, s=14, color="#0072B2", label="deviation of a gradient")
-        mirrored = ([-value for value in x], [-value for value in y])
-        axes.scatter(*mirrored, s=14, facecolors="none", edgecolors="#D55E00", linewidths=0.8, label="its mirror image")
+    # Imported here because their start takes longer than most claims.
+    import altair as alt
+    import vl_convert
+
+    drawn = []
+    for panel in panels:
         # The same scale for both directions and both signs, so that asymmetry is visible.
-        reach = 1.05 * max(1e-12, *(abs(value) for value in (*x, *y)))
-        axes.set(title=panel.title, xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-        axes.locator_params(nbins=5)
-    figure.axes[0].set_ylabel("the first of the random planes, in units of the gradient")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+        reach = 1.05 * max(1e-12, panel.points.abs().max().item())
+        scale, axis = alt.Scale(domain=[-reach, reach], nice=False), alt.Axis(tickCount=5)
+        rows = [
+            {"x": sign * x, "y": sign * y, "of": of}
+            for sign, of in ((1, "deviation of a gradient"), (-1, "its mirror image"))
+            for x, y in panel.points.tolist()
+        ]
+        # Filled and hollow markers can be distinguished without colour.
+        points = alt.Chart(alt.Data(values=rows), title=panel.title, width=300, height=300).mark_point(size=18)
+        drawn.append(
+            points.encode(
+                alt.X("x:Q", scale=scale, axis=axis, title=None),
+                alt.Y("y:Q", scale=scale, axis=axis, title=None if drawn else _PLANE),
+                alt.Stroke("of:N", scale=alt.Scale(range=["#0072B2", "#D55E00"]), sort=None, title=None),
+                alt.Fill("of:N", scale=alt.Scale(range=["#0072B2", "transparent"]), sort=None, title=None),
+            )
+        )
+    chart = alt.hconcat(*drawn).configure_legend(orient="bottom")
+    return vl_convert.vegalite_to_png(chart.to_json(), scale=1.5)
 
 
 def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
-
 from . import report
 
 # Okabe & Ito's colours, which most people can distinguish, and grey; markers work without colour.
 _COLOURS = ("#000000", "#999999", "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#D55E00", "#7F3C8D")
-_MARKS = "osD^v<>PX"
+_MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "triangle-left", "triangle-right", "cross")
 
 
 def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[str]:
@@ -29,33 +24,31 @@ def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[st
     Returns:
         Names of the files written.
     """
+    import altair as alt
+
     ways = list(dict.fromkeys(w["way"] for s in sweeps for c in s["comparisons"] for w in c["ways"]))
-    # Without pyplot, which keeps every figure and may need a display.
-    figure = Figure(figsize=(5.2 * len(sweeps) + 2.2, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
-    for panel, sweep in zip(panels, sweeps, strict=True):
-        for number, way in enumerate(ways):
-            # A way that failed at some size has no point there, and its line joins the others.
-            points = [
-                (c["about"][sweep["axis"]], 1e3 * w["median_seconds"], 1e3 * min(w["seconds"]), 1e3 * max(w["seconds"]))
-                for c in sweep["comparisons"]
-                for w in c["ways"]
-                if w["way"] == way and w["median_seconds"] is not None
-            ]
-            if points:
-                sizes, medians, lowest, highest = zip(*sorted(points), strict=True)
-                colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
-                panel.plot(sizes, medians, color=colour, marker=mark, markersize=4.5, linewidth=1.4, label=way)
-                panel.fill_between(sizes, lowest, highest, color=colour, alpha=0.10, linewidth=0)
-        panel.set(xscale="log", yscale="log", xlabel=sweep["axis"], title=sweep["title"])
-        _plain_numbers(panel, sorted({c["about"][sweep["axis"]] for c in sweep["comparisons"]}))
-        panel.grid(visible=True, which="major", linewidth=0.4, alpha=0.5)
-    panels[0].set_ylabel("milliseconds a step (median; band: all rounds)")
-    handles = {h.get_label(): h for panel in panels for h in panel.get_legend_handles_labels()[0]}
-    if handles:
-        figure.legend([*handles.values()], [str(label) for label in handles], loc="outside right center", frameon=False)
-    return _save(figure, folder, name)
+    panels = []
+    for sweep in sweeps:
+        # A way that failed at some size has no point there, and its line joins the others.
+        rows = [
+            {
+                "size": c["about"][sweep["axis"]], "way": w["way"], "median": 1e3 * w["median_seconds"],
+                "low": 1e3 * min(w["seconds"]), "high": 1e3 * max(w["seconds"]),
+                "colour": _COLOURS[ways.index(w["way"]) % len(_COLOURS)],
+            }
+            for c in sweep["comparisons"]
+            for w in c["ways"]
+            if w["median_seconds"] is not None
+        ]  # fmt: skip
+        sizes = sorted({row["size"] for row in rows})
+        x = alt.X("size:Q", title=sweep["axis"], axis=alt.Axis(values=sizes, format=",")).scale(type="log", nice=False)
+        y = alt.Y("median:Q", title="milliseconds a step (median; band: all rounds)").scale(type="log")
+        base = alt.Chart(alt.Data(values=rows), title=sweep["title"], width=330, height=300).encode(x=x)
+        line = base.mark_line(strokeWidth=1.4).encode(y=y, color=_of_ways(alt.Color, ways, _COLOURS))
+        band = base.mark_area(opacity=0.1).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Fill("colour:N", scale=None))
+        points = line.mark_point(filled=True, size=45, opacity=1).encode(shape=_of_ways(alt.Shape, ways, _MARKS))
+        panels.append(band + line + points)
+    return _save(alt.hconcat(*panels), folder, name)
 
 
 def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str) -> list[str]:
@@ -69,59 +62,31 @@ def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str)
     Returns:
         Names of the files written.
     """
-    ways = list(dict.fromkeys(way for _, found in cases for way in found))
-    rows = sum(len(found) + 1 for _, found in cases)
-    figure = Figure(figsize=(8.0, 0.8 + 0.3 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    panel = figure.subplots()
-    height, heights, labels = 0, [], []
-    for title, found in cases:
-        panel.text(0.0, height, f" {title}", transform=panel.get_yaxis_transform(), va="center", fontweight="bold")
-        for way, seconds in found.items():
-            height -= 1
-            number = 2 + ways.index(way) % (len(_COLOURS) - 2)
-            panel.plot(1e3 * seconds, height, color=_COLOURS[number], marker=_MARKS[number], markersize=7)
-            panel.annotate(
-                report.milli(seconds),
-                (1e3 * seconds, height),
-                (8, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-            )
-            heights.append(height)
-            labels.append(way)
-        height -= 1
-    panel.set(xscale="log", xlabel="milliseconds (median)", ylim=(height + 0.3, 0.7))
-    panel.set_yticks(heights, labels)
-    panel.margins(x=0.15)
-    panel.grid(visible=True, which="major", linewidth=0.4, alpha=0.5)
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    return _save(figure, folder, name)
+    import altair as alt
+
+    ways = list(dict.fromkeys(way for _, medians in cases for way in medians))
+    panels = []
+    for title, medians in cases:
+        rows = [{"way": way, "ms": 1e3 * s, "words": report.milli(s)} for way, s in medians.items()]
+        x = alt.X("ms:Q", title="milliseconds (median)").scale(type="log", padding=30)
+        base = alt.Chart(alt.Data(values=rows), title=title, width=480).encode(x, alt.Y("way:N", title=None, sort=None))
+        points = base.mark_point(filled=True, size=60, opacity=1).encode(
+            _of_ways(alt.Color, ways, _COLOURS[2:], legend=None), _of_ways(alt.Shape, ways, _MARKS[2:], legend=None)
+        )
+        panels.append(points + base.mark_text(align="left", dx=9, fontSize=10).encode(text="words:N"))
+    return _save(alt.vconcat(*panels).resolve_scale(x="shared"), folder, name)
 
 
-def _plain_numbers(panel: Any, sizes: Sequence[int]) -> None:
-    """Labels the measured sizes, and writes 1, 10, 100 instead of powers of ten."""
-    panel.set_xticks(sizes, [_short(size) for size in sizes])
-    panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.yaxis.set_minor_formatter(LogFormatter())  # labels minor ticks only if the axis is too short for decades
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def _of_ways(channel: Any, ways: Sequence[str], values: Sequence[str], **more: Any) -> Any:
+    """Channel with a value for each way, the same in all panels."""
+    scale = {"domain": list(ways), "range": [values[number % len(values)] for number in range(len(ways))]}
+    return channel("way:N", title=None, scale=scale, **more)
 
 
-def _short(size: int) -> str:
-    if size < 10_000:
-        return str(size)
-    return f"{size / 1e3:.0f}K" if size < 1_000_000 else f"{size / 1e6:.1f}M"
+def _save(chart: Any, folder: Path, name: str) -> list[str]:
+    import vl_convert
 
-
-def _save(figure: Figure, folder: Path, name: str) -> list[str]:
-    # Text stays text in the SVG, without a date, so that the same figures give the same file.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        for ending, metadata in (("png", {}), ("svg", {"Date": None})):
-            report.write(
-                folder / f"{name}.{ending}",
-                lambda file, ending=ending, metadata=metadata: figure.savefig(
-                    file, format=ending, dpi=150, metadata=metadata
-                ),
-            )
+    text = chart.configure_title(anchor="start").to_json()
+    report.write(folder / f"{name}.svg", vl_convert.vegalite_to_svg(text))
+    report.write(folder / f"{name}.png", lambda file: file.write(vl_convert.vegalite_to_png(text, scale=1.5)))
     return [f"{name}.png", f"{name}.svg"]

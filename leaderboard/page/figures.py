@@ -16,7 +16,7 @@ from ..board.rows import Row
 from ..kinds import KINDS
 from ..metrics import METRICS
 from .axes import Axis, axis_over
-from .plots import Point, Style, scatter, styles
+from .plots import Point, Style, styles
 from .sweep_points import SWEPT, sweep_points
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
@@ -269,6 +269,9 @@ def _figure(
     equality: bool = False,
     dodge: bool = False,
 ) -> Figure:
+    # Imported here because Altair takes a second to import, and pages without plots do without.
+    from .specifications import scatter
+
     if not points:
         return Figure(name=name, title=title, caption=("Nothing to draw.", *caption))
     if dodge:

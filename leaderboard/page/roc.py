@@ -21,7 +21,7 @@ from ..records.files import read_bytes
 from ..records.record import Record, RecordError
 from .axes import Axis
 from .figures import Figure, epsilon_words
-from .plots import PlotLine, Style, curves
+from .plots import PlotLine, Style
 
 MOST = 8
 """Largest number of rows in a drawing; more lines cannot be distinguished."""
@@ -82,6 +82,9 @@ def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
     least = min((line.places[0][0] for line in lines if not line.bound), default=1.0)
     if least >= 1:
         return None
+    # Imported here because Altair takes a second to import, and pages without plots do without.
+    from .specifications import curves
+
     x = Axis(title="false positive rate", low=least, high=1.0, log=True)
     y = Axis(title="true positive rate", low=least / 2, high=1.0, log=True)
     return curves(lines, x=x, y=y, style=style)

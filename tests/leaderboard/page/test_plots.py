@@ -13,7 +13,8 @@ from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page import plots
 from leakbench.leaderboard.page.axes import Axis, axis_over
 from leakbench.leaderboard.page.figures import figures
-from leakbench.leaderboard.page.plots import COLOURS, SHAPES, Point, picture, scatter, styles
+from leakbench.leaderboard.page.plots import COLOURS, SHAPES, Point, picture, styles
+from leakbench.leaderboard.page.specifications import scatter
 from leakbench.leaderboard.records.record import Reported
 
 
@@ -97,15 +98,18 @@ def test_words_in_a_plot_are_escaped_and_are_tooltips_without_a_script():
 
 
 def test_digits_of_words_are_not_rounded():
-    svg = picture(specified(Point(x=0.5, y=0.5, series="a", label="0.12345678", title="lr 0.12345678")))
-    assert svg.count("0.12345678") == 3  # label, spoken words, tooltip
+    label = 'a class="b" d="0.12345678"'
+    svg = picture(specified(Point(x=0.5, y=0.5, series="a", label=label, title="lr 0.12345678")))
+    assert svg.count("0.12345678") == 3 and f">{label}<" in svg  # label, spoken words, tooltip
 
 
 def test_the_same_specification_is_valid_and_gives_png_and_pdf(grid):
     css = (Path(plots.__file__).parent / "templates/page.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"(--[\w-]+): (#\w+)", css.partition("@media")[0]))
     for figure in figures_of(*grid).values():
-        assert altair.LayerChart.from_dict(figure.specification).to_dict()  # raises where the schema does
+        assert (
+            figure.specification is not None and altair.LayerChart.from_dict(figure.specification).to_dict()
+        )  # raises where the schema does
         text = re.sub(r"var\((--[\w-]+)\)", lambda name: light[name[1]], json.dumps(figure.specification))
         assert vl_convert.vegalite_to_png(text).startswith(b"\x89PNG")
         assert vl_convert.vegalite_to_pdf(text).startswith(b"%PDF")
@@ -162,6 +166,7 @@ def test_a_grid_of_budgets_has_four_plots_with_lines(grid):
         "Empirical against claimed ε",
     ]  # fmt: skip
     trade = found["Utility against leakage"]
+    assert trade.specification is not None
     svg = picture(trade.specification)
     assert len({row["path"] for row in rows(trade.specification)}) == 3 and ">chance<" in svg
     assert len(re.findall(r'd="M[\d.,]+L[\d.,L]+" stroke="var\(--c\d\)"', svg)) == 2  # sgd's line has one end
@@ -184,7 +189,7 @@ def test_a_papers_figure_is_an_outline_at_the_noise_it_belongs_to(grid):
 def test_the_plot_of_implied_epsilon_calls_nothing_refuted_and_gives_its_numbers(grid):
     figure = figures_of(*grid)["Empirical against claimed ε"]
     caption = " ".join(figure.caption)
-    assert "implied above claimed" in picture(figure.specification)
+    assert figure.specification is not None and "implied above claimed" in picture(figure.specification)
     assert "no proved lower bound" in caption and "Above the diagonal: none." in caption
     lines = {line[0]: line[1:3] for line in figure.numbers}
     assert lines["dp_sgd (noise_multiplier=1)"] == ("8.00", "2.05 [1.41, 2.69]")
@@ -228,7 +233,8 @@ def test_without_membership_attacks_the_claim_takes_the_place_of_their_success(r
     figure = figures_of(record("utility"), record("utility", defense="sgd", claim=claim(None)))[
         "Utility against claimed ε"
     ]
-    assert "∞" in picture(figure.specification) and "No membership attack was run" in figure.caption[0]
+    assert figure.specification is not None and "∞" in picture(figure.specification)
+    assert "No membership attack was run" in figure.caption[0]
 
 
 def test_negative_controls_are_in_no_plot(record, metric):

@@ -51,6 +51,7 @@ def test_the_measured_curve_is_scikit_learns(scored, tmp_path):
 def test_a_line_is_drawn_for_what_was_measured_and_one_for_what_is_allowed(scored, tmp_path):
     row = rows_from([scored()])
     (figure,) = roc_figures(row, tmp_path, styles({row[0].method: "dp_sgd"}), "s1")
+    assert figure.specification is not None
     lines = figure.specification["datasets"]["rows"]
     assert [line["bound"] for line in lines] == [False, True]
     assert "the most allowed" in lines[1]["title"] and all("likelihood_ratio, seed 0" in one["title"] for one in lines)
@@ -58,7 +59,7 @@ def test_a_line_is_drawn_for_what_was_measured_and_one_for_what_is_allowed(score
     assert svg.count('aria-roledescription="line mark"') == 2 and svg.count('stroke-dasharray="3,4"') == 1
     row = rows_from([scored(allowed=False)])
     (figure,) = roc_figures(row, tmp_path, styles({row[0].method: "dp_sgd"}), "s1")
-    assert len(figure.specification["datasets"]["rows"]) == 1
+    assert figure.specification is not None and len(figure.specification["datasets"]["rows"]) == 1
 
 
 def test_scores_that_are_not_there_are_said_or_left_out(scored, record, tmp_path):

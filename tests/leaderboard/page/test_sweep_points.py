@@ -46,6 +46,7 @@ def test_what_differs_beside_the_sweep_makes_lines_of_their_own():
         *swept("final_sparsity", [0.0, 0.5], clip_norm=0.1), *swept("final_sparsity", [0.0, 0.5], clip_norm=10.0)
     )
     (figure,) = found.values()
+    assert figure.specification is not None
     rows = figure.specification["datasets"]["rows"]
     assert list(dict.fromkeys(row["series"] for row in rows)) == [
         "random_sparsification, clip_norm=0.1", "random_sparsification, clip_norm=10"
