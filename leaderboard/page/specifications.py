@@ -14,7 +14,7 @@ from .labels import label_places, shifts_of
 from .plots import SHAPES, PlotLine, Point, Style
 
 WIDTH, HEIGHT = 620, 340
-"""Of a picture without its script, axes included, and of all plots without axes; pixels."""
+"""Width of a still picture, with its axes, and height of all plots, without them; pixels."""
 
 _INK, _SOFT, _FAINT, _CARD, _EDGE, _BAD = (
     f"var(--{name})" for name in ("ink", "soft", "faint", "card", "mark-edge", "bad")
