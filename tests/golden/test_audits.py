@@ -98,7 +98,8 @@ def flat(told, path=""):
 
 
 def plain(sentence):
-    """A sentence without what another attack, or another home of a function, would change in it."""
+    """A sentence without what another attack, another home of a function, or another rounding would change in it."""
+    sentence = re.sub(r"\b\d(\.\d+)?e-1\d\b", "ROUNDING", sentence)
     return re.sub(r"[\w.]+\.watch\b", "watch", re.sub(r"^(\w+, )+\w+: ", "NAMES: ", sentence))
 
 
