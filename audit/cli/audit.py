@@ -192,7 +192,9 @@ def audit(
         if as_json:
             print_json(told)
         else:
-            print(update_command.words(told))
+            from ..external.text import update_text
+
+            print(update_text(told))
         return OK
     if given & OF_UPDATE:
         raise ValueError(
@@ -247,7 +249,9 @@ def audit(
         if as_json:
             print_json(told)
         else:
-            _described(told)
+            from ..external.text import plan_text
+
+            print(plan_text(told))
         return OK
     return _end(command.run_audit(asked, say), out, as_json)
 
@@ -291,76 +295,9 @@ def _end(answer: Any, out: Path | None, as_json: bool) -> int:
     if as_json:
         print_json(answer.document)
     else:
-        print(_text(answer.document))
+        from ..external.text import audit_text
+
+        print(audit_text(answer.document))
     for sentence in answer.broken:
         say(f"broken: {sentence}")
     return FAILED if answer.broken or answer.refuted else OK
-
-
-def _text(told: dict[str, Any]) -> str:
-    """Formats the verdict, a line per attack, and the bound on epsilon."""
-    decided = told["verdict"]
-    lines = [f"{decided['headline']}: {decided['sentence']}", ""]
-    names = ("auc", "tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
-    ran = [one for one in told["attacks"] if one["metrics"]]
-    width = max((len(one["name"]) for one in ran), default=6)
-    lines.append("attack".ljust(width) + "  AUC                   TPR at 1 % FPR        TPR at 0.1 % FPR")
-    for one in ran:
-        cells = [_cell(one["metrics"].get(name)) for name in names]
-        lines.append(one["name"].ljust(width) + "  " + "  ".join(cell.ljust(20) for cell in cells).rstrip())
-    lines.append("")
-    bound, refuted = told["epsilon"], decided["word"] == "claim refuted"
-    if "why_not" in bound:
-        lines.append(f"epsilon: no bound, for {bound['why_not']}")
-    else:
-        kind = "at least" if bound["split"] == "random" else "if members and non-members were exchangeable, at least"
-        lines.append(
-            f"epsilon: {kind} {bound['value']:.2f} (replace-one, delta {bound['delta']:.2g}, "
-            f"{100 * bound['level']:.10g}%; {bound['attack']} right in {bound['correct']} of {bound['guessed']}; "
-            f"{bound['ceiling']:.2f} at most could have been shown)"
-        )
-        if bound["claimed"] is not None:
-            judged = "refuted" if bound["refutes"] else "not by this bound" if refuted else _power(bound)
-            lines.append(f"claim:   allows {bound['claimed']:.2f}: {judged}")
-    for sentence in (told.get("transcript") or {}).get("sentences", ()):
-        lines.append(f"transcript: {sentence}")
-    for one in told.get("not_tested", ()):
-        lines.append(f"not tested: {one}")
-    return "\n".join(lines)
-
-
-def _power(bound: dict[str, Any]) -> str:
-    if bound["split"] != "random":
-        return "not judged, for nobody says that the split was random (--split random)"
-    if bound["needed"] is None:
-        return "no violation found, and with so many pairs none could have been; take more members and non-members"
-    return (
-        "no violation found; one would have been in four audits of five if the attack were right in "
-        f"{bound['needed']:.1%} of its answers, and it was in {bound['correct'] / max(1, bound['guessed']):.1%}"
-    )
-
-
-def _cell(metric: dict[str, Any] | None) -> str:
-    if metric is None or metric["value"] is None:
-        return "n/a"
-    ends = "" if metric["low"] is None else f" [{metric['low']:.3f}, {metric['high']:.3f}]"
-    return f"{metric['value']:.3f}{ends}"
-
-
-def _described(told: dict[str, Any]) -> None:
-    for name, one in told["sources"].items():
-        print(f"{name}: {one['n']} of {one['source']}")
-    for one in told["attacks"]:
-        needs = f": needs {one['needs']}" if one["needs"] else ""
-        print(f"{'runs ' if one['runs'] else 'skips'} {one['name']}{needs}")
-    least = told["smallest_leak"]
-    ceiling = least["epsilon_ceiling"]
-    rates = ", ".join(
-        f"TPR at {words} FPR {'n/a (more members and non-members)' if least[key] is None else f'{least[key]:.3f}'}"
-        for key, words in (("tpr_at_1pct_fpr", "1 %"), ("tpr_at_0.1pct_fpr", "0.1 %"))
-    )
-    proved = "n/a (10 pairs at least)" if ceiling is None else f"{ceiling:.2f}"
-    print(
-        f"smallest leak that would show in four audits of five: AUC {least['auc']:.3f}, {rates}; epsilon proved at "
-        f"most {proved} from {least['pairs']} pairs, by the best of {least['attacks']} attacks"
-    )

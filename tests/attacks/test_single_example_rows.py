@@ -19,8 +19,9 @@ from leakbench.attacks.core import (
 )
 from leakbench.attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
 from leakbench.attacks.core.search.single_example_rows import OwnPlaces, explained
+from leakbench.audit.external.text import update_text
 from leakbench.audit.external.update.attacks import UpdateFinding
-from leakbench.audit.external.update.command import _told, words
+from leakbench.audit.external.update.command import _told
 from leakbench.defenses.core import Defense, seeded
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
@@ -194,7 +195,7 @@ def test_the_command_says_what_the_noise_leaves():
     update, _ = shared(1, 1e-4)
     one = _told(UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), None, (), 0.1)
     assert 0 < one["expected_error"] < 0.1
-    said = words({"verdict": {"word": "leaks", "sentence": "an image"}, "attacks": [one]})
+    said = update_text({"verdict": {"word": "leaks", "sentence": "an image"}, "attacks": [one]})
     assert f"expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise" in said
     exact = _told(
         UpdateFinding(name="r", kind="reconstruction", result=bias_division(shared(1, 0.0)[0])), None, (), 0.1

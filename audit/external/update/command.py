@@ -38,7 +38,7 @@ from ..out_folder import check_folder
 from .attacks import UpdateFinding, attack_update, observed, read_update, with_labels
 from .convention import UpdateIs
 from .public_guesses import GuessComparison, beside_guesses
-from .verdict import contradicted_labels, left_words, rate_of, shown_places, verdict_of
+from .verdict import contradicted_labels, rate_of, shown_places, verdict_of
 
 SCHEMA = "leakbench-update/4"
 DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
@@ -225,35 +225,6 @@ def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: boo
         told.append("attacks at the labels of the batch: pass --labels where the server knows them")
     told.append("what several updates of one client give away together: pass the transcript of a whole training")
     return told
-
-
-def words(told: Mapping[str, Any]) -> str:
-    """Formats the results: the verdict, and a few lines per attack."""
-    lines = [f"{told['verdict']['word']}: {told['verdict']['sentence']}", ""]
-    lines += [f"note: {one}" for one in told.get("notes", ())]
-    for one in told["attacks"]:
-        if one["why_not"]:
-            lines.append(f"not tested: {one['why_not']}")
-        elif one["kind"] == "reconstruction":
-            proved = "" if one["certified"] is None else f", {one['certified']} of them proved to be in the batch"
-            if one["expected_error"] is not None:
-                proved += (
-                    f", expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise"
-                )
-            if (guesses := one["beside_guesses"]) is not None:
-                proved += f"; they {left_words(GuessComparison(**guesses))}"
-            lines.append(f"{one['name']}: {one['images']} input(s) reconstructed ({one['status']}{proved})")
-        elif one["kind"] == "labels":
-            lines.append(f"{one['name']}: labels {', '.join(f'{k} x{v}' for k, v in one['labels'].items()) or 'none'}")
-        else:
-            sure = [c["name"] for c in one["candidates"] if c["shown"]]
-            shown = ", ".join(sure[:20]) + (" ..." if len(sure) > 20 else "")
-            # Candidates not shown to have been in the batch may have been in it.
-            lines.append(
-                f"{one['name']}: {len(sure)} of {len(one['candidates'])} candidates shown to have been in it, at a "
-                f"false discovery rate of {100 * one['false_discovery_rate']:.3g} %{': ' + shown if sure else ''}"
-            )
-    return "\n".join(lines)
 
 
 def _told(one: UpdateFinding, compared: GuessComparison | None, names: tuple[str, ...], rate: float) -> dict[str, Any]:
