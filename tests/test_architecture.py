@@ -24,11 +24,15 @@ HUB_MAY_IMPORT = (
     "benchmarks.data",
     "benchmarks.models",
     "leaderboard.kinds",
+    "leaderboard.records.audit_findings",
+    "leaderboard.records.audit_report",
     "leaderboard.records.files",
     "leaderboard.records.folder",
     "leaderboard.records.manifest",
     "leaderboard.metrics",
     "leaderboard.records.record",
+    "leaderboard.records.report",
+    "leaderboard.records.update_report",
     "leaderboard.records.validation",
 )
 COMMAND_LINE_MAY_IMPORT = (*HUB_MAY_IMPORT, "leaderboard")

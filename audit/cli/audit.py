@@ -6,9 +6,12 @@ import inspect
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from leakbench.leaderboard.records.audit_report import AuditReport, ScoresReport
+from leakbench.leaderboard.records.update_report import UpdateReport
 
 from .options import FAILED, OK, Json, print_json, say
 
@@ -190,7 +193,7 @@ def audit(
 
             say(f"report: {build_update_report(out)}")
         if as_json:
-            print_json(told)
+            print_json(told.to_dict())
         else:
             from ..external.text import update_text
 
@@ -247,7 +250,9 @@ def audit(
     if describe:
         told = command.describe(asked)
         if as_json:
-            print_json(told)
+            from leakbench.leaderboard.records.validation import json_values
+
+            print_json(json_values(told))
         else:
             from ..external.text import plan_text
 
@@ -265,7 +270,7 @@ def _refuse_others(what: str, others: Collection[str]) -> None:
         )
 
 
-def _pictures(out: Path, told: dict[str, Any]) -> None:
+def _pictures(out: Path, report: UpdateReport) -> None:
     """Writes the reconstructions from an update as pictures, if the inputs are images."""
     import base64
 
@@ -275,7 +280,7 @@ def _pictures(out: Path, told: dict[str, Any]) -> None:
     from leakbench.leaderboard.page.images import png, unit_images
     from leakbench.leaderboard.records.files import write_bytes
 
-    shape, (low, high) = told["input_shape"], told["input_range"]
+    shape, (low, high) = report.input_shape, report.input_range
     if len(shape) != 3 or shape[0] not in (1, 3) or not high > low:
         return
     with np.load(out / "reconstructions.npz", allow_pickle=False) as arrays:
@@ -285,7 +290,7 @@ def _pictures(out: Path, told: dict[str, Any]) -> None:
                 write_bytes(out / f"{name}_{place}.png", content)
 
 
-def _end(answer: Any, out: Path | None, as_json: bool) -> int:
+def _end(report: AuditReport | ScoresReport, out: Path | None, as_json: bool) -> int:
     """Prints the results, and returns the exit code: failure if a rule is broken or the claim is refuted."""
     if out is not None:
         # Imported here, because only the command may combine audit and board.
@@ -293,11 +298,12 @@ def _end(answer: Any, out: Path | None, as_json: bool) -> int:
 
         say(f"report: {build_report(out)}")
     if as_json:
-        print_json(answer.document)
+        print_json(report.to_dict())
     else:
         from ..external.text import audit_text
 
-        print(audit_text(answer.document))
-    for sentence in answer.broken:
+        print(audit_text(report))
+    broken = [rule.broken for rule in report.rules if rule.broken]
+    for sentence in broken:
         say(f"broken: {sentence}")
-    return FAILED if answer.broken or answer.refuted else OK
+    return FAILED if broken or report.verdict.refuted else OK

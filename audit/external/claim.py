@@ -9,12 +9,13 @@ size two (Dwork & Roth, 2014, Theorem 2.2), or by the trade-off curve of the sta
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.tradeoff import TradeOff, of_events, of_pair
+from leakbench.leaderboard.records.audit_findings import ClaimReport, ImpliedPrivacy
 
 from ..catalog.messages import no_such
 from ..evidence.estimate import of_replacement
@@ -143,10 +144,9 @@ class StatedClaim:
         # Both at the same delta, so that a bound is compared with the smaller epsilon.
         return min(grouped[0], self.curve.epsilon_at(grouped[1], replaced=True)), grouped[1]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the claim as it appears in a report."""
+    @property
+    def report(self) -> ClaimReport:
+        """Returns the claim's part of a report."""
         epsilon, delta = self.of_replacement
-        return {key: getattr(self, key) for key in KEYS} | {
-            "implies": {"epsilon": epsilon, "delta": delta, "relation": "replace_one"},
-            "errors": list(self.errors),
-        }
+        implied = ImpliedPrivacy(epsilon=epsilon, delta=delta, relation="replace_one")
+        return ClaimReport(**asdict(self), implies=implied, errors=self.errors)

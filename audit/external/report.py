@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,124 +18,133 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
+from leakbench.attacks.core.closed_form.recursion.ranks import RankReport
+from leakbench.leaderboard.records.audit_findings import NoBound
+from leakbench.leaderboard.records.audit_report import (
+    AttackRequires,
+    AuditedGroups,
+    AuditReport,
+    BoundSettings,
+    ExposedExample,
+    ExposureReport,
+    GradientAttackResult,
+    GradientsReport,
+    GroupAccuracy,
+    MembershipResult,
+    ShiftReport,
+)
+from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
+from leakbench.leaderboard.records.report import LayerRank
+from leakbench.leaderboard.records.validation import build, json_values
 
 from ..run.arrays import write_arrays
 from ..run.provenance import library
 from .model.audit import ModelAudit
-from .model.findings import EpsilonBound
-
-SCHEMA = "leakbench-audit/1"
+from .model.findings import Exposure
 
 DEFENSE = "trained elsewhere"
 """Name of the defense in the records of a model that was trained elsewhere."""
 
-DOCUMENT, SCORES, PICTURES = "audit.json", "scores.parquet", "pictures.parquet"
 
-
-def document(found: ModelAudit, about: Mapping[str, Any], names: Mapping[int, str] | None = None) -> dict[str, Any]:
-    """Returns the whole report as plain JSON values.
+def audit_report(audit: ModelAudit, names: Mapping[int, str], **sections: Any) -> AuditReport:
+    """Returns the report of an audit.
 
     Args:
-        found: the audit.
-        about: sections that the command adds: `model`, `data`, `preflight`, `claim`, `transcript`, `rules`,
-            `not_tested`, `command`.
-        names: maps ids to the owner's ids of examples; None to show the ids themselves.
+        audit: the audit.
+        names: maps ids to the owner's ids of examples.
+        **sections: fields of `AuditReport` from `model` to `command`, which the command knows.
     """
-    bound, shape = found.bound, list(found.audited.members.inputs.shape[1:])
-    exposed = found.exposure
-    origin = library()
-    return {
-        "schema": SCHEMA,
-        "verdict": found.verdict.to_dict(),
-        "groups": {
-            "members": len(found.audited.members),
-            "non_members": len(found.audited.non_members),
-            "population": 0 if found.audited.population is None else len(found.audited.population),
-            "input_shape": shape,
-            "input_range": [found.audited.world.low, found.audited.world.high],
-            "classes": found.audited.classes,
-            "split": found.settings.split,
-        },
-        "accuracy": {name: asdict(metric) for name, metric in found.accuracy.items()},
-        "attacks": [
-            {
-                "name": one.name,
-                "settings": dict(one.settings),
-                "requires": dict(one.requires),
-                "metrics": {name: asdict(metric) for name, metric in one.metrics.items()},
-                "why_not": one.why_not,
-                "failed": one.failed,
-                "seconds": round(one.seconds, 3),
-            }
-            for one in found.outcomes
-        ],
-        "strongest": [asdict(one) | {"found": one.found} for one in found.strongest],
-        "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
-        "shift": found.shift.to_detail()
-        | {"found": found.shift.found, "words": found.shift.words if found.shift.found else ""},
-        "exposure": None
-        if exposed is None
-        else {
-            "attack": exposed.attack,
-            "nobody": exposed.nobody,
-            "examples": [
-                {"id": i, "name": (names or {}).get(i, str(i)), "label": y, "score": s, "false_positive_rate": a}
-                for i, y, s, a in zip(exposed.ids, exposed.labels, exposed.scores, exposed.above, strict=True)
-            ],
-            "classes": {str(kind): asdict(metric) for kind, metric in exposed.classes.items()},
-        },
-        "gradients": {
-            "ranks": found.ranks if isinstance(found.ranks, str) else [one.to_dict() for one in found.ranks],
-            "attacks": [
-                {
-                    "name": one.name,
-                    "settings": dict(one.settings),
-                    "psnr": list(one.psnr),
-                    "why_not": one.why_not,
-                    "seconds": round(one.seconds, 3),
-                }
-                for one in found.shared
-            ],
-        },
-        "settings": {
-            "delta": found.settings.delta,
-            "level": found.settings.level,
-            "seed": found.settings.seed,
-        },
-        "provenance": asdict(origin),
-        "claim": None if found.settings.claim is None else found.settings.claim.to_dict(),
-        "device": _device(found.audited.members.inputs.device),
-        **about,
-    }
+    audited, exposed, settings, shift = audit.audited, audit.exposure, audit.settings, audit.shift
+    return AuditReport(
+        verdict=audit.verdict,
+        groups=AuditedGroups(
+            members=len(audited.members),
+            non_members=len(audited.non_members),
+            population=0 if audited.population is None else len(audited.population),
+            input_shape=tuple(audited.members.inputs.shape[1:]),
+            input_range=(audited.world.low, audited.world.high),
+            classes=audited.classes,
+            split=settings.split,
+        ),
+        accuracy=GroupAccuracy(**audit.accuracy),
+        attacks=tuple(
+            MembershipResult(
+                name=outcome.name,
+                settings=dict(outcome.settings),
+                requires=build(AttackRequires, dict(outcome.requires)),
+                metrics=outcome.metrics,
+                why_not=outcome.why_not,
+                failed=outcome.failed,
+                seconds=round(outcome.seconds, 3),
+            )
+            for outcome in audit.outcomes
+        ),
+        strongest=audit.strongest,
+        epsilon=NoBound(why_not=audit.bound) if isinstance(audit.bound, str) else audit.bound,
+        shift=ShiftReport(**shift.to_detail(), found=shift.found, words=shift.words if shift.found else ""),  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
+        exposure=None if exposed is None else _exposure(exposed, names),
+        gradients=GradientsReport(
+            ranks=ranks_report(audit.ranks),
+            attacks=tuple(
+                GradientAttackResult(
+                    name=attack.name,
+                    settings=dict(attack.settings),
+                    psnr=attack.psnr,
+                    why_not=attack.why_not,
+                    seconds=round(attack.seconds, 3),
+                )
+                for attack in audit.shared
+            ),
+        ),
+        settings=BoundSettings(delta=settings.delta, level=settings.level, seed=settings.seed),
+        provenance=library(),
+        claim=None if settings.claim is None else settings.claim.report,
+        device=_device(audited.members.inputs.device),
+        **sections,
+    )
 
 
-def write_report(
-    found: ModelAudit, about: Mapping[str, Any], folder: Path, names: Mapping[int, str] | None = None
-) -> dict[str, Any]:
+def ranks_report(ranks: Sequence[RankReport] | str) -> str | tuple[LayerRank, ...]:
+    """Returns the ranks of a gradient's equations as they appear in a report; else why they are unknown."""
+    return ranks if isinstance(ranks, str) else tuple(LayerRank(**rank.to_dict()) for rank in ranks)
+
+
+def _exposure(exposed: Exposure, names: Mapping[int, str]) -> ExposureReport:
+    rows = zip(exposed.ids, exposed.labels, exposed.scores, exposed.above, strict=True)
+    return ExposureReport(
+        attack=exposed.attack,
+        nobody=exposed.nobody,
+        examples=tuple(
+            ExposedExample(id=i, name=names.get(i, str(i)), label=label, score=score, false_positive_rate=rate)
+            for i, label, score, rate in rows
+        ),
+        classes={str(label): metric for label, metric in exposed.classes.items()},
+    )
+
+
+def write_report(report: AuditReport, audit: ModelAudit, names: Mapping[int, str], folder: Path) -> AuditReport:
     """Writes the report's files, the document last: once it exists, all other files do.
 
     Args:
-        found: the audit.
-        about: see `document`.
+        report: of the audit.
+        audit: the audit.
+        names: maps ids to the owner's ids of examples.
         folder: created if absent.
-        names: see `document`.
 
     Returns:
-        The document.
+        The report with the digests of the files.
     """
-    table = _scores(found, names or {})
-    path, digest = write_arrays(table, folder, Path(SCORES).stem)
-    pictures, picture_digest = write_arrays(_pictures(found), folder, Path(PICTURES).stem)
-    told = document(found, about, names) | {"files": {path.name: digest, pictures.name: picture_digest}}
-    for record, columns in _records(found, about, told):
+    tables = {AuditReport.SCORES: _scores(audit, names), AuditReport.PICTURES: _pictures(audit)}
+    files = {name: write_arrays(table, folder, Path(name).stem)[1] for name, table in tables.items()}
+    report = replace(report, files=files)
+    for record, columns in _records(audit, report):
         if columns:
-            arrays, own = write_arrays(columns, folder / "records", record.id)
-            record = Record(**{**_fields(record), "arrays": arrays.name, "arrays_digest": own})
+            arrays, digest = write_arrays(columns, folder / "records", record.id)
+            record = replace(record, arrays=arrays.name, arrays_digest=digest)
         write(record, folder / "records")
-    write_bytes(folder / DOCUMENT, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())
-    return told
+    report.write(folder)
+    return report
 
 
 def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
@@ -177,17 +186,13 @@ def _pictures(found: ModelAudit) -> dict[str, Any]:
     }
 
 
-def _records(
-    found: ModelAudit, about: Mapping[str, Any], told: Mapping[str, Any]
-) -> list[tuple[Record, dict[str, Any]]]:
+def _records(found: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[str, Any]]]:
     """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
-    digest = digest_of_bytes(
-        json.dumps([told["groups"], about.get("model"), about.get("data")], sort_keys=True).encode()
-    )
-    model = about.get("model", {})
+    what = json_values([report.groups, report.model, report.data])
+    digest = digest_of_bytes(json.dumps(what, sort_keys=True).encode())
     task = {
-        "data": str(about.get("data", {}).get("name", "user data")),
-        "model": str(model.get("architecture", type(found.audited.model).__name__)),
+        "data": report.data.name,
+        "model": report.model.architecture,
         "private": len(found.audited.members),
         "non_members": len(found.audited.non_members),
         "parameters": sum(p.numel() for p in found.audited.model.parameters()),
@@ -208,7 +213,7 @@ def _records(
         "task": task,
         "claim": claim,
         "seed": found.settings.seed,
-        "device": told["device"],
+        "device": report.device,
         "provenance": library(),
     }
     flags = ["distribution_shift"] if found.shift.found else []
@@ -245,10 +250,6 @@ def _records(
         )
         made.append((record, columns))
     return made
-
-
-def _fields(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def _id(digest: str, what: str) -> str:

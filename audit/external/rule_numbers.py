@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.audit_findings import AuditVerdict, RuleOutcome, SplitKind, Strongest
 from leakbench.leaderboard.records.record import Metric
 
 from ..scoring.random_split import NAME
 from ..scoring.shift import Shift
 from .gate import Rule
 from .model.attacks import AttackOutcome
-from .model.findings import SplitKind, Strongest, strongest
-from .model.verdict import AuditVerdict
+from .model.findings import strongest
 
 
 def unless_proved(outcomes: Sequence[AttackOutcome], split: SplitKind, shift: Shift) -> tuple[AttackOutcome, ...]:
@@ -72,8 +71,8 @@ def numbers_of_rules(
 
 def judged(
     rules: Sequence[Rule], numbers: Mapping[tuple[str, str], Metric], verdict: AuditVerdict
-) -> list[dict[str, Any]]:
-    """Returns each rule with the sentence on how it is broken; None if it is kept.
+) -> tuple[RuleOutcome, ...]:
+    """Returns the outcome of each rule.
 
     Args:
         rules: as requested.
@@ -81,7 +80,7 @@ def judged(
         verdict: of the audit.
     """
     doubt = "no rule is kept by an audit that cannot tell" if verdict.word == "cannot be told" else None
-    return [
-        {"text": rule.text, "broken": rule.broken(numbers) or (f"{rule.text}: {doubt}" if doubt else None)}
+    return tuple(
+        RuleOutcome(text=rule.text, broken=rule.broken(numbers) or (f"{rule.text}: {doubt}" if doubt else None))
         for rule in rules
-    ]
+    )

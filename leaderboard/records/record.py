@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..kinds import KINDS, ControlRole
 from .fields import MethodUsed, Metric, Provenance, RecordedClaim, Reported, check_kind, check_known
 from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
-from .validation import RecordError, build, conform
+from .validation import RecordError, build, conform, parse_json
 
 __all__ = [
     "SCHEMA",
@@ -142,8 +142,7 @@ class Record:
         """
         try:
             try:
-                # Python's parser accepts NaN, and keeps the last of equal keys; both are refused here.
-                data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+                data = parse_json(text)
             except RecordError:
                 raise
             except (ValueError, RecursionError) as error:
@@ -245,15 +244,3 @@ def read_all(directory: str | os.PathLike[str]) -> list[Record]:
 def _seal(content: dict[str, Any]) -> str:
     """Digest of a record's content, independent of the layout of its file."""
     return digest_of_bytes(json.dumps(content, sort_keys=True, allow_nan=False).encode())
-
-
-def _no_constant(name: str) -> Any:
-    raise RecordError(f"numbers must be finite, got {name}")
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        repeated = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-        raise RecordError(f"key {repeated!r} is there twice")
-    return data

@@ -6,18 +6,42 @@ annotations of the dataclass are the only schema. Standard library only.
 
 import dataclasses
 import functools
+import json
 import sys
 import types
 import typing
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, ClassVar, Literal, TypeVar, Union
 
 T = TypeVar("T")
+
+KEY = "key"
+"""Metadata of a field whose key in a file is no Python name."""
+
+ADDED = {"may lack": True}
+"""Metadata of a field that older files of the same schema lack; they are read with its default."""
+
+OPTIONAL = {**ADDED, "left out": True}
+"""Metadata of a field that is left out of a file when it is None."""
 
 _WORDS = {float: "a finite number", int: "an integer", str: "a string", bool: "true or false"}
 
 
 class RecordError(ValueError):
     """A record or its file violates the format."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedFields:
+    """Dataclass whose fields are checked against their annotations, by `conform`.
+
+    A subclass lists in `DERIVED` the properties that its JSON object has after its fields: `json_values` writes them,
+    and `build` compares them with what follows from the fields.
+    """
+
+    DERIVED: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        conform(self)
 
 
 def conform(instance: Any) -> None:
@@ -32,13 +56,16 @@ def conform(instance: Any) -> None:
     Raises:
         RecordError: a field has another type or is not finite; the message starts with the field's name.
     """
-    for name, hint in _hints(type(instance)).items():
+    hints = _hints(type(instance))
+    for key, field in _fields(type(instance)).items():
         # Fields of a frozen dataclass can only be set this way.
-        object.__setattr__(instance, name, convert(hint, getattr(instance, name), name))
+        object.__setattr__(instance, field.name, convert(hints[field.name], getattr(instance, field.name), key))
 
 
 def build(cls: type[T], data: Any, where: str = "") -> T:
     """Builds a dataclass from a parsed JSON object that has exactly its fields, including those with defaults.
+
+    Only fields of the metadata `ADDED` and `OPTIONAL`, and `DERIVED` properties of a `CheckedFields`, may be missing.
 
     Args:
         cls: the dataclass.
@@ -54,18 +81,66 @@ def build(cls: type[T], data: Any, where: str = "") -> T:
     place = f" in {where}" if where else ""
     if not isinstance(data, dict):
         raise RecordError(f"{where or 'the record'} must be an object, got {_short(data)}")
-    names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-    if missing := [name for name in names if name not in data]:
+    fields, derived = _fields(cls), getattr(cls, "DERIVED", ())
+    if missing := [key for key, field in fields.items() if key not in data and "may lack" not in field.metadata]:
         raise RecordError(f"key {missing[0]!r} is missing{place}")
-    if unknown := [name for name in data if name not in names]:
+    if unknown := [key for key in data if key not in fields and key not in derived]:
         raise RecordError(f"key {unknown[0]!r} is unknown{place}")
     hints = _hints(cls)
     path = f"{where}." if where else ""
-    values = {name: convert(hints[name], data[name], path + name) for name in names}
+    values = {
+        field.name: convert(hints[field.name], data[key], path + key) for key, field in fields.items() if key in data
+    }
     try:
-        return cls(**values)
+        instance = cls(**values)
     except RecordError as error:  # raised by `__post_init__`, which has only the name of the field
         raise RecordError(f"{path}{error}") from None
+    for name in derived:
+        if name in data and data[name] != (value := getattr(instance, name)):
+            raise RecordError(f"{path}{name} must be {value!r}, which follows from its neighbors, got {data[name]!r}")
+    return instance
+
+
+def json_values(value: Any) -> Any:
+    """Returns a dataclass, or a container of dataclasses, as the values that `build` reads back."""
+    if dataclasses.is_dataclass(value):
+        content = {
+            key: json_values(getattr(value, field.name))
+            for key, field in _fields(type(value)).items()
+            if "left out" not in field.metadata or getattr(value, field.name) is not None
+        }
+        return content | {name: getattr(value, name) for name in getattr(value, "DERIVED", ())}
+    if isinstance(value, dict):
+        return {key: json_values(item) for key, item in value.items()}
+    return [json_values(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON without NaN, infinity and repeated keys, which Python's own parser accepts.
+
+    Raises:
+        RecordError: NaN, infinity or a repeated key.
+        ValueError: no JSON.
+        RecursionError: thousands of nested brackets.
+    """
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+
+
+def _no_constant(name: str) -> Any:
+    raise RecordError(f"numbers must be finite, got {name}")
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        repeated = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise RecordError(f"key {repeated!r} is there twice")
+    return data
+
+
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    """Fields of a dataclass by their keys in a file."""
+    return {field.metadata.get(KEY, field.name): field for field in dataclasses.fields(typing.cast(Any, cls))}
 
 
 @functools.cache
@@ -78,7 +153,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     """Returns `value` in the plain form of the annotation `hint`.
 
     Args:
-        hint: an annotation: a scalar, `Any` (free JSON), `Literal`, a union, `tuple[X, ...]`,
+        hint: an annotation: a scalar, `Any` (free JSON), `Literal`, a union, `tuple[X, ...]`, `tuple[X, Y]`,
             `dict[str, X]` or a dataclass.
         value: to check.
         where: path of the value, for messages.
@@ -99,6 +174,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if any(value is choice or (isinstance(value, str) and value == choice) for choice in arguments):
             return value
         raise RecordError(f"{where} must be one of {', '.join(map(str, arguments))}, got {_short(value)}")
+    if origin is tuple and isinstance(value, list | tuple) and arguments[-1] is not ...:
+        if len(value) != len(arguments):
+            raise RecordError(f"{where} must have {len(arguments)} entries, got {_short(value)}")
+        return tuple(convert(arguments[i], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is dict and isinstance(value, dict):
@@ -120,11 +199,22 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     rest = [choice for choice in choices if choice is not types.NoneType]
     if len(rest) == 1:
         return convert(rest[0], value, where)
+    scalars = [choice for choice in rest if choice in _WORDS]
     # Not converted: in `float | int | str` a count stays an integer.
-    if any(_is(choice, value) for choice in rest):
+    if any(_is(choice, value) for choice in scalars):
         return value
-    expected = " or ".join(_WORDS[choice] for choice in rest)
-    raise RecordError(f"{where} must be {expected}, got {_short(value)}")
+    classes = [typing.cast(type, choice) for choice in rest if dataclasses.is_dataclass(choice)]
+    if any(type(value) is choice for choice in classes):
+        return value
+    if isinstance(value, dict) and classes:
+        # The class with the most similar keys, whose error then names the key that does not fit.
+        return build(min(classes, key=lambda choice: len(_fields(choice).keys() ^ value.keys())), value, where)
+    for choice in rest:
+        if typing.get_origin(choice) is tuple and isinstance(value, list | tuple):
+            return convert(choice, value, where)
+    words = [_WORDS[choice] for choice in scalars]
+    words += ["a list"] * (len(rest) - len(scalars) - len(classes)) + ["an object"] * bool(classes)
+    raise RecordError(f"{where} must be {' or '.join(words)}, got {_short(value)}")
 
 
 def _is(scalar: type, value: Any) -> bool:

@@ -19,13 +19,14 @@ from leakbench.attacks.core import (
 )
 from leakbench.attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
 from leakbench.attacks.core.search.single_example_rows import OwnPlaces, explained
-from leakbench.audit.external.text import update_text
+from leakbench.audit.external.text import attack_text
 from leakbench.audit.external.update.attacks import UpdateFinding
-from leakbench.audit.external.update.command import _told
+from leakbench.audit.external.update.command import result_of
 from leakbench.defenses.core import Defense, seeded
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
+from leakbench.leaderboard.records.update_report import ReconstructedInputs
 
 from . import toys
 
@@ -193,11 +194,14 @@ def test_of_two_guesses_that_claim_the_same_the_first_is_kept_and_neither_is_dec
 
 def test_the_command_says_what_the_noise_leaves():
     update, _ = shared(1, 1e-4)
-    one = _told(UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), None, (), 0.1)
-    assert 0 < one["expected_error"] < 0.1
-    said = update_text({"verdict": {"word": "leaks", "sentence": "an image"}, "attacks": [one]})
-    assert f"expected to be off by {one['expected_error']:.2g} or less (root mean square) under this noise" in said
-    exact = _told(
+    one = result_of(
+        UpdateFinding(name="bias_division", kind="reconstruction", result=bias_division(update)), None, (), 0.1
+    )
+    assert isinstance(one, ReconstructedInputs) and one.expected_error is not None
+    assert 0 < one.expected_error < 0.1
+    said = attack_text(one)
+    assert f"expected to be off by {one.expected_error:.2g} or less (root mean square) under this noise" in said
+    exact = result_of(
         UpdateFinding(name="r", kind="reconstruction", result=bias_division(shared(1, 0.0)[0])), None, (), 0.1
     )
-    assert exact["expected_error"] is None
+    assert isinstance(exact, ReconstructedInputs) and exact.expected_error is None

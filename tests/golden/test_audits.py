@@ -5,6 +5,7 @@ The golden file is path -> value of each document, without what varies: times, v
 """
 
 import contextlib
+import functools
 import io
 import json
 import re
@@ -20,6 +21,8 @@ from sklearn.datasets import load_digits
 from leakbench import audit
 from leakbench.audit.cli import app as cli
 from leakbench.benchmarks import models
+from leakbench.leaderboard.records.audit_report import AuditReport, ScoresReport
+from leakbench.leaderboard.records.update_report import UpdateReport
 
 FILE = Path(__file__).with_name("audits.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
@@ -103,12 +106,19 @@ def plain(sentence):
     return re.sub(r"[\w.]+\.watch\b", "watch", re.sub(r"^(\w+, )+\w+: ", "NAMES: ", sentence))
 
 
+@functools.cache
 def audited(arguments):
-    """Exit code and document of an audit in the working folder."""
+    """Exit code and text of an audit in the working folder."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), pytest.raises(SystemExit) as ended:
         cli.main(["audit", *arguments.split(), "--json"])
-    return {"exit code": ended.value.code, **flat(json.loads(out.getvalue()))}
+    return ended.value.code, out.getvalue()
+
+
+def said(arguments):
+    """Exit code and flat document of an audit in the working folder."""
+    code, text = audited(arguments)
+    return {"exit code": code, **flat(json.loads(text))}
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +133,24 @@ def test_an_audit_says_what_it_said(name, folder, monkeypatch):
         path: pytest.approx(value, rel=1e-5, abs=1e-7) if isinstance(value, float) else value
         for path, value in GOLDEN[name].items()
     }
-    assert audited(AUDITS[name]) == expected
+    assert said(AUDITS[name]) == expected
+
+
+@pytest.mark.parametrize("name", AUDITS)
+def test_a_report_that_is_read_and_written_again_is_the_same_text(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    _, text = audited(AUDITS[name])
+    report = next(kind for kind in (AuditReport, ScoresReport, UpdateReport) if f'"{kind.SCHEMA}"' in text)
+    read = report.from_json(text, source=name)
+    assert json.dumps(read.to_dict(), indent=2) + "\n" == text
+    assert report.from_json(read.to_json(), source=name) == read
 
 
 def main() -> None:
     """Writes the golden file."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(written(Path(name))):
-        found = {name: audited(arguments) for name, arguments in AUDITS.items()}
+        found = {name: said(arguments) for name, arguments in AUDITS.items()}
     FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

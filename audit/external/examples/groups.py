@@ -11,7 +11,6 @@ import hashlib
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import Examples
 from leakbench.benchmarks import data as datasets
+from leakbench.leaderboard.records.audit_report import ExamplesSource
 
 from ...catalog.messages import no_such
 from .identity import content_ids
@@ -153,7 +153,7 @@ class Groups:
     members: Examples
     non_members: Examples
     population: Examples | None
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sources: dict[str, ExamplesSource] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     preprocess: Preprocess = Preprocess()
     columns: tuple[str, ...] | None = None
@@ -195,7 +195,7 @@ def groups_of(
         non_members=made["non_members"],
         population=made.get("population"),
         sources={
-            name: {"source": one.source, "sha256": one.sha256, "n": len(one.labels), "notes": list(one.notes)}
+            name: ExamplesSource(source=one.source, sha256=one.sha256, n=len(one.labels), notes=one.notes)
             for name, one in given.items()
             if one is not None
         },

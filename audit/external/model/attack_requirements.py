@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leakbench.attacks.core import Access, Knows, Requirements
+from leakbench.leaderboard.records.audit_findings import SmallestLeak
 
 from ...catalog import methods as catalog
 from ...plan.threat_models import THREAT_MODELS
@@ -30,6 +31,29 @@ class Applicability:
     name: str
     runs: bool
     needs: str
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """Source of a group of examples, and their number."""
+
+    source: str
+    n: int
+
+
+@dataclass(frozen=True)
+class AuditPlan:
+    """Attacks that an audit would run, and the smallest leak that they would show.
+
+    Attributes:
+        sources: of the groups' examples.
+        attacks: those that would run, and the unmet requirements of the others.
+        smallest_leak: that would show.
+    """
+
+    sources: dict[str, PlannedSource]
+    attacks: tuple[Applicability, ...]
+    smallest_leak: SmallestLeak
 
 
 def applicable(

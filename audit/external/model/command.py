@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from leakbench.attacks.core import Examples
+from leakbench.leaderboard.records.audit_report import AuditedData, AuditReport, ModelFile, Normalization, ShadowsReport
 
 from ...catalog import methods as catalog
 from ...catalog import plugins
@@ -28,13 +29,13 @@ from ..examples.sources.raw import AS_IS, Reading
 from ..files import read_weights
 from ..gate import Rule, rules
 from ..out_folder import check_folder
-from ..report import document, write_report
+from ..report import audit_report, write_report
 from ..rule_numbers import judged
 from ..transcript.attacks import transcript_attacks
 from ..transcript.canaries import read_canaries
 from ..transcript.claim import TranscriptVerdict, judge_transcript
 from ..transcript.format import WatchedTranscript, read_transcript
-from .attack_requirements import applicable, way_out
+from .attack_requirements import AuditPlan, PlannedSource, applicable, way_out
 from .attacks import Audited, final_model_attacks
 from .audit import AuditSettings, ModelAudit, audit_groups
 from .image_classifier import image_classifier
@@ -130,21 +131,6 @@ class Asked:
         check_folder(self.out)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditAnswer:
-    """Answer of the command.
-
-    Attributes:
-        document: of the report.
-        broken: sentences of broken rules.
-        refuted: whether the claim is refuted.
-    """
-
-    document: dict[str, Any]
-    broken: tuple[str, ...]
-    refuted: bool
-
-
 def attacks_asked(text: str | None, *, transcript: bool = False) -> list[tuple[str, Mapping[str, Any]]] | None:
     """Returns the attacks of `--attacks a,b`; None for all that apply.
 
@@ -183,7 +169,7 @@ def _askable(transcript: bool) -> list[str]:
     return [*final_model_attacks(), *(transcript_attacks() if transcript else [])]
 
 
-def describe(asked: Asked) -> dict[str, Any]:
+def describe(asked: Asked) -> AuditPlan:
     """Returns the attacks that would run, the unmet requirements of others, and the smallest detectable leak.
 
     Reads the examples, to count them; the model is not loaded and nothing is computed.
@@ -208,7 +194,6 @@ def describe(asked: Asked) -> dict[str, Any]:
     )
     groups = _limited(without_shared(groups) if asked.drop_overlap else groups, asked)
     refuse_stops(without_model(groups, asked.accept))
-    sizes = {"members": len(groups.members), "non_members": len(groups.non_members)}
     chosen = [name for name, _ in asked.settings.attacks or ()]
     everything = [name for name in catalog.names("attacks") if catalog.attack(name).kind == "membership"]
     rows = applicable(
@@ -218,16 +203,16 @@ def describe(asked: Asked) -> dict[str, Any]:
         transcript=asked.transcript is not None,
     )
     delta = asked.settings.delta_of_bounds
-    return {
-        "sources": {name: {"source": one.source, "n": len(one.labels)} for name, one in sources.items()},
-        "attacks": [asdict(row) for row in rows],
-        "smallest_leak": smallest_leak(
-            sizes["members"], sizes["non_members"], delta, asked.settings.level, sum(row.runs for row in rows)
+    return AuditPlan(
+        sources={name: PlannedSource(source=file.source, n=len(file.labels)) for name, file in sources.items()},
+        attacks=tuple(rows),
+        smallest_leak=smallest_leak(
+            len(groups.members), len(groups.non_members), delta, asked.settings.level, sum(row.runs for row in rows)
         ),
-    }
+    )
 
 
-def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
+def run_audit(asked: Asked, report: Tell) -> AuditReport:
     """Reads and checks the files, attacks the model, writes the report and judges the rules.
 
     Args:
@@ -311,38 +296,39 @@ def run_audit(asked: Asked, report: Tell) -> AuditAnswer:
     if seen is not None and seen.word == "no verdict" and found.verdict.word != "claim refuted":
         # The owner passed the transcript: the answer must say that it contradicts itself or the model.
         found = replace(found, verdict=replace(found.verdict, sentence=f"{found.verdict.sentence} {seen.sentence}"))
-    broken = judged(asked.rules, found.measured, found.verdict)
-    about = {
-        "model": {
-            "file": asked.checkpoint.name,
-            "sha256": named.sha256,
-            "kind": named.kind,
-            "architecture": asked.model or "its folder's own",
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "notes": [*named.notes, *said, *(folder.notes if folder else ())],
-        },
-        "data": {"name": asked.data or Path(str(asked.members)).name, **groups.sources}
-        | {"preprocess": {"mean": list(own.mean), "std": list(own.std)}}
-        | ({} if bank is None else {"shadows": {"models": bank.models, "source": bank.source}}),
-        "preflight": looked.to_dict(),
-        "smallest_leak": smallest_leak(
+    answer = audit_report(
+        found,
+        groups.names,
+        model=ModelFile(
+            file=asked.checkpoint.name,
+            sha256=named.sha256,
+            kind=named.kind,
+            architecture=asked.model or "its folder's own",
+            parameters=sum(p.numel() for p in model.parameters()),
+            notes=(*named.notes, *said, *(folder.notes if folder else ())),
+        ),
+        data=AuditedData(
+            name=asked.data or Path(str(asked.members)).name,
+            members=groups.sources["members"],
+            non_members=groups.sources["non_members"],
+            population=groups.sources.get("population"),
+            preprocess=Normalization(mean=own.mean, std=own.std),
+            shadows=None if bank is None else ShadowsReport(models=bank.models, source=bank.source),
+        ),
+        preflight=looked.report,
+        smallest_leak=smallest_leak(
             len(groups.members),
             len(groups.non_members),
             delta,
             asked.settings.level,
             sum(one.scores is not None for one in found.outcomes),
         ),
-        "transcript": None if seen is None else _of_transcript(seen, refuted=found.verdict.word == "claim refuted"),
-        "rules": broken,
-        "not_tested": [*_untested(found, asked), *(seen.skipped if seen else ())],
-        "command": list(asked.command),
-    }
-    told = _told(found, about, groups, asked.out)
-    return AuditAnswer(
-        document=told,
-        broken=tuple(one["broken"] for one in broken if one["broken"]),
-        refuted=found.verdict.word == "claim refuted",
+        transcript=None if seen is None else seen.report(refuted=found.verdict.refuted),
+        rules=judged(asked.rules, found.measured, found.verdict),
+        not_tested=(*_untested(found, asked), *(seen.skipped if seen else ())),
+        command=tuple(asked.command),
     )
+    return answer if asked.out is None else write_report(answer, found, groups.names, asked.out)
 
 
 def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, *, of: str = "members") -> None:
@@ -386,18 +372,6 @@ def _transcript(
         level=asked.settings.level,
         device=asked.device,
     )
-
-
-def _of_transcript(seen: TranscriptVerdict, *, refuted: bool) -> dict[str, Any]:
-    """Returns the transcript's part of the report; its sentences contradict no refutation by other evidence."""
-    alone = refuted and seen.word == "no violation found"
-    word = "by itself it does not refute the claim" if alone else seen.word
-    told = [f"The transcript of {seen.steps} updates: {word}.", *seen.refuted, *seen.problems, *seen.remarks]
-    return seen.to_dict() | {"sentences": told}
-
-
-def _told(found: ModelAudit, about: Mapping[str, Any], groups: Groups, out: Path | None) -> dict[str, Any]:
-    return document(found, about, groups.names) if out is None else write_report(found, about, out, groups.names)
 
 
 def _untested(found: ModelAudit, asked: Asked) -> list[str]:

@@ -9,8 +9,7 @@ are the non-members: unless the owner states that, the same number is named "if 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,6 +18,7 @@ from scipy import stats
 
 from leakbench.defenses.core.privacy.tradeoff import TradeOff
 from leakbench.leaderboard.metrics import CALIBRATION, METRICS, REPORT, half_key
+from leakbench.leaderboard.records.audit_findings import EpsilonBound, SplitKind, Strongest
 from leakbench.leaderboard.records.record import Metric
 
 from ...evidence.audit import audit_random_split
@@ -28,9 +28,6 @@ from ...scoring.membership import auc
 from ...scoring.random_split import SHARE
 from .attacks import AttackOutcome
 
-SplitKind = Literal["random", "unknown"]
-"""The owner's statement on how members were drawn."""
-
 COMPARED = ("auc", "tpr_at_1pct_fpr")
 """Metrics that show leaks, each with a strongest attack of its own; both have a value at chance."""
 
@@ -39,87 +36,6 @@ _ACCIDENT = 0.004
 
 POWER = 0.8
 """Power at which the report states the violation that would have been found."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Strongest:
-    """The strongest attack by a metric, measured on candidates that did not choose it.
-
-    Attributes:
-        metric: of the comparison.
-        attack: its name.
-        value: on the half that did not choose.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        n: number of candidates in that half.
-        of_all: whether no half could choose, as with few candidates, so that the largest number on all candidates is
-            shown, which is biased in the attack's favor.
-        chance: value of random scores.
-        allowed: largest value that the claim allows any test, on average over runs; None without a claim.
-    """
-
-    metric: str
-    attack: str
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    of_all: bool
-    chance: float
-    allowed: float | None = None
-
-    @property
-    def found(self) -> bool:
-        """True if it is above chance by its interval, each side of which errs in 2.5 % of all audits."""
-        return self.low is not None and not self.of_all and self.low > self.chance
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpsilonBound:
-    """Largest lower bound on epsilon of several attacks under replace-one adjacency, with its evidence.
-
-    Attributes:
-        value: nats; 0 if nothing is shown.
-        ceiling: largest value that so many answers could show.
-        attack: name of the attack whose answers give the bound.
-        pairs: number of pairs of a member and a non-member.
-        guessed: number of pairs that were answered, fixed before scores were seen.
-        correct: number of right answers.
-        looks: number of attacks tried, among which the level is divided.
-        level: confidence of the largest of their bounds.
-        delta: of the bound.
-        split: the owner's statement on the draw.
-        claimed: epsilon that the claim implies if one record replaces another, at `delta`; None without a claim.
-        needed: true share of right answers at which the claim would be refuted with a power of 0.8; None without a
-            claim, or if no answers could refute it.
-    """
-
-    value: float
-    ceiling: float
-    attack: str
-    pairs: int
-    guessed: int
-    correct: int
-    looks: int
-    level: float
-    delta: float
-    split: SplitKind
-    claimed: float | None = None
-    needed: float | None = None
-
-    @property
-    def refutes(self) -> bool:
-        """True if it refutes the claim, which requires a split stated to be random."""
-        return self.split == "random" and self.claimed is not None and self.value > self.claimed
-
-    @property
-    def percent(self) -> str:
-        """Level in percent, never rounded up: 97.5 is not 98, and 99.99 not 100."""
-        return f"{100 * self.level:.10g}%"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the bound as it appears in a report."""
-        return asdict(self) | {"relation": "replace_one", "method": "one_run", "refutes": self.refutes}
 
 
 def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | None = None) -> Strongest | None:

@@ -8,8 +8,7 @@ silently.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,6 +16,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from leakbench.attacks.core import Examples
+from leakbench.leaderboard.records.audit_findings import SmallestLeak
+from leakbench.leaderboard.records.audit_report import PreflightReport, Remark
 from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift, shift_between
@@ -40,21 +41,6 @@ class StoppedError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remark:
-    """Finding of the pre-flight.
-
-    Attributes:
-        kind: a word for it, such as "overlap".
-        stop: whether it ends the audit.
-        sentence: the problem and its remedy.
-    """
-
-    kind: str
-    stop: bool
-    sentence: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Preflight:
     """Result of the pre-flight.
 
@@ -70,7 +56,7 @@ class Preflight:
     remarks: tuple[Remark, ...]
     accuracy: dict[str, Metric] = field(default_factory=dict)
     shift: Shift
-    sizes: dict[str, float | int | None]
+    sizes: SmallestLeak
     classes: int
     model: nn.Module
 
@@ -79,12 +65,10 @@ class Preflight:
         """Remarks that end the audit."""
         return tuple(one for one in self.remarks if one.stop)
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def report(self) -> PreflightReport:
         """Returns the pre-flight's part of a report."""
-        return {
-            "findings": [asdict(one) for one in self.remarks],
-            "numbers": {name: asdict(metric) for name, metric in self.accuracy.items()},
-        }
+        return PreflightReport(findings=self.remarks, numbers=self.accuracy)
 
 
 def preflight(
@@ -212,14 +196,14 @@ def _of_sizes(members: Examples, outside: Examples) -> list[Remark]:
     if least >= 100:
         return []
     sizes = smallest_leak(len(members), len(outside))
-    ceiling = sizes["epsilon_ceiling"]
+    ceiling = sizes.epsilon_ceiling
     told = f"at most {ceiling:.2f}" if ceiling is not None else "nothing"
     return [
         Remark(
             kind="few",
             stop=least < FEW,
             sentence=(
-                f"{len(members)} members and {len(outside)} non-members show an AUC from {sizes['auc']:.2f} on, no TPR "
+                f"{len(members)} members and {len(outside)} non-members show an AUC from {sizes.auc:.2f} on, no TPR "
                 f"at low false positive rates, and {told} of epsilon; take 1,000 of each, at least {FEW}"
             ),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from scipy import stats
+
+from leakbench.leaderboard.records.audit_findings import SmallestLeak
 
 from ...evidence.one_run import Guesses, one_run
 from ...scoring.membership import FPRS, auc, tpr_at_fpr
@@ -17,7 +17,7 @@ POWER = 0.8
 
 def smallest_leak(
     members: int, non_members: int, delta: float = 1e-5, level: float = 0.95, attacks: int = 1
-) -> dict[str, Any]:
+) -> SmallestLeak:
     """Returns the smallest leak that groups of these sizes would show in four audits of five; uses no model.
 
     Args:
@@ -26,11 +26,6 @@ def smallest_leak(
         delta: of the bound on epsilon.
         level: its confidence.
         attacks: number of attacks, among which the bound takes the best, so that each has its part of the error rate.
-
-    Returns:
-        `auc` on the half that is reported, `tpr_at_1pct_fpr` and `tpr_at_0.1pct_fpr` of all candidates (None with too
-        few of either group), `epsilon_ceiling` of the pair bound by the best of these attacks (None with fewer than 10
-        pairs), the pairs, and the attacks.
     """
     halves = max(1, members // 2), max(1, non_members // 2)
     detail = auc(np.zeros(halves[0]), np.zeros(halves[1])).detail
@@ -39,15 +34,17 @@ def smallest_leak(
     if pairs >= SHARE:
         answered = pairs // SHARE
         ceiling = one_run(Guesses(pairs, answered, answered), delta, 1 - (1 - level) / max(1, attacks))
-    return {
-        "members": members,
-        "non_members": non_members,
-        "auc": float(detail["detectable"] or 1.0),
-        **{name: _least_tpr(members, non_members, fpr) for name, fpr in FPRS.items()},
-        "pairs": pairs,
-        "epsilon_ceiling": ceiling,
-        "attacks": attacks,
-    }
+    one_percent, tenth_of_it = (_least_tpr(members, non_members, fpr) for fpr in FPRS.values())
+    return SmallestLeak(
+        members=members,
+        non_members=non_members,
+        auc=float(detail["detectable"] or 1.0),
+        tpr_at_1pct_fpr=one_percent,
+        tpr_at_01pct_fpr=tenth_of_it,
+        pairs=pairs,
+        epsilon_ceiling=ceiling,
+        attacks=attacks,
+    )
 
 
 def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:

@@ -8,58 +8,22 @@ proves nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
 from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
+from leakbench.leaderboard.records.audit_findings import AuditVerdict, EpsilonBound, Strongest
 
 from ...scoring.shift import Shift
 from .attacks import AttackOutcome
-from .findings import EpsilonBound, Strongest, epsilon_bound
+from .findings import epsilon_bound
 
 _SURE = 0.99
 """Confidence of the test on wrong answers, higher than for a leak: it errs for 1 % of models without a leak."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditVerdict:
-    """Verdict in a word and a sentence.
-
-    Attributes:
-        word: the answer; `within the claim` if attacks find something, but no more than the owner's claim allows.
-        sentence: the evidence with its interval; without evidence, the leak that would have shown.
-        by: the deciding attack; empty for none.
-        how: whether averages over all candidates decided, or answers to pairs, which are those of highest confidence.
-        weak: count of attacks that ran, if no leak was found and none of them had shadow models; empty otherwise.
-    """
-
-    word: Literal["leaks", "within the claim", "no leak found", "cannot be told", "claim refuted"]
-    sentence: str
-    by: str = ""
-    how: Literal["averages", "pairs", ""] = ""
-    weak: str = ""
-
-    @property
-    def tone(self) -> Literal["bad", "good", "neutral", "warn"]:
-        """Tone of the verdict on a page: finding no leak by weak attacks alone is neutral, not good."""
-        if self.word in ("leaks", "claim refuted"):
-            return "bad"
-        if self.word == "cannot be told":
-            return "warn"
-        return "neutral" if self.weak else "good"
-
-    @property
-    def headline(self) -> str:
-        """The word, with the count of attacks behind it if these are weak."""
-        return f"{self.word} by {self.weak}" if self.weak else self.word
-
-    def to_dict(self) -> dict[str, str]:
-        """Returns the verdict as it appears in a report."""
-        return {**asdict(self), "tone": self.tone, "headline": self.headline}
 
 
 def verdict(

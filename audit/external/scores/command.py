@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from leakbench.leaderboard.records.audit_findings import EpsilonBound, NoBound
+from leakbench.leaderboard.records.audit_report import ScoreMetric, ScoresFile, ScoresReport, ScoresResult
 from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift
 from ..gate import Rule, rules
 from ..model.audit import AuditSettings, epsilon_metric
-from ..model.command import AuditAnswer
-from ..model.findings import COMPARED, EpsilonBound, allowed_by, epsilon_bound, strongest
+from ..model.findings import COMPARED, allowed_by, epsilon_bound, strongest
 from ..model.sizes import smallest_leak
 from ..model.verdict import backwards, right_answers, verdict, why_tied
 from ..rule_numbers import judged, numbers_of_rules, unless_proved
@@ -24,7 +24,7 @@ def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
     return rules(texts, COLUMNS)
 
 
-def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> AuditAnswer:
+def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> ScoresReport:
     """Audits scores without a model.
 
     Args:
@@ -50,30 +50,23 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     # Without inputs, a distribution shift cannot be tested.
     unknown = Shift(p_value=None, auc=None, members=0, non_members=0, detectable=None)
     sizes = smallest_leak(len(members), len(table.ids) - len(members), delta, settings.level, len(table.outcomes))
-    reverse = backwards(table.outcomes, members, float(sizes["auc"]))
+    reverse = backwards(table.outcomes, members, sizes.auc)
     right = right_answers(table.outcomes, members)
-    least = float(sizes["auc"])
-    tied = why_tied(table.outcomes, len(members), least)
-    told = verdict(by, bound, unknown, claim.errors if claim else (), least, reverse, right, tied=tied)
+    tied = why_tied(table.outcomes, len(members), sizes.auc)
+    told = verdict(by, bound, unknown, claim.errors if claim else (), sizes.auc, reverse, right, tied=tied)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
     outcomes = unless_proved(table.outcomes, settings.split, unknown)
-    broken = judged(asked, numbers_of_rules(outcomes, by, whole), told)
-    return AuditAnswer(
-        document={
-            "schema": "leakbench-scores/1",
-            "verdict": told.to_dict(),
-            "scores": {"file": path.name, "sha256": table.sha256, "members": len(members), "rows": len(table.ids)},
-            "attacks": [
-                {"name": one.name, "metrics": {name: _plain(metric) for name, metric in one.metrics.items()}}
-                for one in outcomes
-            ],
-            "epsilon": bound.to_dict() if isinstance(bound, EpsilonBound) else {"why_not": bound},
-            "smallest_leak": sizes,
-            "claim": None if claim is None else claim.to_dict(),
-            "rules": broken,
-        },
-        broken=tuple(str(one["broken"]) for one in broken if one["broken"]),
-        refuted=told.word == "claim refuted",
+    return ScoresReport(
+        verdict=told,
+        scores=ScoresFile(file=path.name, sha256=table.sha256, members=len(members), rows=len(table.ids)),
+        attacks=tuple(
+            ScoresResult(name=one.name, metrics={name: _plain(metric) for name, metric in one.metrics.items()})
+            for one in outcomes
+        ),
+        epsilon=bound if isinstance(bound, EpsilonBound) else NoBound(why_not=bound),
+        smallest_leak=sizes,
+        claim=None if claim is None else claim.report,
+        rules=judged(asked, numbers_of_rules(outcomes, by, whole), told),
     )
 
 
@@ -81,5 +74,5 @@ NO_MODEL = Metric(value=None, better="lower", reason="a table of scores has no m
 """Metric for quantities that need a model."""
 
 
-def _plain(metric: Metric) -> dict[str, Any]:
-    return {"value": metric.value, "low": metric.low, "high": metric.high, "n": metric.n, "reason": metric.reason}
+def _plain(metric: Metric) -> ScoreMetric:
+    return ScoreMetric(value=metric.value, low=metric.low, high=metric.high, n=metric.n, reason=metric.reason)

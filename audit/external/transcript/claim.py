@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -25,13 +25,14 @@ from leakbench.attacks.core import NotApplicable
 from leakbench.defenses.core import Loss, cross_entropy
 from leakbench.defenses.core.privacy.accounting import epsilon as proved_epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.leaderboard.records.audit_report import CanaryBound, NoiseFound, TranscriptReport
 
 from ...evidence.estimate import EpsilonEstimate, check_level, judge
 from ..claim import StatedClaim
 from ..files.unwrap import without_wrappers
 from .canaries import CanaryScores, GradientCanaries
 from .format import WatchedStep, WatchedTranscript
-from .noise import NoiseFound, NoiseTests, independent, lowest, zero_coordinates
+from .noise import NoiseTests, independent, lowest, zero_coordinates
 from .view import fitted
 
 _SLACK = 1e-3
@@ -83,17 +84,32 @@ class TranscriptVerdict:
             return f"The transcript allows no verdict: {'; '.join(self.problems)}."
         return "No violation was found in the transcript, which confirms nothing."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Converts it to plain JSON values."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("noise", "canaries")}
+    def report(self, *, refuted: bool) -> TranscriptReport:
+        """Returns the transcript's part of a report; its sentences contradict no refutation by other evidence.
+
+        Args:
+            refuted: whether the audit as a whole refutes the claim.
+        """
+        alone = refuted and self.word == "no violation found"
+        word = "by itself it does not refute the claim" if alone else self.word
+        sentences = (f"The transcript of {self.steps} updates: {word}.", *self.refuted, *self.problems, *self.remarks)
         # Without noise epsilon is infinite, which `refuted` states in words and JSON has no number for.
         epsilon = self.epsilon if self.epsilon is not None and math.isfinite(self.epsilon) else None
-        return found | {
-            "epsilon": epsilon,
-            "noise": [one.to_dict() for one in self.noise],
-            "canaries": None if self.canaries is None else self.canaries.to_dict(),
-            "sentence": self.sentence,
-        }
+        return TranscriptReport(
+            word=self.word,
+            refuted=self.refuted,
+            problems=self.problems,
+            remarks=self.remarks,
+            skipped=self.skipped,
+            steps=self.steps,
+            epsilon=epsilon,
+            between_steps=self.between_steps,
+            level=self.level,
+            noise=self.noise,
+            canaries=None if self.canaries is None else CanaryBound(**self.canaries.to_dict()),
+            sentence=self.sentence,
+            sentences=sentences,
+        )
 
 
 @dataclass

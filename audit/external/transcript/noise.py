@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from leakbench.defenses.core import Layout
+from leakbench.leaderboard.records.audit_report import NoiseFound
 
 from .format import TranscriptHeader, WatchedStep
 
@@ -35,35 +35,6 @@ _BEFORE = 8
 """Releases whose mean estimates a step's signal."""
 _LEAST = 16
 """Fewest entries of a tensor that is tested by itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseFound:
-    """Noise measured on some coordinates, over all steps.
-
-    Attributes:
-        where: the coordinates, in words.
-        centred: whether the mean of earlier releases was subtracted.
-        coordinates: numbers examined, over all steps.
-        ratio: root of their mean energy: measured over stated standard deviation, signal included.
-        low: lower confidence bound on the ratio of the noise alone; None if there may be signal.
-        high: upper confidence bound, valid whatever the signal.
-        p_value: probability of this little energy, or less, at the stated noise.
-        z: of the energy, negative for too little.
-    """
-
-    where: str
-    centred: bool
-    coordinates: int
-    ratio: float
-    low: float | None
-    high: float
-    p_value: float
-    z: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Converts it to plain JSON values."""
-        return asdict(self)
 
 
 class NoiseTests:

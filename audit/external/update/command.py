@@ -7,9 +7,8 @@ unexplained part of the update, and its objective.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,18 @@ from torch import Tensor
 from leakbench.attacks.core import Access, Examples, Knows, LabelEstimate, MembershipScores, Reconstruction
 from leakbench.benchmarks import models
 from leakbench.leaderboard.records.files import digest_of_bytes, write_bytes
+from leakbench.leaderboard.records.report import DataSource
+from leakbench.leaderboard.records.update_report import (
+    CandidateResult,
+    GuessComparison,
+    JudgedCandidates,
+    ModelBeforeStep,
+    ReconstructedInputs,
+    RecoveredLabels,
+    UpdateAttack,
+    UpdateFile,
+    UpdateReport,
+)
 
 from ...catalog import methods as catalog
 from ...catalog.messages import no_such
@@ -35,13 +46,11 @@ from ..model.command import fitting, refuse_other_columns
 from ..model.network import filled
 from ..model.shared_gradients import ranks
 from ..out_folder import check_folder
+from ..report import ranks_report
 from .attacks import UpdateFinding, attack_update, observed, read_update, with_labels
 from .convention import UpdateIs
-from .public_guesses import GuessComparison, beside_guesses
+from .public_guesses import beside_guesses
 from .verdict import contradicted_labels, rate_of, shown_places, verdict_of
-
-SCHEMA = "leakbench-update/4"
-DOCUMENT, ARRAYS, CANDIDATES = "update.json", "reconstructions.npz", "candidates.parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +111,7 @@ class AskedUpdate:
         check_folder(self.out)
 
 
-def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str, Any]:
+def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> UpdateReport:
     """Attacks an update.
 
     Args:
@@ -110,7 +119,7 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         report: called with the name of each attack before it runs.
 
     Returns:
-        The results as plain JSON values; they are also written to the folder, if given, with the reconstructions.
+        The report; it is also written to the folder, if given, with the reconstructions.
 
     Raises:
         ValueError: an invalid file or option.
@@ -170,45 +179,42 @@ def audit_update(asked: AskedUpdate, report: Callable[[str], None]) -> dict[str,
         and (comparison := beside_guesses(target, one.result, seed=asked.seed)) is not None
     }
     read = shared.convention.unreadable or shared.convention.ambiguous
-    told = {
-        "schema": SCHEMA,
-        "verdict": verdict_of(found, compared, names, rate, doubt=read or contradicted_labels(found, labels)),
-        "model": {"file": asked.checkpoint.name, "sha256": before.sha256, "architecture": asked.model},
-        "update": {
-            "file": asked.update.name,
-            "sha256": shared_file.sha256,
-            "batch_size": asked.batch_size,
-            "lr": asked.lr,
-            "convention": shared.convention.to_dict(),
-            "lacking": list(shared.lacking),
-            "training_mode": shared.in_training is not None,
-            "clip_norm": asked.clip_norm,
-            "noise_multiplier": asked.noise_multiplier,
+    answer = UpdateReport(
+        verdict=verdict_of(found, compared, names, rate, doubt=read or contradicted_labels(found, labels)),
+        model=ModelBeforeStep(file=asked.checkpoint.name, sha256=before.sha256, architecture=asked.model),
+        update=UpdateFile(
+            file=asked.update.name,
+            sha256=shared_file.sha256,
+            batch_size=asked.batch_size,
+            lr=asked.lr,
+            convention=shared.convention.report,
+            lacking=tuple(shared.lacking),
+            training_mode=shared.in_training is not None,
+            clip_norm=asked.clip_norm,
+            noise_multiplier=asked.noise_multiplier,
+        ),
+        data={
+            name: DataSource(source=one.source, sha256=one.sha256, n=len(one.labels)) for name, one in sources.items()
         },
-        "data": {
-            name: {"source": one.source, "sha256": one.sha256, "n": len(one.labels)} for name, one in sources.items()
-        },
-        "input_shape": list(shape),
-        "input_range": [low, high],
-        "classes": classes,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seed": asked.seed,
-        "attacks": [_told(one, compared.get(one.name), names, rate) for one in found],
-        "notes": [
+        input_shape=shape,
+        input_range=(low, high),
+        classes=classes,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        seed=asked.seed,
+        attacks=tuple(result_of(one, compared.get(one.name), names, rate) for one in found),
+        notes=(
             *[n for one in sources.values() for n in one.notes],
             *informed.notes,
             *filter(None, [shared.convention.ambiguous]),
-        ],
-        "ranks": equations if isinstance(equations, str) else [one.to_dict() for one in equations],
-        "not_tested": _untested(found, asked, labels=informed.labels is not None),
-        "command": list(asked.command),
-        "device": str(asked.device),
-        "provenance": asdict(library()),
-        "files": {},
-    }
-    if asked.out is not None:
-        _write(asked.out, told, found, names)
-    return told
+        ),
+        ranks=ranks_report(equations),
+        not_tested=tuple(_untested(found, asked, labels=informed.labels is not None)),
+        command=tuple(asked.command),
+        device=str(asked.device),
+        provenance=library(),
+        files={},
+    )
+    return answer if asked.out is None else _write(asked.out, answer, found, names)
 
 
 def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: bool) -> list[str]:
@@ -227,40 +233,46 @@ def _untested(found: Sequence[UpdateFinding], asked: AskedUpdate, *, labels: boo
     return told
 
 
-def _told(one: UpdateFinding, compared: GuessComparison | None, names: tuple[str, ...], rate: float) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": one.name,
-        "settings": dict(one.settings),
-        "kind": one.kind,
-        "why_not": one.why_not,
-    }
-    match one.result:
+def result_of(
+    finding: UpdateFinding, compared: GuessComparison | None, names: Sequence[str], rate: float
+) -> UpdateAttack:
+    """Returns an attack's part of the report.
+
+    Args:
+        finding: of the attack.
+        compared: its reconstruction with guesses; None if there is no comparison.
+        names: of the candidates.
+        rate: false discovery rate of an attack on candidates.
+    """
+    about: dict[str, Any] = {"name": finding.name, "settings": dict(finding.settings), "why_not": finding.why_not}
+    match finding.result:
         case Reconstruction() as result:
-            certified = None if result.certified is None else int(result.certified.sum())
-            found |= {
-                "images": len(result.inputs),
-                "labels": result.labels.tolist(),
-                "status": result.status,
-                "certified": certified,
-                "proved": None if result.certified is None else result.certified.tolist(),
-                "objective": result.objective if np.isfinite(result.objective) else None,
-                "residual_ratio": result.residual_ratio,
-                "expected_error": _largest(result.expected_error),
-                "beside_guesses": None if compared is None else asdict(compared),
-            }
+            proved = result.certified
+            return ReconstructedInputs(
+                **about,
+                kind="reconstruction",
+                images=len(result.inputs),
+                labels=tuple(result.labels.tolist()),
+                status=result.status,
+                certified=None if proved is None else int(proved.sum()),
+                proved=None if proved is None else tuple(proved.tolist()),
+                objective=result.objective if np.isfinite(result.objective) else None,
+                residual_ratio=result.residual_ratio,
+                expected_error=_largest(result.expected_error),
+                beside_guesses=compared,
+            )
         case LabelEstimate() as result:
-            found["labels"] = {str(kind): int(count) for kind, count in enumerate(result.counts.tolist()) if count}
-            found["status"] = result.status
-        case MembershipScores() as result:
-            rows, shown = zip(names, one.p_values, one.q_values, strict=True), shown_places(one, rate)
-            found["false_discovery_rate"] = rate
-            found["candidates"] = [
-                {"name": name, "p_value": p, "q_value": q, "shown": place in shown}
+            counts = {str(label): int(count) for label, count in enumerate(result.counts.tolist()) if count}
+            return RecoveredLabels(**about, kind="labels", labels=counts, status=result.status)
+        case MembershipScores():
+            rows, shown = zip(names, finding.p_values, finding.q_values, strict=True), shown_places(finding, rate)
+            candidates = (
+                CandidateResult(name=name, p_value=p, q_value=q, shown=place in shown)
                 for place, (name, p, q) in enumerate(rows)
-            ]
+            )
+            return JudgedCandidates(**about, kind="membership", false_discovery_rate=rate, candidates=tuple(candidates))
         case None:
-            pass
-    return found
+            return UpdateAttack(**about, kind=finding.kind)
 
 
 def _largest(errors: Tensor | None) -> float | None:
@@ -318,19 +330,21 @@ def _shape(asked: AskedUpdate, groups: Mapping[str, Examples], labels: list[int]
     return tuple(models.natural(asked.model).input_shape), least
 
 
-def _write(folder: Path, told: dict[str, Any], found: Sequence[UpdateFinding], names: Sequence[str]) -> None:
+def _write(folder: Path, report: UpdateReport, found: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:
     """Writes arrays first, and last the document with their digests, so that a document implies all its files."""
     results = {one.name: one.result for one in found if isinstance(one.result, Reconstruction)}
     file = io.BytesIO()
     arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
-    write_bytes(folder / ARRAYS, file.getvalue())
-    told["files"][ARRAYS] = digest_of_bytes(file.getvalue())
+    write_bytes(folder / UpdateReport.ARRAYS, file.getvalue())
+    files = {UpdateReport.ARRAYS: digest_of_bytes(file.getvalue())}
     columns: dict[str, Any] = {"name": list(names)}
     for one in found:
         if one.q_values:
             columns |= {f"p_value_{one.name}": one.p_values, f"q_value_{one.name}": one.q_values}
     if len(columns) > 1:
-        path, digest = write_arrays(columns, folder, Path(CANDIDATES).stem)
-        told["files"][path.name] = digest
-    write_bytes(folder / DOCUMENT, (json.dumps(told, indent=1, allow_nan=False) + "\n").encode())
+        path, digest = write_arrays(columns, folder, Path(UpdateReport.CANDIDATES).stem)
+        files[path.name] = digest
+    report = replace(report, files=files)
+    report.write(folder)
+    return report

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import Examples, InconsistentObservation
 from leakbench.defenses.core import Layout
+from leakbench.leaderboard.records.update_report import ConventionReport
 
 from .scale import LogitLayer, ScaleFit, ScaleRange, by_examples, by_labels, by_noise, by_size, decay, logit_layer
 
@@ -107,15 +108,16 @@ class Convention:
     ambiguous: str = ""
     unreadable: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields of a report, without the notes, which the report lists among its own."""
-        return {
-            "words": self.words,
-            "factor": self.factor,
-            "weight_decay": self.weight_decay,
-            "ambiguous": self.ambiguous,
-            "unreadable": self.unreadable,
-        }
+    @property
+    def report(self) -> ConventionReport:
+        """Returns the part of a report, without the notes, which the report lists among its own."""
+        return ConventionReport(
+            words=self.words,
+            factor=self.factor,
+            weight_decay=self.weight_decay,
+            ambiguous=self.ambiguous,
+            unreadable=self.unreadable,
+        )
 
 
 def mean_gradient(

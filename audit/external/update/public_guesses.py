@@ -11,7 +11,6 @@ is better than a guess only if it is nearer by more than that. Source: likelihoo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch import Tensor
 from leakbench.attacks.core import Observation, Reconstruction
 from leakbench.attacks.core.closed_form.acceptance import ReleaseMatch
 from leakbench.defenses.core import keyed
+from leakbench.leaderboard.records.update_report import GuessComparison
 
 from ...plan.request import seed_of
 
@@ -30,25 +30,6 @@ NEARER = 0.9
 
 DEVIATIONS = 4.0
 """Standard deviations of chi-square by which a reconstruction must be nearer than the fit of noise alone makes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuessComparison:
-    """Part of an update that a reconstruction explains, compared with guesses made without the update.
-
-    Attributes:
-        unexplained: squared whitened distance that the reconstruction leaves, over that of an update of zeros.
-        guessed: the least that a guess leaves, in the same unit.
-        guesses: number of guesses.
-        public: whether guesses are public examples; otherwise they are uniform in the range of inputs.
-        better: whether the reconstruction is nearer than every guess, by more than a fit of the noise explains.
-    """
-
-    unexplained: float
-    guessed: float
-    guesses: int
-    public: bool
-    better: bool
 
 
 def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> GuessComparison | None:

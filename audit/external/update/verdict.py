@@ -9,20 +9,16 @@ guess. `cannot be told`: no attack on labels or inputs could run, or the file's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from leakbench.attacks.core import LabelEstimate, Reconstruction
+from leakbench.leaderboard.records.update_report import GuessComparison, UpdateVerdict
 
 from .attacks import UpdateFinding
-from .public_guesses import GuessComparison
 
 FALSE_DISCOVERIES = 0.05
 """Expected share of non-members among the candidates reported to have been in the batch."""
-
-TONES = {"leaks": "bad", "something recovered": "warn", "no leak shown": "good", "cannot be told": "warn"}
-"""Colour of each word."""
 
 
 def verdict_of(
@@ -32,8 +28,8 @@ def verdict_of(
     rate: float,
     *,
     doubt: str = "",
-) -> dict[str, Any]:
-    """Returns word, sentence and tone of an audit.
+) -> UpdateVerdict:
+    """Returns the verdict of an audit.
 
     Args:
         found: results of the attacks.
@@ -42,32 +38,29 @@ def verdict_of(
         rate: false discovery rate of an attack on candidates.
         doubt: why the update's gradient cannot be read or its convention is unknown; empty if neither.
     """
-    word, sentence = _said(found, compared, names, rate, doubt)
-    return {"word": word, "sentence": sentence, "tone": TONES[word]}
-
-
-def _said(
-    found: Sequence[UpdateFinding],
-    compared: Mapping[str, GuessComparison],
-    names: Sequence[str],
-    rate: float,
-    doubt: str,
-) -> tuple[str, str]:
     certain, recovered = _certain(found, names, rate), _recovered(found, compared)
     if certain:
         also = f" Not proved: {'; '.join(recovered)}." if recovered else ""
-        return "leaks", f"This update leaks: {'; '.join(certain)}.{also}"
+        return UpdateVerdict(word="leaks", sentence=f"This update leaks: {'; '.join(certain)}.{also}")
     if doubt:
         also = f" What attacks return all the same: {'; '.join(recovered)}." if recovered else ""
-        return "cannot be told", f"What this update leaks is not known: {doubt.rstrip('.')}.{also}"
+        return UpdateVerdict(
+            word="cannot be told", sentence=f"What this update leaks is not known: {doubt.rstrip('.')}.{also}"
+        )
     if recovered:
-        return "something recovered", f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look."
+        return UpdateVerdict(
+            word="something recovered",
+            sentence=f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look.",
+        )
     asked = any(one.q_values for one in found)
     nobody = f"none of {len(names)} candidates is shown to have been in it" if asked else "nobody was asked about"
     if not any(one.result is not None and one.kind in ("reconstruction", "labels") for one in found):
-        return "cannot be told", f"No attack on inputs or labels ran, so what this update leaks is not known; {nobody}."
+        return UpdateVerdict(
+            word="cannot be told",
+            sentence=f"No attack on inputs or labels ran, so what this update leaks is not known; {nobody}.",
+        )
     ran = f"{sum(one.result is not None for one in found)} of {len(found)} attacks ran"
-    return "no leak shown", f"{ran}, and none returned more than a public guess; {nobody}."
+    return UpdateVerdict(word="no leak shown", sentence=f"{ran}, and none returned more than a public guess; {nobody}.")
 
 
 def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:

@@ -130,7 +130,7 @@ def test_candidates_who_were_in_no_batch_are_shown_no_oftener_than_their_rate():
     for seed in range(200):
         batch, candidates, public = dealt(seed, 8, 20, 400)
         verdict, _, _ = audited(seed, update_of(seed, batch), public, MEMBERSHIP, candidates)
-        hits += verdict["word"] == "leaks"
+        hits += verdict.word == "leaks"
     share = interval(hits, 200, "null updates called leaking by candidates")
     assert share.low <= 0.05
 
@@ -140,7 +140,7 @@ def test_updates_under_much_noise_give_away_no_more_than_guesses():
     for seed in range(200):
         batch, public = dealt(seed, 1, 400)
         verdict, _, _ = audited(seed, update_of(seed, batch, noise_multiplier=10.0), public, INPUT_ATTACKS)
-        words.append(verdict["word"])
+        words.append(verdict.word)
     assert "leaks" not in words
     share = interval(words.count("something recovered"), 200, "updates under much noise with something recovered")
     assert share.low <= 0.05
@@ -153,7 +153,7 @@ def test_each_kind_of_attack_finds_what_updates_without_noise_give_away():
         candidates = tuple(torch.cat(pair) for pair in zip(batch, others, strict=True))
         shared = update_of(seed, batch, activation=nn.ReLU)  # of several examples by closed forms
         verdict, _, _ = audited(seed, shared, public, MEMBERSHIP, candidates)
-        candidates_found += verdict["word"] == "leaks"
+        candidates_found += verdict.word == "leaks"
         _, (division, named, inverted), compared = audited(seed, shared, public, INPUT_ATTACKS)
         assert isinstance(division.result, Reconstruction) and isinstance(inverted.result, Reconstruction)
         proved += division.result.certified is not None and bool(division.result.certified.any())

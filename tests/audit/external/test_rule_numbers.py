@@ -1,5 +1,7 @@
 """What rules see: the strongest attack by any metric, no epsilon of a split that nobody calls random, and no doubt."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,11 @@ from leakbench.attacks.core import MembershipScores
 from leakbench.audit.external.gate import rules
 from leakbench.audit.external.model.attacks import AttackOutcome
 from leakbench.audit.external.model.findings import strongest
-from leakbench.audit.external.model.verdict import AuditVerdict
 from leakbench.audit.external.rule_numbers import judged, numbers_of_rules, unless_proved
 from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.shift import Shift
 from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.leaderboard.records.audit_findings import AuditVerdict
 
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 SHIFT = Shift(p_value=1e-4, auc=0.8, members=400, non_members=400, detectable=0.6)
@@ -31,10 +33,10 @@ def outcomes():
     return found
 
 
-def _broken(outcomes, text, verdict=LEAKS):
+def _broken(outcomes, text, verdict=LEAKS) -> Any:
     by = [one for one in (strongest(outcomes, "auc"),) if one is not None]
     asked = rules([text], ["blind", "sees"])
-    return judged(asked, numbers_of_rules(outcomes, by, {}), verdict)[0]["broken"]
+    return judged(asked, numbers_of_rules(outcomes, by, {}), verdict)[0].broken
 
 
 @pytest.mark.parametrize(("split", "shift"), [("unknown", NO_SHIFT), ("random", SHIFT)])

@@ -19,6 +19,9 @@ def _metric(value, low=None, high=None, n=40, reason=None):
     return {"value": value, "low": low, "high": high, "n": n, "better": "lower", "reason": reason, "detail": {}}
 
 
+SOURCE = {"source": "m.npz", "sha256": "2" * 64, "n": 20, "notes": []}
+
+# Without the keys that later versions of the schema have: the page reads it.
 DOCUMENT = {
     "schema": "leakbench-audit/1",
     "verdict": {"word": "leaks", "sentence": f"This model leaks. {EVIL}"},
@@ -38,7 +41,8 @@ DOCUMENT = {
             "why_not": "", "failed": False, "seconds": 0.2,
         },
         {
-            "name": "lira", "settings": {}, "requires": {}, "metrics": {}, "why_not": "lira needs shadow models",
+            "name": "lira", "settings": {}, "requires": {"access": "BLACK_BOX", "knows": ["SHADOWS"], "controls": []},
+            "metrics": {}, "why_not": "lira needs shadow models",
             "failed": False, "seconds": 0.0,
         },
     ],
@@ -49,14 +53,22 @@ DOCUMENT = {
         }
     ],
     "epsilon": {"why_not": "a bound needs at least 10 pairs"},
-    "shift": {"shift_p_value": 0.4, "shift_auc": 0.51, "found": False},
+    "shift": {
+        "shift_p_value": 0.4, "shift_auc": 0.51, "shift_detectable_auc": 0.6, "shift_by": "labels",
+        "shift_examples": 40, "found": False,
+    },
     "exposure": {
         "attack": "loss_threshold",
         "examples": [{"id": 5, "name": EVIL, "label": 1, "score": 0.1, "false_positive_rate": 0.0}],
         "classes": {"0": _metric(0.6, 0.5, 0.7), "1": _metric(None, reason="one kind only")},
     },
     "gradients": {
-        "ranks": [{"layer": 2, "deficit": 3, "unknowns": 9}],
+        "ranks": [
+            {
+                "layer": 2, "words": "3 (Linear)", "unknowns": 9, "outputs": 2, "rank_outputs": 2, "gradients": 6,
+                "rank_gradients": 4, "rank": 6, "condition": None, "deficit": 3, "virtual": 0, "index": 3,
+            }
+        ],
         "attacks": [
             {"name": "bias_division", "settings": {}, "psnr": [120.0], "why_not": "", "seconds": 0.1},
             {"name": "r_gap", "settings": {}, "psnr": [], "why_not": "r_gap does not apply: it said", "seconds": 0.0},
@@ -64,8 +76,24 @@ DOCUMENT = {
     },
     "settings": {"delta": 1e-5, "level": 0.95, "seed": 0},
     "claim": None,
-    "provenance": {"version": "0", "commit": None, "versions": {"torch": "2"}},
+    "provenance": {
+        "version": "0", "commit": None, "dirty": None, "source": "0" * 64, "versions": {"torch": "2"},
+        "third_party": {}, "tuning": None,
+    },
     "device": "cpu",
+    "model": {
+        "file": "net.safetensors", "sha256": "1" * 64, "kind": "safetensors", "architecture": "mlp", "parameters": 9,
+        "notes": [],
+    },
+    "data": {
+        "name": "m.npz", "members": SOURCE, "non_members": SOURCE, "preprocess": {"mean": [0.0], "std": [1.0]},
+    },
+    "preflight": {"findings": [], "numbers": {}},
+    "smallest_leak": {
+        "members": 20, "non_members": 20, "auc": 0.9, "tpr_at_1pct_fpr": None, "tpr_at_0.1pct_fpr": None, "pairs": 20,
+        "epsilon_ceiling": None,
+    },
+    "rules": [], "not_tested": [], "command": [],
 }  # fmt: skip
 
 BOUND = {
@@ -124,12 +152,18 @@ def test_an_epsilon_is_named_so_only_where_the_split_was_random(tmp_path):
 
 
 def test_a_claim_says_what_would_have_refuted_it(tmp_path):
-    claim = {"epsilon": 1.0, "delta": 1e-5, "relation": "add_remove", "errors": []}
+    claim = {
+        "epsilon": 1.0, "delta": 1e-5, "relation": "add_remove", "sampling": "", "sample_rate": None,
+        "noise_multiplier": None, "steps": None, "errors": [],
+        "implies": {"epsilon": 2.0, "delta": 2e-5, "relation": "replace_one"},
+    }  # fmt: skip
     page = build_report(_folder(tmp_path / "a", epsilon=BOUND, claim=claim)).read_text()
     assert "had the attack been right in 98.0% of its answers; it was in 97.5%" in page
     page = build_report(_folder(tmp_path / "b", epsilon=BOUND | {"needed": None}, claim=claim)).read_text()
     assert "so many pairs could refute nothing" in page
-    page = build_report(_folder(tmp_path / "c", epsilon=BOUND | {"refutes": True}, claim=claim)).read_text()
+    page = build_report(
+        _folder(tmp_path / "c", epsilon=BOUND | {"claimed": 1.0, "refutes": True}, claim=claim)
+    ).read_text()
     assert "which the bound refutes" in page
 
 
@@ -163,7 +197,7 @@ def test_a_document_that_lacks_a_part_is_one_sentence(tmp_path, key):
     told = json.loads((folder / "audit.json").read_text())
     del told[key]
     (folder / "audit.json").write_text(json.dumps(told))
-    with pytest.raises(RecordError, match="is no whole audit"):
+    with pytest.raises(RecordError, match=rf"audit\.json is no whole audit: key '{key}' is missing"):
         build_report(folder)
 
 

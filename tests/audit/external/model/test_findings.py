@@ -14,7 +14,6 @@ from leakbench.audit.external.examples.identity import ids_of
 from leakbench.audit.external.model.attacks import AttackOutcome
 from leakbench.audit.external.model.findings import (
     COMPARED,
-    EpsilonBound,
     allowed_by,
     epsilon_bound,
     exposure,
@@ -24,6 +23,7 @@ from leakbench.audit.external.model.verdict import verdict
 from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.shift import Shift
 from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.leaderboard.records.audit_findings import EpsilonBound
 
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 

@@ -11,6 +11,7 @@ from leakbench.attacks.core import Examples
 from leakbench.audit.external.examples.groups import Groups, Preprocess
 from leakbench.audit.external.model.preflight import preflight
 from leakbench.audit.external.model.sizes import smallest_leak
+from leakbench.leaderboard.records.validation import json_values
 
 from .... import pretend_device
 
@@ -183,17 +184,21 @@ def test_exchanged_groups_near_duplicates_copies_and_shifts_are_remarks(overfitt
     assert "shift" in {one.kind for one in preflight(overfitted.model, _groups(members, darker)).remarks}
 
 
+def least(*sizes, **settings):
+    return json_values(smallest_leak(*sizes, **settings))
+
+
 def test_the_smallest_leak_shrinks_with_the_groups_and_needs_no_model():
-    small, large = smallest_leak(400, 400), smallest_leak(10_000, 10_000)
+    small, large = least(400, 400), least(10_000, 10_000)
     assert 0.5 < large["auc"] < small["auc"] < 0.7
     assert 0.01 < large["tpr_at_1pct_fpr"] < small["tpr_at_1pct_fpr"] < 0.1
     assert 0.001 < large["tpr_at_0.1pct_fpr"] < 0.01
     # With 100 non-members the interval of a TPR at 1 % begins at 0, whatever the scores are.
-    assert smallest_leak(100, 100)["tpr_at_1pct_fpr"] is None
+    assert least(100, 100)["tpr_at_1pct_fpr"] is None
     assert small["epsilon_ceiling"] < large["epsilon_ceiling"]
     # Of several attacks each has its part of the error rate, as the bound has.
-    assert smallest_leak(400, 400, attacks=8)["epsilon_ceiling"] < small["epsilon_ceiling"]
-    none = smallest_leak(9, 9)
+    assert least(400, 400, attacks=8)["epsilon_ceiling"] < small["epsilon_ceiling"]
+    none = least(9, 9)
     assert none["epsilon_ceiling"] is None
     assert none["tpr_at_1pct_fpr"] is None
 

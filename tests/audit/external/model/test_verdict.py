@@ -9,11 +9,12 @@ from scipy import stats
 
 from leakbench.attacks.core import MembershipScores
 from leakbench.audit.external.model.attacks import AttackOutcome
-from leakbench.audit.external.model.findings import COMPARED, EpsilonBound, Strongest, epsilon_bound, strongest
-from leakbench.audit.external.model.verdict import AuditVerdict, backwards, right_answers, verdict, why_tied
+from leakbench.audit.external.model.findings import COMPARED, epsilon_bound, strongest
+from leakbench.audit.external.model.verdict import backwards, right_answers, verdict, why_tied
 from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.shift import Shift
 from leakbench.audit.scoring.truth import GroundTruth
+from leakbench.leaderboard.records.audit_findings import AuditVerdict, EpsilonBound, Strongest
 
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 

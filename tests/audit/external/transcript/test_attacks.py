@@ -11,10 +11,10 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.external.claim import StatedClaim
 from leakbench.audit.external.model.attacks import READ_NO_STEP, Audited
 from leakbench.audit.external.model.audit import audit_model
-from leakbench.audit.external.model.findings import EpsilonBound
 from leakbench.audit.external.transcript import attacks as module
 from leakbench.audit.external.transcript.attacks import run_on_transcript, transcript_attacks
 from leakbench.audit.external.transcript.format import read_transcript
+from leakbench.leaderboard.records.audit_findings import EpsilonBound
 from tests.audit.external.transcript.watched import private_steps
 
 CLAIM = StatedClaim(epsilon=8.0, sampling="poisson", sample_rate=0.1)

@@ -31,6 +31,7 @@ from leakbench.audit.targets.observe import World
 from leakbench.defenses.core import Defense, Whole, calibrate, clip, full
 from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
+from leakbench.leaderboard.records.validation import json_values
 
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
@@ -100,7 +101,7 @@ def test_half_the_noise_is_found_with_and_without_private_data(half, known):
     if known != "nothing":
         zero = next(one for one in found.noise if one.low is not None)
         assert zero.low is not None and zero.low < 0.5 < zero.high < 0.56 and zero.z < -20
-    assert found.to_dict()["noise"][0]["p_value"] < 1e-6
+    assert found.noise[0].p_value < 1e-6
     assert f"an epsilon of {epsilon_of(found.noise[0].high):.3g}"[:16] in found.sentence
 
 
@@ -162,7 +163,7 @@ def test_updates_without_noise_refute_any_epsilon_whatever_is_said_of_sampling(t
     found = judge_transcript(read_transcript(tmp_path / "run"), claim)
     assert found.word == "violation" and "3 of 3 updates are stated to have no noise" in found.sentence
     # An infinite epsilon is no number of JSON.
-    assert json.dumps(found.to_dict(), allow_nan=False)
+    assert json.dumps(json_values(found.report(refuted=True)), allow_nan=False)
 
 
 def forged(source, target, change, steps=STEPS):

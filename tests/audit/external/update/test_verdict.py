@@ -115,30 +115,30 @@ def test_green_is_for_attacks_that_ran_and_found_no_more_than_a_guess():
     idle = finding(name="cocktail", why_not="cocktail does not apply: there is no linear layer")
     none = finding(labels_of(0, 0, status="degraded"), kind="labels", name="label_recovery")
     verdict = said(others, idle, none)
-    assert (verdict["word"], verdict["tone"]) == ("no leak shown", "good")
-    assert verdict["sentence"].startswith("2 of 3 attacks ran, and none returned more than a public guess")
+    assert (verdict.word, verdict.tone) == ("no leak shown", "good")
+    assert verdict.sentence.startswith("2 of 3 attacks ran, and none returned more than a public guess")
 
 
 def test_an_exact_image_without_a_certificate_is_not_green():
     verdict = said(finding(found_by(INPUTS[:2])))
-    assert (verdict["word"], verdict["tone"]) == ("something recovered", "warn")
-    assert "ook at the 2 inputs of r_gap, which leave " in verdict["sentence"]
-    assert "the best of 99 public guesses leaves 0." in verdict["sentence"]
+    assert (verdict.word, verdict.tone) == ("something recovered", "warn")
+    assert "ook at the 2 inputs of r_gap, which leave " in verdict.sentence
+    assert "the best of 99 public guesses leaves 0." in verdict.sentence
 
 
 def test_recovered_labels_are_not_green():
     labels = finding(labels_of(2, 0, 1), kind="labels", name="label_recovery")
     verdict = said(labels)
-    assert verdict["tone"] == "warn"
-    assert verdict["sentence"].startswith("3 labels recovered by label_recovery: 0, 0, 2.")
+    assert verdict.tone == "warn"
+    assert verdict.sentence.startswith("3 labels recovered by label_recovery: 0, 0, 2.")
 
 
 def test_what_is_proved_comes_first_and_the_rest_is_said_behind_it():
     proved = finding(found_by(INPUTS[:2], certified=torch.tensor([True, True])), name="bias_division")
     labels = finding(labels_of(1, 1), kind="labels", name="label_recovery")
     verdict = said(proved, labels, finding(found_by(INPUTS[:2])))
-    assert (verdict["word"], verdict["tone"]) == ("leaks", "bad")
-    first, rest = verdict["sentence"].split(" Not proved: ")
+    assert (verdict.word, verdict.tone) == ("leaks", "bad")
+    first, rest = verdict.sentence.split(" Not proved: ")
     assert first == "This update leaks: 2 inputs of the batch reconstructed and proved to be in it (bias_division)."
     assert "2 labels recovered by label_recovery: 0, 1; look at the 2 inputs of r_gap" in rest
 
@@ -146,24 +146,24 @@ def test_what_is_proved_comes_first_and_the_rest_is_said_behind_it():
 def test_nothing_is_told_where_no_attack_on_inputs_or_labels_ran():
     nobody = finding(kind="membership", name="gaussian_others", q_values=(0.5, 0.9))
     verdict = said(finding(why_not="r_gap does not apply"), nobody, names=("a", "b"))
-    assert (verdict["word"], verdict["tone"]) == ("cannot be told", "warn")
-    assert "none of 2 candidates is shown to have been in it" in verdict["sentence"]
+    assert (verdict.word, verdict.tone) == ("cannot be told", "warn")
+    assert "none of 2 candidates is shown to have been in it" in verdict.sentence
 
 
 def test_an_update_whose_convention_is_not_known_is_never_green():
     others = finding(found_by(INPUTS[OTHERS[:2]], LABELS[OTHERS[:2]]))
     verdict = said(others, doubt="What the update is cannot be told.")
-    assert (verdict["word"], verdict["tone"]) == ("cannot be told", "warn")
-    assert verdict["sentence"] == "What this update leaks is not known: What the update is cannot be told."
+    assert (verdict.word, verdict.tone) == ("cannot be told", "warn")
+    assert verdict.sentence == "What this update leaks is not known: What the update is cannot be told."
     proved = finding(found_by(INPUTS[:2], certified=torch.tensor([True, True])), name="bias_division")
-    assert said(proved, doubt="What the update is cannot be told.")["word"] == "leaks"
+    assert said(proved, doubt="What the update is cannot be told.").word == "leaks"
 
 
 def test_labels_that_all_possible_counts_have_are_recovered():
     estimate = labels_of(2, 0, 1, status="degraded")
     open_one = replace(estimate, lower=torch.tensor([1, 0, 0]), upper=torch.tensor([3, 1, 1]))
     verdict = said(finding(open_one, kind="labels", name="label_recovery"))
-    assert verdict["sentence"].startswith("1 label recovered by label_recovery: 0.")
+    assert verdict.sentence.startswith("1 label recovered by label_recovery: 0.")
 
 
 def test_labels_of_an_owner_are_held_against_those_that_the_update_shows():
@@ -172,4 +172,4 @@ def test_labels_of_an_owner_are_held_against_those_that_the_update_shows():
     why = contradicted_labels([estimate], [1, 1, 1])
     assert why.startswith("--labels 1, 1, 1 cannot be those of the batch, by label_recovery, which names 0, 0, 2")
     others = finding(found_by(INPUTS[OTHERS[:2]], LABELS[OTHERS[:2]]))
-    assert said(others, doubt=why)["word"] == "cannot be told"
+    assert said(others, doubt=why).word == "cannot be told"
