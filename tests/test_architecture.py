@@ -32,6 +32,7 @@ HUB_MAY_IMPORT = (
     "leaderboard.metrics",
     "leaderboard.records.record",
     "leaderboard.records.report",
+    "leaderboard.records.transcript_report",
     "leaderboard.records.update_report",
     "leaderboard.records.validation",
 )

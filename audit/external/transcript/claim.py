@@ -25,7 +25,7 @@ from leakbench.attacks.core import NotApplicable
 from leakbench.defenses.core import Loss, cross_entropy
 from leakbench.defenses.core.privacy.accounting import epsilon as proved_epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
-from leakbench.leaderboard.records.audit_report import CanaryBound, NoiseFound, TranscriptReport
+from leakbench.leaderboard.records.transcript_report import CanaryBound, NoiseFound, TranscriptReport
 
 from ...evidence.estimate import EpsilonEstimate, check_level, judge
 from ..claim import StatedClaim

@@ -25,7 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from leakbench.defenses.core import Layout
-from leakbench.leaderboard.records.audit_report import NoiseFound
+from leakbench.leaderboard.records.transcript_report import NoiseFound
 
 from .format import TranscriptHeader, WatchedStep
 
