@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import importlib
-import importlib.resources
+import tomllib
 from dataclasses import dataclass, replace
 from typing import Any
 
 from leakbench.defenses.core import BoundKind, FixedBoundKind
 
 from . import plugins
-from .listing import KINDS, EntryKind, MethodKind, check, column, describe, file_text, foreign, names, text_of_suite
+from .listing import (
+    HAS_SMALL,
+    KINDS,
+    EntryKind,
+    MethodKind,
+    check,
+    column,
+    describe,
+    file_text,
+    foreign,
+    names,
+    text_of_suite,
+)
 from .messages import CatalogError, in_one_line, no_such
 from .methods import BUDGETED, adapts, defense, find, settings
 from .settings import Setting, read_settings
@@ -77,9 +89,9 @@ def explain(name: str) -> Explanation:
     kind = everything[name]
     summary = describe(kind, name)
     if kind == "suites":
-        return Explanation(
-            name=name, kind=KINDS[kind], summary=summary, about="\n\n".join([summary, *_head_of_suite(name)])
-        )
+        summary = summary.removesuffix(HAS_SMALL)
+        about = "\n\n".join([summary, *_comment(text_of_suite(name)), *_small_of_suite(name)])
+        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about)
     if kind in ("data", "models"):
         entries = importlib.import_module(f"leakbench.benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
@@ -90,10 +102,19 @@ def explain(name: str) -> Explanation:
     return _of_method(kind, name, summary, file_text(kind, name) or summary)
 
 
-def _head_of_suite(name: str) -> list[str]:
-    """Returns the comment before the first key of a suite's file, its description; empty without a comment."""
+def _small_of_suite(name: str) -> list[str]:
+    """Returns paragraphs about the small form of a suite; empty without one."""
+    text = text_of_suite(name)
+    form = tomllib.loads(text).get("small")
+    if form is None:
+        return []
+    return [f"With --small: {form.get('about', '')}", *_comment(text.partition("\n[small]\n")[2])]
+
+
+def _comment(text: str) -> list[str]:
+    """Returns the comment before the first key of a suite's file, or of a table of it; empty without a comment."""
     head: list[str] = []
-    for line in text_of_suite(name).splitlines():
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         head.append(line.removeprefix("#").removeprefix(" "))

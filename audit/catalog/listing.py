@@ -31,6 +31,9 @@ KINDS: dict[EntryKind, str] = {
 }
 """Kind of entry -> its singular in a sentence."""
 
+HAS_SMALL = " Has --small."
+"""End of the line about a suite with a `[small]` table."""
+
 
 def names(kind: EntryKind) -> tuple[str, ...]:
     """Returns all names of a kind, sorted; imports no method."""
@@ -71,8 +74,8 @@ def describe(kind: EntryKind, name: str) -> str:
     if name not in known:
         raise CatalogError(no_such(KINDS[kind], name, known))
     if kind == "suites":
-        text = text_of_suite(name)
-        return tomllib.loads(text).get("about", "")
+        suite = tomllib.loads(text_of_suite(name))
+        return suite.get("about", "") + HAS_SMALL * ("small" in suite)
     if kind in ("data", "models"):
         return importlib.import_module(f"leakbench.benchmarks.{kind}").describe(name)
     # Parsed, not imported: a method without its extra is listed, too.

@@ -13,6 +13,7 @@ from .options import FAILED, OK, Json, Overrides, Recomputed, print_json, say
 
 def run(
     suite: Annotated[str, typer.Argument(help="Name of a suite, or path of a suite file.")],
+    small: Annotated[bool, typer.Option("--small", help="The suite's small form: minutes on two cores.")] = False,
     defense: Annotated[list[str] | None, typer.Option(help="Only this defense; may be repeated.")] = None,
     attack: Annotated[list[str] | None, typer.Option(help="Only this attack; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where records go; results/SUITE if not given.")] = None,
@@ -36,13 +37,17 @@ def run(
     from ..run import harness
     from ..run.progress import show
     from ..suite import suite as suites
+    from ..suite.small import small_forms
 
-    chosen = suites.load(suite)
+    if full := small_forms().get(suite):
+        say(f"leakbench run {suite} is now leakbench run {full} --small; the old name goes with the next version")
+        suite, small = full, True
+    chosen = suites.load(suite, small=small)
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
     chosen = chosen.with_overrides(overrides).select(defenses=defense, attacks=attack)
     directory = out or Path("results") / chosen.name
     check_folder(directory)
-    command = _asked(suite, defense, attack, overrides, secure_noise)
+    command = _asked(suite, small, defense, attack, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(
             chosen,
@@ -73,7 +78,7 @@ def run(
 
 
 def _asked(
-    suite: str, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure_noise: bool
+    suite: str, small: bool, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure: bool
 ) -> tuple[str, ...]:
     """Returns the command that requests the same cells, without options on how and where they are computed."""
     options = [
@@ -81,4 +86,4 @@ def _asked(
     ]
     options += [("--set", override) for override in overrides]
     words = [word for option in options for word in option]
-    return ("leakbench", "run", suite, *words, *(["--secure-noise"] if secure_noise else []))
+    return ("leakbench", "run", suite, *["--small"] * small, *words, *["--secure-noise"] * secure)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..catalog.messages import no_such
+
 FREE = frozenset({"seeds", "name", "about", "controls"})
 """Tables that select cells without changing any cell."""
 
@@ -45,7 +47,7 @@ def change(raw: Mapping[str, Any], path: list[str], value: object) -> Change:
         entries = raw.get(path[0], [])
         named = entries[int(path[1])] if path[1].isdecimal() and int(path[1]) < len(entries) else None
         method = str(named.get("name", "")) if isinstance(named, dict) else path[1]
-    before = " and ".join(dict.fromkeys(_words(old) for old in _values(raw, path)))
+    before = " and ".join(dict.fromkeys(_words(old) for old in values_at(raw, path)))
     return Change(tuple(path), method, f"{'.'.join(path)} {before} -> {_words(value)}")
 
 
@@ -81,21 +83,56 @@ def touching(
     return tuple(one.words for one in changes if touches(one))
 
 
-def _values(node: object, path: list[str]) -> list[object]:
+def put(node: Any, path: list[str], value: Any, override: str) -> None:
+    """Sets a value at a path of a document; in a list, of every entry of that name.
+
+    Args:
+        node: the document, which is modified.
+        path: keys, such as ["task", "epochs"].
+        value: the new value.
+        override: as written, for the message.
+
+    Raises:
+        ValueError: the path leads nowhere.
+    """
+    key, *below = path
+    if isinstance(node, dict) and below:
+        # A missing table is created: the schema decides whether it is allowed.
+        put(node.setdefault(key, {}), below, value, override)
+    elif isinstance(node, dict):
+        node[key] = value
+    elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+        if below:
+            put(node[int(key)], below, value, override)
+        else:
+            node[int(key)] = value
+    elif isinstance(node, list) and below:
+        # All entries of that name: a method may be listed twice, with other settings.
+        named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
+        if not named:
+            known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]
+            raise ValueError(f"override {override!r}: {no_such('entry', key, known)}")
+        for entry in named:
+            put(entry, below, value, override)
+    else:
+        raise ValueError(f"override {override!r} leads nowhere: there is no table to put {key!r} in")
+
+
+def values_at(node: object, path: list[str]) -> list[object]:
     """Returns values at a path; in a list, of every entry of that name."""
     if not path:
         return [node]
     key, *below = path
     if isinstance(node, Mapping):
-        return _values(node[key], below) if key in node else [NOT_SET]
+        return values_at(node[key], below) if key in node else [NOT_SET]
     if isinstance(node, list):
         if key.isdecimal() and int(key) < len(node):
-            return _values(node[int(key)], below)
+            return values_at(node[int(key)], below)
         return [
             value
             for one in node
             if isinstance(one, Mapping) and one.get("name") == key
-            for value in _values(one, below)
+            for value in values_at(one, below)
         ]
     return [NOT_SET]
 

@@ -22,10 +22,11 @@ from leakbench.leaderboard.records.record import Reported
 
 from ..catalog import methods as catalog
 from ..catalog.canonical import canonical
-from ..catalog.messages import no_such
+from ..catalog.messages import no_such, way_out
 from ..catalog.methods import MethodKind
-from .changes import Change, change, touching
+from .changes import Change, change, put, touching
 from .schema import BUDGETS, TRAINING, Document, TaskTable, sentences, task_values
+from .small import KEY, small_form, small_forms
 from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_reported
 
 
@@ -214,7 +215,7 @@ class Suite(Document):
         """
         if not overrides:
             return self
-        raw = copy.deepcopy(self._raw)  # `_replace` writes into it
+        raw = copy.deepcopy(self._raw)  # `put` writes into it
         changes = list(self._changes)
         for override in overrides:
             path, equals, text = override.partition("=")
@@ -228,7 +229,10 @@ class Suite(Document):
                 raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
             keys = path.strip().split(".")
             changes.append(change(raw, keys, value["value"]))
-            _replace(raw, keys, value["value"], override)
+            try:
+                put(raw, keys, value["value"], override)
+            except ValueError as error:
+                raise ChoiceError(str(error)) from None
         try:
             changed = _build(raw, f"{self._source} with {', '.join(overrides)}")
         except SuiteError as error:  # the file by itself was valid
@@ -237,11 +241,12 @@ class Suite(Document):
         return changed
 
 
-def load(name: str | Path) -> Suite:
+def load(name: str | Path, *, small: bool = False) -> Suite:
     """Reads a suite.
 
     Args:
-        name: of a built-in suite (`leakbench list suites`), or a path to a TOML file.
+        name: of a built-in suite (`leakbench list suites`) or of its small form, or a path to a TOML file.
+        small: True for the small form, which the file's `[small]` table describes.
 
     Raises:
         SuiteError: no such suite, or all mistakes of the file.
@@ -256,6 +261,8 @@ def load(name: str | Path) -> Suite:
         except UnicodeDecodeError:
             raise SuiteError(f"{source}: must be UTF-8 text") from None
     else:
+        if full := small_forms().get(str(name)):
+            name, small = full, True
         source, known = f"{name}.toml", catalog.names("suites")
         if name not in known:
             raise ChoiceError(no_such("suite", str(name), known) + " (a file's name must end in .toml)")
@@ -264,7 +271,16 @@ def load(name: str | Path) -> Suite:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SuiteError(f"{source}: not TOML: {error}") from None
-    return _build(raw, source)
+    if not small:
+        return _build({key: value for key, value in raw.items() if key != KEY or not isinstance(value, dict)}, source)
+    if not isinstance(raw.get(KEY), dict):
+        raise ChoiceError(f"suite {source} has no [{KEY}] table; {way_out(str(name), small_forms().values())}")
+    try:
+        return _build(small_form(raw), f"{source} [{KEY}]")
+    except SuiteError:
+        raise
+    except ValueError as error:
+        raise SuiteError(f"{source}: {error}") from None
 
 
 def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> None:
@@ -355,27 +371,3 @@ def _canonical(kind: MethodKind, entries: list[list[dict[str, Any]]]) -> list[li
 
 def _key(choice: DefenseChoice, budget: Mapping[str, float]) -> str:
     return json.dumps([choice.name, choice.settings, choice.training, dict(budget)], sort_keys=True, default=repr)
-
-
-def _replace(node: Any, path: list[str], value: Any, override: str) -> None:
-    key, *below = path
-    if isinstance(node, dict) and below:
-        # A missing table is created: the schema decides whether it is allowed.
-        _replace(node.setdefault(key, {}), below, value, override)
-    elif isinstance(node, dict):
-        node[key] = value
-    elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-        if below:
-            _replace(node[int(key)], below, value, override)
-        else:
-            node[int(key)] = value
-    elif isinstance(node, list) and below:
-        # All entries of that name: a method may be listed twice, with other settings.
-        named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
-        if not named:
-            known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]
-            raise ChoiceError(f"override {override!r}: {no_such('entry', key, known)}")
-        for entry in named:
-            _replace(entry, below, value, override)
-    else:
-        raise ChoiceError(f"override {override!r} leads nowhere: there is no table to put {key!r} in")

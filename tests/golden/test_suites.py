@@ -18,6 +18,7 @@ import torch
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan import splits_cache
 from leakbench.audit.plan.expand import plan
+from leakbench.audit.suite.small import small_forms
 from leakbench.audit.suite.suite import load
 from leakbench.benchmarks import data as datasets
 from leakbench.benchmarks.core import Sizes, Split, Splits
@@ -97,7 +98,7 @@ def test_a_suites_digest_and_ids_are_what_they_were(name, tmp_path, monkeypatch)
 def main() -> None:
     """Writes the golden file."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        found = {name: frozen(name) for name in catalog.names("suites")}
+        found = {name: frozen(name) for name in sorted({*catalog.names("suites"), *small_forms()})}
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -227,7 +227,9 @@ def test_a_setting_out_of_range_is_refused_by_its_own_name(name, setting, value,
 
 def test_a_suite_is_explained_with_the_comment_at_its_head():
     about = explain.explain("dpdr_cosine").about
-    assert about.startswith(explain.describe("suites", "dpdr_cosine")) and "successive_cosine" in about
+    summary, _, small, comment = about.split("\n\n")
+    assert explain.describe("suites", "dpdr_cosine") == f"{summary} Has --small." and "successive_cosine" in about
+    assert small.startswith("With --small: The cosine") and comment == "Trainings have 1,200, 300 and 80 steps."
     assert "#" not in about and "seeds" not in about
 
 

@@ -18,6 +18,7 @@ from leakbench.audit.catalog import explain
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.cli import app as cli
 from leakbench.audit.run import harness
+from leakbench.leaderboard.records.manifest import read_manifests
 from leakbench.leaderboard.records.record import read, read_all
 
 from ..conftest import INVERSION, SUITE
@@ -232,6 +233,18 @@ def test_a_run_in_json_is_one_document(document):
     assert found["out"] == "here"
     assert sorted(found["records"]) == [record.id for record in read_all("here")]
     assert found["board"] == document("leaderboard", "table", "here")
+
+
+def test_a_small_form_is_run_under_its_own_name_and_its_old_spelling_says_the_new_one(command):
+    write(f"{ALONE}\n[small]\ntask.epochs = 1\n")
+    code, _, err = command("run", "toy.toml", "--small", "--jobs", 1)
+    assert code == 0 and "records: results/toy_small" in err
+    (manifest,) = read_manifests("results/toy_small/records")
+    assert manifest.command == ("leakbench", "run", "toy.toml", "--small") and manifest.suite == "toy_small"
+    code, _, err = command("run", "rs_table2_small", "--defense", "dp_sdg")
+    assert code == cli.USAGE and err.startswith(
+        "leakbench run rs_table2_small is now leakbench run rs_table2_fmnist --small"
+    )
 
 
 def test_options_choose_what_is_run(command):

@@ -1,4 +1,4 @@
-"""Suites of the papers' questions: each has a small twin that asks the same, and no figure without a cell."""
+"""Suites of the papers' questions: each has a small form that asks the same, and no figure without a cell."""
 
 import math
 
@@ -9,6 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import budgets_of, plan
 from leakbench.audit.suite.schema import TRAINING
+from leakbench.audit.suite.small import small_forms
 from leakbench.audit.suite.suite import SuiteError, load
 from leakbench.benchmarks import models
 from leakbench.defenses.core import FeatureStatistics, calibrate, poisson
@@ -18,7 +19,7 @@ LITTLE = 5_000_000
 """Examples that a small suite may train on, tuning included: ten minutes of two cores at 4,000 a second."""
 
 NAMES = catalog.names("suites")
-SMALL = sorted(name for name in NAMES if name.endswith("_small"))
+SMALL = sorted({*small_forms(), *(name for name in NAMES if name.endswith("_small"))})
 # They ask nothing that a paper has answered.
 OURS = {"quick", "mnist_every_defense", "linear_probe_small", "membership", "membership_small", "canaries_small"}
 PAPERS = sorted(set(NAMES) - set(SMALL) - OURS)

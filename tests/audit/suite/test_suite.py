@@ -9,6 +9,7 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.scoring.membership import score_membership
 from leakbench.audit.scoring.reconstruction import score_reconstruction
 from leakbench.audit.scoring.utility import score_utility
+from leakbench.audit.suite.small import small_forms
 from leakbench.audit.suite.suite import SuiteError, check_sizes, load
 from leakbench.leaderboard.metrics import METRICS, reported
 
@@ -35,10 +36,10 @@ reported = [
 
 @pytest.fixture
 def suite_of(tmp_path):
-    def read(text):
+    def read(text, **options):
         path = tmp_path / "toy.toml"
         path.write_text(text, encoding="utf-8")
-        return load(path)
+        return load(path, **options)
 
     return read
 
@@ -77,8 +78,50 @@ def test_the_quick_suite_is_as_it_is_described():
 
 
 def test_every_suite_of_the_package_is_without_mistakes():
-    for name in catalog.names("suites"):
+    for name in (*catalog.names("suites"), *small_forms()):
         assert load(name).name == name
+
+
+def test_a_small_form_overrides_keys_of_its_suite_and_has_a_name_of_its_own(suite_of):
+    text = (
+        GOOD
+        + """
+[small]
+about = "In little."
+budget.epsilon = 8.0
+defense.dp_sgd = { clip_norm = 2.0, lr = 0.3 }
+without = ["share.step", "defense.dp_sgd.batch"]
+"""
+    )
+    full, small = suite_of(text), suite_of(text, small=True)
+    assert full.digest == suite_of(GOOD).digest != small.digest
+    assert (small.name, small.about, small.share.step) == (f"{full.name}_small", "In little.", 0)
+    assert small.budget_grid() == [{"epsilon": 8.0, "delta": 1e-5}] and small.reported == ()
+    (dp_sgd,) = (choice for choice in small.defense_grid() if choice.name == "dp_sgd")
+    assert dp_sgd.settings["clip_norm"] == 2.0 and dp_sgd.training == {"lr": 0.3}
+    assert suite_of(text.replace("[small]", '[small]\nname = "tiny"'), small=True).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("", r"has no \[small\] table"),
+        ("small = 3", r"has no \[small\] table"),
+        ('[small]\nwithout = ["task.view"]', r"small\.without: the suite has no key 'task\.view'"),
+        ('[small]\nwithout = "task"', r"small\.without must be a list of keys, as \['task\.views'\], got 'task'"),
+        ("[small]\ndefense.dpdr.share = 0.1", "override 'small.defense.dpdr.share': no entry named 'dpdr'"),
+        ("[small]\ntask.epoch = 1", r"\[small\]: task\.epoch: unknown key; did you mean 'epochs'\?"),
+    ],
+)
+def test_mistakes_of_a_small_form_are_named(suite_of, table, sentence):
+    with pytest.raises(SuiteError, match=sentence):
+        suite_of(f"{GOOD}\n{table}\n", small=True)
+
+
+def test_the_name_of_a_small_form_is_its_old_spelling():
+    assert load("rs_table2_small").digest == load("rs_table2_fmnist", small=True).digest
+    with pytest.raises(SuiteError, match=r"no \[small\] table; did you mean 'rs_table2_fmnist'"):
+        load("rs_table2_svhn", small=True)
 
 
 def test_lists_are_grids_and_settings_are_complete(suite_of):
