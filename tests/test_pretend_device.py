@@ -26,7 +26,7 @@ from leakbench.audit.scoring.reconstruction import score_reconstruction
 from leakbench.audit.scoring.truth import GroundTruth
 from leakbench.audit.scoring.utility import score_utility
 from leakbench.audit.suite import suite as suites
-from leakbench.audit.suite.schema import PretrainTable
+from leakbench.audit.suite.task import PretrainTable
 from leakbench.audit.targets.candidate_prior import Prior
 from leakbench.audit.targets.local_steps import LocalTraining
 from leakbench.benchmarks.core import Sizes

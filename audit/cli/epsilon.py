@@ -49,7 +49,7 @@ def epsilon(
     from ..catalog.messages import CatalogError, in_one_line, no_such
     from ..catalog.plugins import place
     from ..catalog.settings import parse_settings
-    from ..suite import schema
+    from ..suite.task import SamplingName
 
     torch.set_num_threads(1)
     if (noise_multiplier is None) == (not calibrate):
@@ -59,7 +59,7 @@ def epsilon(
         raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
-    if sampling not in (known := get_args(schema.SamplingName)):
+    if sampling not in (known := get_args(SamplingName)):
         raise ValueError(no_such("sampling", sampling, known))
     if bad := [rate for rate in tpr_at_fpr or () if not 0 <= rate <= 1]:
         raise ValueError(f"tpr_at_fpr must be a rate in [0, 1], got {bad[0]}")

@@ -33,8 +33,9 @@ from leakbench.defenses.core import (
 )
 
 from ..catalog import methods as catalog
+from ..suite.task import Training
 from .mislabelled_pool import without_mislabelled
-from .request import MethodAsked, Training, TrainingRequest, Update
+from .request import MethodAsked, TrainingRequest, Update
 from .splits_cache import load_data
 
 
@@ -59,8 +60,10 @@ def build_model(request: TrainingRequest, splits: Splits, *, of: Update | None =
         splits: determine the shape of inputs and the number of classes.
         of: a shared update, whose architecture is used instead.
     """
-    asked = of or request.training
-    return initialised(asked.model, asked.model_settings, splits, request.seed)
+    if of is not None:
+        return initialised(of.model, of.model_settings, splits, request.seed)
+    model = request.training.model
+    return initialised(model.name, model.settings, splits, request.seed)
 
 
 def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) -> nn.Module:
@@ -97,7 +100,7 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
     if request.never_saw:
         rate = min(rate, 1.0)  # `check_sizes` checked the members; the public pool may be smaller than a batch
     capped = {} if task.largest_batch is None else {"most": min(task.largest_batch, examples), "examples": examples}
-    sampling = Sampling(task.sampling, rate, groups=task.groups, **capped)
+    sampling = Sampling(task.sampling, rate, groups=task.groups or 1, **capped)
     return sampling, max(1, round(task.epochs * sampling.steps_per_epoch))
 
 

@@ -34,7 +34,7 @@ from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Samplin
 from .build import made
 from .gradient_canaries import CanaryKind, unit_directions
 from .masks import public_masks
-from .mislabelled_pool import canary_table, withheld
+from .mislabelled_pool import withheld
 from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
 
@@ -158,7 +158,7 @@ def drawn(
         planned: its sampler and number of steps.
         device: device of the result.
     """
-    table = canary_table(request.training)
+    table = request.training.canaries
     if table is None or why_none(request, model, splits, planned):
         return None
     coins = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
@@ -212,7 +212,7 @@ def why_none(request: TrainingRequest, model: nn.Module, splits: Splits, planned
         splits: its data.
         planned: its sampler and number of steps.
     """
-    training, table = request.training, canary_table(request.training)
+    training, table = request.training, request.training.canaries
     if table is None:
         return ""
     if table.kind == "blank" and table.number > (most := math.prod(splits.input_shape) * splits.classes):

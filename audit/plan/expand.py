@@ -24,8 +24,9 @@ from leakbench.defenses.core import Sampling, predict, refuse_batch_norm, standa
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..suite.schema import ModelChoice, TaskTable
+from ..suite.fields import ModelChoice
 from ..suite.suite import AttackChoice, DefenseChoice, Suite, SuiteError, check_sizes
+from ..suite.task import Training
 from ..targets.local_steps import LocalTraining, why_not_summed
 from .artifact import Artifact
 from .build import initialised, planned, reads_public
@@ -33,7 +34,7 @@ from .canaries import why_none
 from .cells import Cell, Plan
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
-from .request import Budget, Control, MethodAsked, Request, Training, TrainingRequest, Update
+from .request import Budget, Control, MethodAsked, Request, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
 
@@ -89,7 +90,7 @@ def _check_fits(suite: Suite) -> None:
     """Refuses sizes that the data do not have, and models that do not fit them."""
     task, share = suite.task, suite.share
     # For the first seed only: a seed decides the members of a pool, not its size.
-    first = _first_splits(f"{suite.source}: task.data", task.data, _sizes(task), suite.seeds[0])
+    first = _first_splits(f"{suite.source}: task.data", task.data, task.sizes, suite.seeds[0])
     shared = (
         None if share is None else _first_splits(f"{suite.source}: share.data", share.data, Sizes(), suite.seeds[0])
     )
@@ -119,7 +120,7 @@ def _picks(attack: AttackChoice) -> bool:
 def _check_views(suite: Suite, splits: Splits) -> None:
     """Refuses augmentation for inputs that are not images, or too small."""
     for choice in suite.defense_grid():
-        views = training_of(suite.task_for(choice)).recipe.augmentation
+        views = suite.task_for(choice).recipe.augmentation
         if views is not None:
             words = torch.zeros(1, views.words, dtype=torch.int64)
             try:
@@ -131,7 +132,7 @@ def _check_views(suite: Suite, splits: Splits) -> None:
 def _check_statistics(suite: Suite, splits: Splits) -> None:
     """Refuses statistics of a module that does not compute fixed features from the model's inputs."""
     task = suite.task
-    if (statistics := training_of(task).recipe.statistics) is not None:
+    if (statistics := task.recipe.statistics) is not None:
         model = initialised(task.model.name, task.model.settings, splits, 0)
         try:
             standardised(model, statistics, torch.zeros(1, *splits.input_shape))
@@ -149,7 +150,7 @@ def _check_pretraining(suite: Suite, splits: Splits) -> None:
         if task.pretrain in fine:  # a defense overrides nothing else that is checked
             continue
         try:
-            check_pretraining(training_of(task), splits)
+            check_pretraining(task, splits)
         except ValueError as error:
             raise SuiteError(f"{suite.source}: {where}: {error}") from None
         fine.append(task.pretrain)
@@ -168,7 +169,7 @@ def _check_canaries(suite: Suite, splits: Splits) -> None:
                 f"{suite.source}: canaries of {where!r}: must go with poisson or full sampling, got '{task.sampling}'"
             )
         try:
-            without_mislabelled(splits, training_of(task))
+            without_mislabelled(splits, task)
         except ValueError as error:
             raise SuiteError(f"{suite.source}: canaries of {where!r}: {error}") from None
 
@@ -178,10 +179,6 @@ def _first_splits(where: str, data: str, sizes: Sizes, seed: int) -> Splits:
         return load_data(data, seed, sizes)
     except ValueError as error:
         raise SuiteError(f"{where}: {error}") from error
-
-
-def _sizes(task: TaskTable) -> Sizes:
-    return Sizes(private=task.private, non_member=task.non_member, public=task.public)
 
 
 def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
@@ -288,7 +285,7 @@ def _no_canaries(request: TrainingRequest, attack: str) -> str:
     if training.canaries is None:
         return f"{attack} needs canaries in the training; set task.canaries"
     splits = load_data(training.data, request.seed, training.sizes)
-    model = initialised(training.model, training.model_settings, splits, 0)
+    model = initialised(training.model.name, training.model.settings, splits, 0)
     why = why_none(request, model, splits, planned(request, len(splits.private)))
     return f"{attack} needs canaries in the training: {why}" if why else ""
 
@@ -302,47 +299,11 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
         budget=budget,
         control=run.control,
         seed=run.seed,
-        training=replace(
-            training_of(task),
-            tuning_digest=tuning_digest,
-            **_own(task.data, task.model.name, _sizes(task), run.seed),
+        training=Training.of(
+            task, tuning_digest=tuning_digest, **_own(task.data, task.model.name, task.sizes, run.seed)
         ),
         # Only with noise: a cell without noise has one id, and is not recomputed for --secure-noise.
         secure=run.secure and budget.draws_noise,
-    )
-
-
-def training_of(task: TaskTable) -> Training:
-    """Returns the training that a suite's table describes, in request form."""
-    # Without views their settings are left out, because they would give the same cell another id.
-    kept = () if task.views is None else ("crop_padding", "horizontal_flip")
-    views = {key: value for key in kept if (value := getattr(task, key)) is not None}
-    return Training(
-        data=task.data,
-        model=task.model.name,
-        model_settings=dict(task.model.settings),
-        private=task.private,
-        candidates=task.candidates,
-        batch=task.batch,
-        epochs=task.epochs,
-        lr=task.lr,
-        momentum=task.momentum,
-        optimizer=task.optimizer,
-        schedule=task.schedule,
-        sampling=task.sampling,
-        non_member=task.non_member,
-        public=task.public,
-        engine=task.engine,
-        unchecked=bool(task.unchecked),
-        groups=task.groups or 1,
-        largest_batch=task.largest_batch,
-        nominal_size=task.nominal_size,
-        average=task.average,
-        views=task.views,
-        **views,
-        statistics=None if task.statistics is None else task.statistics.model_dump(),
-        pretrain=None if task.pretrain is None else task.pretrain.model_dump(exclude_none=True),
-        canaries=None if task.canaries is None else task.canaries.model_dump(exclude_none=True),
     )
 
 

@@ -11,22 +11,17 @@ from torch import Tensor
 from leakbench.benchmarks.core import Split, Splits
 from leakbench.defenses.core import keyed
 
-from ..suite.schema import CanaryTable
-from .request import Training, seed_of_data
+from ..suite.task import Task
+from .request import seed_of_data
 
 
-def canary_table(training: Training) -> CanaryTable | None:
-    """Returns a training's canary settings; None without canaries."""
-    return None if training.canaries is None else CanaryTable(**training.canaries)
-
-
-def without_mislabelled(splits: Splits, training: Training) -> Splits:
+def without_mislabelled(splits: Splits, task: Task) -> Splits:
     """Returns the pools without the examples that are canaries under another label, which are no longer non-members.
 
     Raises:
         ValueError: at least as many as there are non-members.
     """
-    table = canary_table(training)
+    table = task.canaries
     if table is None or table.kind != "mislabelled":
         return splits
     if table.number >= len(splits.non_member):

@@ -39,9 +39,9 @@ from leakbench.defenses.core import (
     unbounded,
 )
 
-from ..suite.schema import PretrainTable
+from ..suite.task import PretrainTable, Task
 from .build import build_model, initialised
-from .request import Training, TrainingRequest
+from .request import TrainingRequest
 
 # Two: for alternating seeds or settings. A model is smaller than the splits that it was trained on.
 _MOST = 2
@@ -60,7 +60,7 @@ def starting_model(request: TrainingRequest, splits: Splits, public: Examples | 
     Raises:
         ValueError: there is no linear layer to train alone, or no layer of sufficient rank.
     """
-    model, settings = build_model(request, splits), request.training.pretraining
+    model, settings = build_model(request, splits), request.training.pretrain
     if settings is None:
         return model
     model.load_state_dict(_pretrained(model, request, settings, public))
@@ -96,14 +96,14 @@ def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, 
             raise ValueError(f"train = 'lora' does not fit the model: {' '.join(str(error).split())}") from error
 
 
-def check_pretraining(training: Training, splits: Splits) -> None:
+def check_pretraining(task: Task, splits: Splits) -> None:
     """Refuses impossible pretraining before any computation.
 
     Raises:
         ValueError: no public examples with labels, fewer than a batch, features that are standardised later, a last
             layer that is not linear, or a rank that a layer does not have.
     """
-    settings, public = training.pretraining, splits.public
+    settings, public = task.pretrain, splits.public
     if settings is None:
         return
     if not len(public):
@@ -113,13 +113,13 @@ def check_pretraining(training: Training, splits: Splits) -> None:
         raise ValueError(f"public labels must be in [0, {splits.classes}), got {lowest if lowest < 0 else highest}")
     if settings.batch > len(public):
         raise ValueError(f"batch must be at most {len(public)}, the public examples, got {settings.batch}")
-    if training.statistics is not None:
+    if task.statistics is not None:
         raise ValueError(
             "features must be the same before and after the first step, and task.statistics standardises them in "
             "between; leave one of the two out"
         )
     if settings.train != "all":
-        model = initialised(training.model, training.model_settings, splits, 0)
+        model = initialised(task.model.name, task.model.settings, splits, 0)
         freeze_untrained(model, settings, public.inputs[:2].cpu(), seed=0)
 
 
@@ -231,8 +231,8 @@ def _content(request: TrainingRequest, settings: PretrainTable, public: Examples
     training = request.training
     content = {
         "public": content_digest(public.inputs, public.labels),
-        "model": training.model,
-        "model_settings": training.model_settings,
+        "model": training.model.name,
+        "model_settings": training.model.settings,
         "model_digest": training.model_digest,
         "seed": request.seed,
         "pretrain": settings.model_dump(exclude={"train", "rank", "alpha"}, exclude_none=True),

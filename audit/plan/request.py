@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leakbench.benchmarks.core import Sizes
-from leakbench.defenses.core import Claim, CropAndFlip, FeatureStatistics, Recipe, seed_from
+from leakbench.defenses.core import Claim, seed_from
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
-from ..suite.schema import BUDGETS, PretrainTable, SamplingName
+from ..suite.schema import BUDGETS
+from ..suite.task import Training
 
 SCHEMA = 1  # version of the canonical form; part of every id
 
@@ -114,104 +115,6 @@ class Budget:
 
     def to_dict(self) -> dict[str, float]:
         """Returns the given fields, by name."""
-        return _without_defaults(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Model, data and settings of a training; sizes are None if the data set decides.
-
-    Attributes:
-        data: name of a data set, or location of the user's own data.
-        model: name of an architecture, or path of the user's own model.
-        model_settings: settings given by the suite.
-        private: number of training examples.
-        candidates: number of members, and of non-members, in membership tests.
-        batch: expected examples per step.
-        epochs: length.
-        lr: learning rate.
-        momentum: of SGD.
-        optimizer: "sgd" or "adam".
-        schedule: factor of the learning rate by step.
-        sampling: sampler that draws the batch of a step.
-        non_member: number of examples never trained on.
-        public: number of public examples.
-        data_digest: SHA-256 of the user's own data, because a name does not reveal changed content.
-        model_digest: SHA-256 of the user's own architecture.
-        tuning_digest: digest of the search on public data behind the settings; empty without a search.
-        engine: method that computes clipped sums.
-        unchecked: whether to train a model that could not be checked on synthetic examples.
-        groups: of cyclic sampling.
-        largest_batch: of truncated Poisson sampling; None for other samplers.
-        nominal_size: replaces the number of examples in rate, divisor and steps; None for that number.
-        average: decay of a moving average of the parameters; None for the last parameters.
-        views: random crops of each image, whose gradients are averaged and bounded once; None for the image itself.
-        crop_padding: pixels added on each side before a view is cropped.
-        horizontal_flip: whether half of the views are flipped left to right.
-        statistics: settings of `FeatureStatistics`; None for features as they are.
-        pretrain: settings of `PretrainTable`, on public examples; None for random weights.
-        canaries: settings of `CanaryTable`; None without canaries.
-    """
-
-    data: str
-    model: str
-    model_settings: dict[str, Any]
-    private: int | None
-    candidates: int | None
-    batch: int
-    epochs: int
-    lr: float
-    momentum: float
-    optimizer: Literal["sgd", "adam"]
-    schedule: Literal["constant", "cosine", "linear"]
-    sampling: SamplingName
-    non_member: int | None = None
-    public: int | None = None
-    data_digest: str = ""
-    model_digest: str = ""
-    tuning_digest: str = ""
-    engine: str = "auto"
-    unchecked: bool = False
-    groups: int = 1
-    largest_batch: int | None = None
-    nominal_size: int | None = None
-    average: float | None = None
-    views: int | None = None
-    crop_padding: int = CropAndFlip.padding
-    horizontal_flip: bool = CropAndFlip.flip
-    # A dictionary, like the settings of methods, because a request is plain content.
-    statistics: dict[str, Any] | None = None
-    pretrain: dict[str, Any] | None = None
-    canaries: dict[str, Any] | None = None
-
-    @property
-    def pretraining(self) -> PretrainTable | None:
-        """The settings of pretraining on public examples; None without pretraining."""
-        return None if self.pretrain is None else PretrainTable(**self.pretrain)
-
-    @property
-    def recipe(self) -> Recipe:
-        """The settings in the trainer's form."""
-        views = self.views
-        return Recipe(
-            momentum=self.momentum,
-            optimizer=self.optimizer,
-            schedule=self.schedule,
-            average=self.average,
-            nominal_size=self.nominal_size,
-            augmentation=None
-            if views is None
-            else CropAndFlip(views=views, padding=self.crop_padding, flip=self.horizontal_flip),
-            statistics=None if self.statistics is None else FeatureStatistics(**self.statistics),
-        )
-
-    @property
-    def sizes(self) -> Sizes:
-        """The requested sizes of the pools."""
-        return Sizes(private=self.private, non_member=self.non_member, public=self.public)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields in record form, without those at their default."""
         return _without_defaults(self)
 
 

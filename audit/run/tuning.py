@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import itertools
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leakbench.defenses.core import Execution, keyed, seeded, train
+from leakbench.defenses.core import keyed, seeded, train
 from leakbench.leaderboard.records.files import sweep
 from leakbench.leaderboard.records.record import Provenance
 
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
-from ..plan.expand import asked, budgets_of, training_of
+from ..plan.expand import asked, budgets_of
 from ..plan.pretrain import starting_model
-from ..plan.request import Budget, Training, TrainingRequest, digest_of, seed_of, seed_of_data
+from ..plan.request import Budget, TrainingRequest, digest_of, seed_of, seed_of_data
 from ..plan.splits_cache import load_data
 from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
 from ..suite.schema import TuneTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
+from ..suite.task import Task, Training
 from ..targets.observe import logits_of
 from .artifacts import make_one, origin_of, read_kept, read_made, write_document
 from .executors.local import Local
@@ -147,7 +147,7 @@ def _point(
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,
-        training=replace(training_of(task), candidates=None, canaries=None, epochs=tune.epochs or task.epochs),
+        training=_on_public(task).model_copy(update={"epochs": tune.epochs or task.epochs}),
     )
     request = {
         "suite": suite.name,
@@ -175,27 +175,27 @@ def _budget_of(suite: Suite, budget: dict[str, float]) -> dict[str, float]:
     return budget | {key: value for key, value in own.items() if key in budget and value is not None}
 
 
-def _on_public(suite: Suite) -> Training:
-    """Returns the task's training, which the points modify by their values."""
-    return replace(training_of(suite.task), candidates=None, canaries=None)
+def _on_public(task: Task) -> Training:
+    """Returns a task's training on public examples, of which none is a candidate or a canary."""
+    return Training.of(task).model_copy(update={"candidates": None, "canaries": None})
 
 
 def _task_of(training: Training) -> dict[str, Any]:
     """Returns a point's training in file form; without candidates, because no membership is tested here."""
     # Including fields at their defaults, unlike requests of cells: existing points are named by a hash of this.
     names = (
-        "data", "model", "model_settings", "private", "non_member", "public", "optimizer", "schedule", "sampling",
-        "engine", "batch", "epochs", "lr", "momentum",
+        "private", "non_member", "public", "optimizer", "schedule", "sampling", "engine", "batch", "epochs", "lr",
+        "momentum",
     )  # fmt: skip
     # Fields introduced later: only if set.
-    told = training.to_dict() | {name: getattr(training, name) for name in names}
-    return {key: value for key, value in told.items() if key != "candidates"}
+    content = training.to_dict() | {name: getattr(training, name) for name in names}
+    return {key: value for key, value in content.items() if key != "candidates"}
 
 
 def _check_public(suite: Suite) -> None:
     if suite.tune is None:
         return
-    training = _on_public(suite)
+    training = _on_public(suite.task)
     splits = load_data(training.data, suite.tune.seed, training.sizes)
     # If a seed decides all pools, an example that is public under one seed may be a member under another.
     for seed in suite.seeds:
@@ -245,7 +245,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         seed=seed_of(content, "coins"),
         sampler_key=seed_of(content, "sampler"),
         recipe=recipe_of(task, splits),
-        execution=Execution(engine=task.engine, device=device, unchecked=task.unchecked),
+        execution=task.execution(device),
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
     found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}

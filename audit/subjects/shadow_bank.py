@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import Execution, NotTogether, from_os, keyed, seeded, train, train_together
+from leakbench.defenses.core import NotTogether, from_os, keyed, seeded, train, train_together
 
 from ..catalog import methods as catalog
 from ..plan.artifact import Artifact, Artifacts
@@ -153,7 +153,7 @@ class ShadowStack:
             seed=self.seed_for("coins", number),
             sampler_key=None if request.secure else self.seed_for("sampler", number),
             recipe=recipe_of(task, splits),
-            execution=Execution(engine=task.engine, device=examples.inputs.device, unchecked=task.unchecked),
+            execution=task.execution(examples.inputs.device),
         ).model
 
 

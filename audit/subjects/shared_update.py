@@ -16,7 +16,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import Knows, LabelEstimate, Reconstruction, checked_labels, checked_reconstruction
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import Defense, Execution, Noise, keyed
+from leakbench.defenses.core import Defense, Noise, keyed
 from leakbench.leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
@@ -153,7 +153,7 @@ class SharedUpdates:
             world=replace(world, population=world.population if Knows.POPULATION in knows else None),
             population=world.population,
             prior=None if prior is None else prior.given,
-            execution=Execution(engine=request.training.engine, unchecked=request.training.unchecked),
+            execution=request.training.execution(),
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
         found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))

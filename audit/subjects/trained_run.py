@@ -18,7 +18,6 @@ from leakbench.attacks.core import Examples
 from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import (
     Defense,
-    Execution,
     OngoingRun,
     Recipe,
     Recording,
@@ -238,7 +237,7 @@ class TrainedRun:
             seed=request.seed_for("coins"),
             sampler_key=sampler_key,
             recipe=self._recipe,
-            execution=Execution(engine=task.engine, device=self.device, unchecked=task.unchecked),
+            execution=task.execution(self.device),
             recording=recording,
         )
         # Also for the negative control, which is trained on public examples: the same start for all.

@@ -8,213 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ..catalog.messages import near_miss, way_out
+from .fields import Count, Grid, ModelChoice, Rate, Seeds, Share, StrictTable, Text, rest_in
+from .task import TRAINING, CanaryTable, PretrainTable, StatisticsTable, Task
 
-SamplingName = Literal[
-    "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
-]
-SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
-"""Samplers without further keys, so that a defense may override the task's."""
 BUDGETS = ("epsilon", "advantage", "tpr", "noise_multiplier")
 """Units of a budget, of which exactly one is given."""
-
-
-def _several(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-T = TypeVar("T")
-
-
-def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    # A repeated value requests the same cells twice: a mistake.
-    if any(value in values[:place] for place, value in enumerate(values)):  # no set: a table cannot be hashed
-        raise ValueError(f"must be distinct, got {list(values)}")
-    return values
-
-
-Count = Annotated[int, Field(ge=1)]
-Rate = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Padding = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)]
-Grid = Annotated[tuple[T, ...], BeforeValidator(_several), Field(min_length=1), AfterValidator(_distinct)]
-
-
-class StrictTable(BaseModel):
-    """A table that refuses unknown keys and values of another type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ModelChoice(StrictTable):
-    """A model by name, or as a table whose other keys are its settings."""
-
-    name: Text
-    settings: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_file(cls, value: Any) -> Any:
-        return _rest(value, "settings", ("name",)) if isinstance(value, dict) else {"name": value}
-
-
-class StatisticsTable(StrictTable):
-    """Private statistics that standardise fixed features before the first step, at a privacy cost of their own."""
-
-    of: Text = "0"
-    """Name of the submodule that computes the features from the model's inputs."""
-    mean_norm: Rate
-    """Largest norm of an example's channel means, L2, in feature units: a public constant."""
-    square_norm: Rate
-    """Largest norm of its mean squares, L2, in squared feature units."""
-    noise_multiplier: Rate = 8.0
-    """Noise standard deviation / norm, of either release."""
-
-
-class PretrainTable(StrictTable):
-    """Pretraining on the task's public examples before the defense's first step, without privacy for these examples.
-
-    It reads the same examples and labels as methods with public data; those methods keep all of them.
-    """
-
-    epochs: Count
-    """Passes over the public examples, each in a new order."""
-    lr: Rate
-    """Learning rate, of the mean loss of a batch."""
-    batch: Count
-    """Public examples per step."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    train: Literal["all", "last", "lora"]
-    """Parameters that the defense then trains: `all` (fine-tuning), the `last` linear layer, behind fixed features
-    (linear probing), or that layer and a low-rank product added to each other weight (`lora`)."""
-    rank: Count | None = None
-    """Rank of the products of `lora`."""
-    alpha: Rate | None = None
-    """Scale of `lora`: products are multiplied by alpha / rank; by 1 if absent."""
-
-    @model_validator(mode="after")
-    def _of_low_rank(self) -> PretrainTable:
-        if (self.rank is not None) != (self.train == "lora"):
-            got = "none" if self.rank is None else self.rank
-            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {got} for '{self.train}'")
-        if self.alpha is not None and self.rank is None:
-            raise ValueError(f"alpha must go with train = 'lora', got {self.alpha:g} for '{self.train}'")
-        return self
-
-
-CanaryName = Literal["dirac", "random", "orthonormal", "mislabelled", "blank", "crafted"]
-
-
-class CanaryTable(StrictTable):
-    """Records inserted into the training, each by an independent fair coin, for attacks that detect them."""
-
-    kind: CanaryName
-    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: a
-    mislabelled example, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
-    number: Annotated[int, Field(ge=20)]
-    """Number of all canaries, included or not."""
-    norm: Rate | None = None
-    """Norm of the gradient of a canary in gradient space before the bound, L2; 10 if absent."""
-
-
-class TaskTable(StrictTable):
-    """Data, model and settings of a training."""
-
-    data: Text
-    model: ModelChoice
-    private: Count | None = None
-    """Private examples to train on; the data set's own number if absent, as for the next two."""
-    non_member: Annotated[int, Field(ge=0)] | None = None
-    """Examples that are never trained on."""
-    public: Annotated[int, Field(ge=0)] | None = None
-    """Public examples."""
-    candidates: Count | None = None
-    """Number of members, and of non-members, in membership tests; all if absent."""
-    batch: Count
-    """Expected examples per step."""
-    epochs: Count
-    lr: Rate
-    momentum: Momentum = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    sampling: SamplingName = "poisson"
-    groups: Annotated[int, Field(ge=2)] | None = None
-    """For `cyclic` sampling: number of parts of the examples that take turns."""
-    largest_batch: Count | None = None
-    """For `truncated_poisson` sampling: examples drawn beyond it are dropped at random."""
-    nominal_size: Count | None = None
-    """A public number that replaces the number of private examples in the choice of sample rate, divisor and steps; if
-    absent, that number itself, which claims then treat as public."""
-    # None for absent, even with a default: fields added to a task later must change no digest of a suite.
-    average: Decay | None = None
-    """Decay of a moving average of the parameters, which is evaluated and attacked; no average if absent."""
-    views: Count | None = None
-    """Random crops of each image whose gradients are averaged and bounded once; the image itself if absent."""
-    crop_padding: Padding | None = None
-    """Pixels added on each side before a view is cropped; 4 if absent. Ignored without views."""
-    horizontal_flip: bool | None = None
-    """True to flip half of the views left to right, the default; ignored without views."""
-    statistics: StatisticsTable | None = None
-    """Statistics that standardise fixed features; features of the model itself if absent."""
-    pretrain: PretrainTable | None = None
-    """Pretraining on public examples before the private training, which starts from random weights if absent."""
-    canaries: CanaryTable | None = None
-    """Canaries inserted into the training in addition to the private examples; none if absent."""
-    engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
-    """Method that computes clipped sums; all give the same up to rounding."""
-    unchecked: Literal[True] | None = None
-    """True trains a model that could not be checked on synthetic examples; its claims are marked as unverified."""
-
-    @model_validator(mode="after")
-    def _sampled_as_it_says(self) -> TaskTable:
-        for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
-            value = getattr(self, key)
-            if (self.sampling == kind) != (value is not None):
-                got = "none" if value is None else value
-                raise ValueError(
-                    f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
-                )
-        if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
-            raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
-        # The number of included canaries is a sum of secret bits, on which other samplers' batches depend.
-        if self.canaries is not None and self.sampling not in ("poisson", "full"):
-            raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")
-        return self
-
-
-TRAINING: Mapping[str, Any] = {
-    "sampling": SamplingAlone,
-    "lr": Rate,
-    "batch": Count,
-    "epochs": Count,
-    "momentum": Momentum,
-    "average": Decay,
-    "views": Count,
-    "crop_padding": Padding,
-    "horizontal_flip": bool,
-    "pretrain": PretrainTable,
-    "canaries": CanaryTable,
-    "release_noise": Literal["none", "calibrated"],
-}
-"""Values that a defense may override -> their types: the task's, and the [share] noise variant of its updates."""
 
 
 class BudgetTable(StrictTable):
@@ -289,13 +93,13 @@ class TuneTable(StrictTable):
     epochs: Count | None = None
     """Epochs of each trial; the task's if absent."""
     seed: Annotated[int, Field(ge=0)] = 0
-    grid: dict[str, Grid[Any]] = {}
+    grid: dict[str, Grid[Any]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, value: Any) -> Any:
         return (
-            _rest(value, "grid", [key for key in cls.model_fields if key != "grid"])
+            rest_in(value, "grid", [key for key in cls.model_fields if key != "grid"])
             if isinstance(value, dict)
             else value
         )
@@ -309,13 +113,13 @@ class ReportedRow(StrictTable):
     value: float
     source: Text
     attack: Text | None = None
-    selectors: dict[str, Any] = {}
+    selectors: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
     def _from_file(cls, value: Any) -> Any:
         named = ("defense", "metric", "value", "source", "attack")
-        return _rest(value, "selectors", named) if isinstance(value, dict) else value
+        return rest_in(value, "selectors", named) if isinstance(value, dict) else value
 
 
 class Document(StrictTable):
@@ -324,7 +128,7 @@ class Document(StrictTable):
     name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
     about: str = ""
     seeds: Seeds
-    task: TaskTable
+    task: Task
     budget: BudgetTable
     defense: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
     attack: tuple[dict[str, Any], ...] = ()
@@ -338,7 +142,7 @@ class Document(StrictTable):
 # Excluded: models, methods and reported figures, whose further keys are settings and selectors.
 _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
-    ("task",): TaskTable,
+    ("task",): Task,
     ("task", "statistics"): StatisticsTable,
     ("task", "pretrain"): PretrainTable,
     ("task", "canaries"): CanaryTable,
@@ -362,7 +166,7 @@ _TYPES = {
 
 
 def training_value(key: str, value: Any) -> Any:
-    """Returns a defense's override of a task setting, in the form of `TaskTable`; a table as plain content.
+    """Returns a defense's override of a task setting, in the form of `Task`; a table as plain content.
 
     Raises:
         ValueError: the value is invalid.
@@ -381,11 +185,11 @@ def training_value(key: str, value: Any) -> Any:
 
 
 def task_values(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values that a defense overrides, in the form of `TaskTable`: tables instead of plain content."""
+    """Returns values that a defense overrides, in the form of `Task`: tables instead of plain content."""
     return {
         key: TRAINING[key].model_validate(value) if isinstance(value, dict) else value
         for key, value in overrides.items()
-        if key in TaskTable.model_fields
+        if key in Task.model_fields
     }
 
 
@@ -458,9 +262,3 @@ def _problem(details: ErrorDetails) -> str:
         return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {got!r}"
     # Other errors: pydantic's sentence, as a clause.
     return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {got!r}"
-
-
-def _rest(table: dict[str, Any], into: str, named: Sequence[str]) -> dict[str, Any]:
-    """Moves all keys but the named ones into a nested table."""
-    kept = {key: value for key, value in table.items() if key in named}
-    return kept | {into: {key: value for key, value in table.items() if key not in named}}

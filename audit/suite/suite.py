@@ -25,8 +25,9 @@ from ..catalog.canonical import canonical
 from ..catalog.messages import no_such, way_out
 from ..catalog.methods import MethodKind
 from .changes import Change, change, put, touching
-from .schema import BUDGETS, TRAINING, Document, TaskTable, sentences, task_values
+from .schema import BUDGETS, Document, sentences, task_values
 from .small import KEY, small_form, small_forms
+from .task import TRAINING, Task
 from .validate import expand, with_every_other, wrong_grid, wrong_names, wrong_reported
 
 
@@ -140,7 +141,7 @@ class Suite(Document):
         values, digest = self._tuned.get(_key(choice, budget), ({}, ""))
         return choice.with_values(values), digest
 
-    def task_for(self, choice: DefenseChoice) -> TaskTable:
+    def task_for(self, choice: DefenseChoice) -> Task:
         """Returns the task with this defense's overrides."""
         # With another sampler, keys of the task's sampler do not apply.
         own = {"groups": None, "largest_batch": None} if "sampling" in choice.training else {}

@@ -20,7 +20,8 @@ from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import CatalogError, no_such, way_out
 from ..catalog.settings import Setting
-from .schema import BUDGETS, TRAINING, ReportedRow, TuneTable, training_value
+from .schema import BUDGETS, ReportedRow, TuneTable, training_value
+from .task import TRAINING
 
 Problem = tuple[str, str]
 Decided = dict[str, Any]

@@ -239,7 +239,7 @@ def test_a_small_form_is_run_under_its_own_name_and_its_old_spelling_says_the_ne
     write(f"{ALONE}\n[small]\ntask.epochs = 1\n")
     code, _, err = command("run", "toy.toml", "--small", "--jobs", 1)
     assert code == 0 and "records: results/toy_small" in err
-    (manifest,) = read_manifests("results/toy_small/records")
+    (manifest,) = read_manifests(Path("results/toy_small/records"))
     assert manifest.command == ("leakbench", "run", "toy.toml", "--small") and manifest.suite == "toy_small"
     code, _, err = command("run", "rs_table2_small", "--defense", "dp_sdg")
     assert code == cli.USAGE and err.startswith(

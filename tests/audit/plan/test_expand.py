@@ -315,7 +315,7 @@ def test_pretraining_may_be_a_defenses_own_and_moves_no_cell_of_others(suite_of)
     suite = suite_of(SUITE.replace('{ name = "dp_sgd" }', own))
     cells = plan(suite).cells
     assert plain.keys() < {cell.id for cell in cells}
-    asked = [cell.request.training.pretraining for cell in cells if cell.id not in plain]
+    asked = [cell.request.training.pretrain for cell in cells if cell.id not in plain]
     assert {one.train if one else None for one in asked} == {"last", "all"}
     # With a default written out, the same cells and the same suite.
     written = suite_of(SUITE.replace('{ name = "dp_sgd" }', own.replace("batch", 'optimizer = "sgd", batch')))
@@ -325,12 +325,12 @@ def test_pretraining_may_be_a_defenses_own_and_moves_no_cell_of_others(suite_of)
 def test_pretraining_of_a_task_is_that_of_every_defense_and_control_and_may_be_overridden(suite_of):
     text = SUITE.replace("lr = 0.5,", f"lr = 0.5, pretrain = {PRETRAIN},").replace("controls = false", "")
     cells = plan(suite_of(text)).cells
-    assert {json.dumps(cell.request.training.pretrain) for cell in cells} == {
+    assert {json.dumps(cell.request.training.to_dict()["pretrain"]) for cell in cells} == {
         '{"epochs": 2, "lr": 0.1, "batch": 20, "optimizer": "sgd", "train": "last"}'
     }
     longer = f"defense.dp_sgd.pretrain={PRETRAIN.replace('epochs = 2', 'epochs = 5')}"
     told = {
-        (cell.request.defense.name, cell.request.control): (cell.request.training.pretrain or {})["epochs"]
+        (cell.request.defense.name, cell.request.control): cell.request.training.to_dict()["pretrain"]["epochs"]
         for cell in plan(suite_of(text).with_overrides([longer])).cells
     }
     assert told["dp_sgd", None] == 5 and set(told.values()) == {2, 5}

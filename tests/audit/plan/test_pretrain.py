@@ -13,9 +13,10 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan import pretrain
 from leakbench.audit.plan.build import build_model, made, reads_public
 from leakbench.audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
-from leakbench.audit.plan.request import Budget, MethodAsked, Training, TrainingRequest
+from leakbench.audit.plan.request import Budget, MethodAsked, TrainingRequest
 from leakbench.audit.plan.splits_cache import load_data
-from leakbench.audit.suite.schema import PretrainTable
+from leakbench.audit.suite.fields import ModelChoice
+from leakbench.audit.suite.task import PretrainTable, StatisticsTable, Training
 from leakbench.benchmarks.core import Sizes, Split
 from leakbench.defenses.core import poisson, seeded, train
 
@@ -33,8 +34,8 @@ def asked(seed=0, model="mlp", defense="dp_sgd", **settings):
         control=None,
         seed=seed,
         training=Training(
-            data="digits", model=model, model_settings={}, private=100, candidates=None, batch=20, epochs=1, lr=0.5,
-            momentum=0.0, optimizer="sgd", schedule="constant", sampling="poisson", pretrain=SETTINGS | settings,
+            data="digits", model=ModelChoice(name=model), private=100, batch=20, epochs=1, lr=0.5,
+            pretrain=PretrainTable(**SETTINGS | settings),
         ),
     )  # fmt: skip
 
@@ -243,16 +244,17 @@ def test_it_leaves_the_mode_of_every_part_as_it_was():
         (replace(SPLITS, public=poisoned(SPLITS.public)), {}, r"public labels must be in \[0, 10\), got -1"),
         (load_data("digits", 0, Sizes(public=0)), {}, r"must have public examples .* set task\.public"),
         (load_data("digits", 0, Sizes(public=19)), {}, "batch must be at most 19, the public examples, got 20"),
-        (SPLITS, {"statistics": {"mean_norm": 1.0, "square_norm": 1.0}}, "leave one of the two out"),
+        (SPLITS, {"statistics": StatisticsTable(mean_norm=1.0, square_norm=1.0)}, "leave one of the two out"),
     ],
 )
 def test_what_could_not_be_pretrained_is_refused(splits, changes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        check_pretraining(replace(asked().training, **changes), splits)
-    check_pretraining(replace(asked().training, pretrain=None, **changes), splits)
+        check_pretraining(asked().training.model_copy(update=changes), splits)
+    check_pretraining(asked().training.model_copy(update=changes | {"pretrain": None}), splits)
 
 
 def test_ids_of_requests_without_it_do_not_know_it():
     request = asked()
-    assert "pretrain" not in json.dumps(replace(request, training=replace(request.training, pretrain=None)).canonical())
+    without = replace(request, training=request.training.model_copy(update={"pretrain": None}))
+    assert "pretrain" not in json.dumps(without.canonical())
     assert request.canonical()["task"]["pretrain"] == SETTINGS

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,10 @@ import pytest
 import leakbench.audit.catalog.canonical as canonical
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import Budget, MethodAsked, Request, Training
+from leakbench.audit.plan.request import Budget, MethodAsked, Request
+from leakbench.audit.suite.fields import ModelChoice
 from leakbench.audit.suite.suite import load
+from leakbench.audit.suite.task import Training
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden_ids.json").read_text(encoding="utf-8"))
@@ -37,15 +39,11 @@ REQUEST = Request(
     budget=Budget(epsilon=3.0, delta=1e-5),
     control=None,
     seed=0,
-    training=Training(
-        data="digits", model="mlp", model_settings={}, private=None, candidates=None, batch=70, epochs=1, lr=0.5,
-        momentum=0.0, optimizer="sgd", schedule="constant", sampling="poisson",
-    ),
+    training=Training(data="digits", model=ModelChoice(name="mlp"), batch=70, epochs=1, lr=0.5),
     kind="utility",
-)  # fmt: skip
+)
 
 
-@dataclass(frozen=True, kw_only=True)
 class LaterTraining(Training):
     """A training as a later version may have it."""
 
@@ -54,7 +52,7 @@ class LaterTraining(Training):
 
 def test_a_field_that_comes_later_moves_an_id_only_where_it_is_set():
     def later(**changes):
-        return replace(REQUEST, training=LaterTraining(**vars(REQUEST.training), **changes))
+        return replace(REQUEST, training=LaterTraining(**dict(REQUEST.training), **changes))
 
     assert later().id == REQUEST.id and later().seed_for("noise") == REQUEST.seed_for("noise")
     assert later(warmup=3).id != REQUEST.id and later(warmup=3).seed_for("noise") != REQUEST.seed_for("noise")
@@ -94,7 +92,8 @@ def test_every_field_of_a_request_decides_its_id():
     """Each field of each part is changed by itself; what describes it at its default is left out, and still counts."""
     other = {
         "suite": "other", "control": "positive", "seed": 1, "secure": True, "kind": "membership",
-        "no_update": "none", "data": "photos", "model": "linear", "model_settings": {"hidden": 3}, "private": 5,
+        "no_update": "none", "data": "photos", "private": 5,
+        "model": ModelChoice.model_validate({"name": "mlp", "hidden": 3}),
         "candidates": 5, "batch": 71, "epochs": 2, "lr": 0.6, "momentum": 0.1, "optimizer": "adam",
         "schedule": "cosine", "sampling": "shuffle", "non_member": 3, "public": 3, "data_digest": "ab",
         "model_digest": "ab", "tuning_digest": "ab", "engine": "opacus", "unchecked": True, "groups": 3,
@@ -106,11 +105,13 @@ def test_every_field_of_a_request_decides_its_id():
         "delta": 1e-6, "name": "pcdp", "settings": {"clip_norm": 2.0},
     }  # fmt: skip
     variants = {"nothing": REQUEST}
-    parts = {"defense": REQUEST.defense, "budget": REQUEST.budget, "training": REQUEST.training}
     for one in dataclasses.fields(Request):
-        if one.name not in (*parts, "attack", "update"):
+        if one.name not in ("defense", "budget", "training", "attack", "update"):
             variants[one.name] = replace(REQUEST, **{one.name: other[one.name]})
-    for name, part in parts.items():
+    for name in Training.model_fields:
+        training = REQUEST.training.model_copy(update={name: other[name]})
+        variants[f"training.{name}"] = replace(REQUEST, training=training)
+    for name, part in (("defense", REQUEST.defense), ("budget", REQUEST.budget)):
         for one in dataclasses.fields(part):
             if one.name != "kind":
                 variants[f"{name}.{one.name}"] = replace(

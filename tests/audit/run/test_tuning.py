@@ -78,7 +78,7 @@ def test_only_public_examples_are_read_and_none_twice(suite_of, tmp_path, monkey
     monkeypatch.setattr(tuning, "train", watch)
     suite = suite_of(TUNED)
     tuned(suite, tmp_path)
-    splits = load_data(suite.task.data, suite.tune.seed, tuning._on_public(suite).sizes)
+    splits = load_data(suite.task.data, suite.tune.seed, suite.task.sizes)
     public = splits.public.inputs.flatten(start_dim=1)
     for own, rest in seen:
         read = own if rest is None else torch.cat([own, rest[0]])
@@ -110,10 +110,10 @@ def test_what_judges_or_is_trained_on_is_new_to_a_pretrained_model_and_pretraini
     text = text.replace("lr = [1e-4, 0.5], clip_norm = [0.5, 1.0]", f"pretrain = [{', '.join(tried)}]")
     suite = tuned(suite_of(text.replace("[1.0, 2.0]", "1.0")), tmp_path)
     (cell,) = plan(suite).cells
-    chosen = cell.request.training.pretraining
+    chosen = cell.request.training.pretrain
     assert chosen is not None and chosen.epochs == 5
     assert settings_of(tuned(suite, tmp_path)) == settings_of(suite)
-    public = load_data(suite.task.data, 0, tuning._on_public(suite).sizes).public
+    public = load_data(suite.task.data, 0, suite.task.sizes).public
     assert [epochs for epochs, _ in read] == [1, 5]
     for (_, ids), own in zip(read, trained, strict=True):
         assert len(ids) == len(public) - 250 and torch.isin(ids, public.ids).all()

@@ -8,9 +8,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import budgets_of, plan
-from leakbench.audit.suite.schema import TRAINING
 from leakbench.audit.suite.small import small_forms
 from leakbench.audit.suite.suite import SuiteError, load
+from leakbench.audit.suite.task import TRAINING
 from leakbench.benchmarks import models
 from leakbench.defenses.core import FeatureStatistics, calibrate, poisson
 from leakbench.defenses.dp_sgd import dp_sgd

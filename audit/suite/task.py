@@ -1,0 +1,235 @@
+"""A task: data, model and settings of a training, in one model that suites, requests and the trainer share.
+
+A suite's `[task]` table is a `Task`; a request's is a `Training`, which adds digests of what the suite only names. A
+new key is a field here, a line of the trainer that reads it, and a line of docs. Absent is None, even for a field with
+a default: what is absent changes no digest of a suite and no id, so that keys may be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from leakbench.benchmarks.core import Sizes
+from leakbench.defenses.core import CropAndFlip, Execution, FeatureStatistics, Recipe
+
+from .fields import Count, Decay, ModelChoice, Momentum, Padding, Rate, StrictTable, Text
+
+SamplingName = Literal[
+    "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
+]
+SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
+"""Samplers without further keys, so that a defense may override the task's."""
+
+
+class StatisticsTable(StrictTable):
+    """Private statistics that standardise fixed features before the first step, at a privacy cost of their own."""
+
+    of: Text = "0"
+    """Name of the submodule that computes the features from the model's inputs."""
+    mean_norm: Rate
+    """Largest norm of an example's channel means, L2, in feature units: a public constant."""
+    square_norm: Rate
+    """Largest norm of its mean squares, L2, in squared feature units."""
+    noise_multiplier: Rate = 8.0
+    """Noise standard deviation / norm, of either release."""
+
+
+class PretrainTable(StrictTable):
+    """Pretraining on the task's public examples before the defense's first step, without privacy for these examples.
+
+    It reads the same examples and labels as methods with public data; those methods keep all of them.
+    """
+
+    epochs: Count
+    """Passes over the public examples, each in a new order."""
+    lr: Rate
+    """Learning rate, of the mean loss of a batch."""
+    batch: Count
+    """Public examples per step."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    train: Literal["all", "last", "lora"]
+    """Parameters that the defense then trains: `all` (fine-tuning), the `last` linear layer, behind fixed features
+    (linear probing), or that layer and a low-rank product added to each other weight (`lora`)."""
+    rank: Count | None = None
+    """Rank of the products of `lora`."""
+    alpha: Rate | None = None
+    """Scale of `lora`: products are multiplied by alpha / rank; by 1 if absent."""
+
+    @model_validator(mode="after")
+    def _of_low_rank(self) -> PretrainTable:
+        if (self.rank is not None) != (self.train == "lora"):
+            got = "none" if self.rank is None else self.rank
+            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {got} for '{self.train}'")
+        if self.alpha is not None and self.rank is None:
+            raise ValueError(f"alpha must go with train = 'lora', got {self.alpha:g} for '{self.train}'")
+        return self
+
+
+CanaryName = Literal["dirac", "random", "orthonormal", "mislabelled", "blank", "crafted"]
+
+
+class CanaryTable(StrictTable):
+    """Records inserted into the training, each by an independent fair coin, for attacks that detect them."""
+
+    kind: CanaryName
+    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: a
+    mislabelled example, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
+    number: Annotated[int, Field(ge=20)]
+    """Number of all canaries, included or not."""
+    norm: Rate | None = None
+    """Norm of the gradient of a canary in gradient space before the bound, L2; 10 if absent."""
+
+
+class Task(StrictTable):
+    """Data, model and settings of a training."""
+
+    data: Text
+    model: ModelChoice
+    private: Count | None = None
+    """Private examples to train on; the data set's own number if absent, as for `non_member` and `public`."""
+    candidates: Count | None = None
+    """Number of members, and of non-members, in membership tests; all if absent."""
+    batch: Count
+    """Expected examples per step."""
+    epochs: Count
+    lr: Rate
+    momentum: Momentum = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    sampling: SamplingName = "poisson"
+    non_member: Annotated[int, Field(ge=0)] | None = None
+    """Examples that are never trained on."""
+    public: Annotated[int, Field(ge=0)] | None = None
+    """Public examples."""
+    groups: Annotated[int, Field(ge=2)] | None = None
+    """For `cyclic` sampling: number of parts of the examples that take turns."""
+    largest_batch: Count | None = None
+    """For `truncated_poisson` sampling: examples drawn beyond it are dropped at random."""
+    nominal_size: Count | None = None
+    """A public number that replaces the number of private examples in the choice of sample rate, divisor and steps; if
+    absent, that number itself, which claims then treat as public."""
+    # None for absent, even with a default: fields added to a task later must change no digest of a suite.
+    average: Decay | None = None
+    """Decay of a moving average of the parameters, which is evaluated and attacked; no average if absent."""
+    views: Count | None = None
+    """Random crops of each image whose gradients are averaged and bounded once; the image itself if absent."""
+    crop_padding: Padding | None = None
+    """Pixels added on each side before a view is cropped; 4 if absent. Ignored without views."""
+    horizontal_flip: bool | None = None
+    """True to flip half of the views left to right, the default; ignored without views."""
+    statistics: StatisticsTable | None = None
+    """Statistics that standardise fixed features; features of the model itself if absent."""
+    pretrain: PretrainTable | None = None
+    """Pretraining on public examples before the private training, which starts from random weights if absent."""
+    canaries: CanaryTable | None = None
+    """Canaries inserted into the training in addition to the private examples; none if absent."""
+    engine: Literal["auto", "layerwise", "torch.func", "opacus", "backpack"] = "auto"
+    """Method that computes clipped sums; all give the same up to rounding."""
+    unchecked: Literal[True] | None = None
+    """True trains a model that could not be checked on synthetic examples; its claims are marked as unverified."""
+
+    @model_validator(mode="after")
+    def _sampled_as_it_says(self) -> Task:
+        for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
+            value = getattr(self, key)
+            if (self.sampling == kind) != (value is not None):
+                got = "none" if value is None else value
+                raise ValueError(
+                    f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
+                )
+        if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
+            raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
+        # The number of included canaries is a sum of secret bits, on which other samplers' batches depend.
+        if self.canaries is not None and self.sampling not in ("poisson", "full"):
+            raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")
+        return self
+
+    @property
+    def sizes(self) -> Sizes:
+        """The requested sizes of the pools."""
+        return Sizes(private=self.private, non_member=self.non_member, public=self.public)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings in the trainer's form."""
+        augmentation = None
+        if self.views is not None:
+            given = {"padding": self.crop_padding, "flip": self.horizontal_flip}
+            given = {name: value for name, value in given.items() if value is not None}
+            augmentation = CropAndFlip(views=self.views, **given)
+        return Recipe(
+            momentum=self.momentum,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            average=self.average,
+            nominal_size=self.nominal_size,
+            augmentation=augmentation,
+            statistics=None if self.statistics is None else FeatureStatistics(**self.statistics.model_dump()),
+        )
+
+    def execution(self, device: torch.device | None = None) -> Execution:
+        """Returns engine and device in the trainer's form.
+
+        Args:
+            device: of the computation; None for that of the examples.
+        """
+        return Execution(engine=self.engine, device=device, unchecked=bool(self.unchecked))
+
+
+class Training(Task):
+    """A task as a request has it: without settings that change nothing, with digests of what it only names."""
+
+    data_digest: str = ""
+    """SHA-256 of the user's own data, because a name does not reveal changed content."""
+    model_digest: str = ""
+    """SHA-256 of the user's own architecture."""
+    tuning_digest: str = ""
+    """Digest of the search on public data behind the settings; empty without a search."""
+
+    @classmethod
+    def of(cls, task: Task, **digests: Any) -> Training:
+        """Returns the training of a task.
+
+        Args:
+            task: of a suite, with the overrides of a defense.
+            digests: those that apply.
+        """
+        # Settings of views at their default, or without views, would give the same cell another id.
+        defaults = {"crop_padding": CropAndFlip.padding, "horizontal_flip": CropAndFlip.flip}
+        idle = [name for name, value in defaults.items() if task.views is None or getattr(task, name) == value]
+        return cls.model_construct(**(dict(task) | dict.fromkeys(idle) | digests))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields in record form, which ids are hashed from: without those at their default."""
+        content: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, ModelChoice):
+                content |= {"model": value.name, "model_settings": dict(value.settings)}
+            elif name in _ALWAYS or value != field.default:
+                content[name] = value.model_dump(exclude_none=True) if isinstance(value, StrictTable) else value
+        return content
+
+
+_ALWAYS = frozenset({"private", "candidates", "momentum", "optimizer", "schedule", "sampling"})
+"""Optional fields older than the rule that a default is left out: existing ids contain them."""
+
+TRAINING: Mapping[str, Any] = {
+    "sampling": SamplingAlone,
+    "lr": Rate,
+    "batch": Count,
+    "epochs": Count,
+    "momentum": Momentum,
+    "average": Decay,
+    "views": Count,
+    "crop_padding": Padding,
+    "horizontal_flip": bool,
+    "pretrain": PretrainTable,
+    "canaries": CanaryTable,
+    "release_noise": Literal["none", "calibrated"],
+}
+"""Values that a defense may override -> their types: the task's, and the [share] noise variant of its updates."""
