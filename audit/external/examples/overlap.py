@@ -82,7 +82,7 @@ def without_shared(groups: Groups) -> Groups:
         left[name] = Examples(ids=group.ids[at], inputs=group.inputs[at], labels=group.labels[at])
         if name in sources and not kept.all():
             dropped = f"{int((~kept).sum())} examples that another group has were left out"
-            sources[name] = sources[name] | {"notes": [*sources[name]["notes"], dropped]}
+            sources[name] = replace(sources[name], notes=(*sources[name].notes, dropped))
     return replace(groups, **left, sources=sources)
 
 

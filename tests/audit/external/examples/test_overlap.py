@@ -49,7 +49,7 @@ def test_shared_examples_leave_both_groups_and_the_population(digits):
     assert torch.equal(left.non_members.inputs, second)
     assert left.population is not None
     assert torch.equal(left.population.inputs, second[:3] / 2)
-    assert left.sources["members"]["notes"] == ["9 examples that another group has were left out"]
+    assert left.sources["members"].notes == ("9 examples that another group has were left out",)
     assert not torch.isin(left.members.ids, left.non_members.ids).any()
     alike = groups_of(_file(first, "in"), _file(first, "out"))
     with pytest.raises(ValueError, match="all 700 are shared"):
