@@ -22,7 +22,7 @@ import typer
 import leakbench
 from leakbench.malloc import keep_freed_memory
 
-from .audit import audit
+from .audit import app as audit
 from .cache import app as cache
 from .doctor import doctor
 from .epsilon import epsilon
@@ -45,10 +45,10 @@ app = typer.Typer(
 )
 board = typer.Typer(help="Boards from records.", no_args_is_help=True)
 app.add_typer(board, name="leaderboard")
+app.add_typer(audit, name="audit")
 app.add_typer(cache, name="cache")
 
 app.command()(run)
-app.command()(audit)
 app.command("list")(list_)
 app.command()(explain)
 app.command()(epsilon)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakbench.leaderboard.records.audit_findings import EpsilonBound, NoBound
-from leakbench.leaderboard.records.audit_report import AuditReport, ScoreMetric, ScoresReport
+from leakbench.leaderboard.records.audit_report import AuditReport, ScoreMetric, ScoresReport, WatchedTrainingReport
 from leakbench.leaderboard.records.record import Metric
 from leakbench.leaderboard.records.update_report import (
     JudgedCandidates,
@@ -114,3 +114,13 @@ def attack_text(attack: UpdateAttack) -> str:
             )
         case _:
             return f"not tested: {attack.why_not}"
+
+
+def transcript_text(report: WatchedTrainingReport) -> str:
+    """Formats the verdict of a transcript alone, its remarks, and the tests left out."""
+    verdict = report.verdict
+    lines = [f"{verdict.word}: {verdict.sentence}"]
+    lines += [f"transcript: {sentence}" for sentence in (*verdict.problems, *verdict.remarks)]
+    lines += [f"not tested: {sentence}" for sentence in verdict.skipped]
+    lines.append("not tested: the finished model: pass --checkpoint, --model, --members and --non-members")
+    return "\n".join(lines)

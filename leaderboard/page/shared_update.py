@@ -1,4 +1,4 @@
-"""Report on a shared update: an HTML page and a Markdown summary, from the files of `leakbench audit --update`.
+"""Report on a shared update: an HTML page and a Markdown summary, from the files of `leakbench audit update`.
 
 A folder has `update.json`, which holds the digests of the arrays beside it: reconstructions, and the candidates'
 p-values. Nothing is computed here. The files do not hold the ground truth: a picture is shown with the evidence that
@@ -33,7 +33,7 @@ def build_update_report(folder: str | os.PathLike[str]) -> Path:
     """Writes the page and the summary of an attacked update into its folder.
 
     Args:
-        folder: with the files of `leakbench audit --update`.
+        folder: with the files of `leakbench audit update`.
 
     Returns:
         The path of the page.

@@ -400,3 +400,14 @@ class ScoresReport(VersionedReport):
     smallest_leak: SmallestLeak
     claim: ClaimReport | None
     rules: tuple[RuleOutcome, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedTrainingReport(VersionedReport):
+    """Report of a transcript that is held against its claim without the model; see `AuditReport`."""
+
+    SCHEMA: ClassVar[str] = "leakbench-transcript/1"
+
+    schema: str = SCHEMA
+    verdict: TranscriptReport
+    claim: ClaimReport

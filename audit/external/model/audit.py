@@ -1,6 +1,6 @@
 """Audit of a finished model: membership attacks, the strongest of them, a bound on epsilon, exposure, and a verdict.
 
-`audit_model` takes a model in memory; `leakbench audit` does the same on files and writes a report.
+`audit_model` takes a model in memory; `leakbench audit model` does the same on files and writes a report.
 """
 
 from __future__ import annotations

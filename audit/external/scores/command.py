@@ -1,9 +1,8 @@
-"""`leakbench audit --scores`: audit of scores in a table, without a model."""
+"""`leakbench audit scores`: audit of scores in a table, without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from leakbench.leaderboard.records.audit_findings import EpsilonBound, NoBound
 from leakbench.leaderboard.records.audit_report import ScoreMetric, ScoresFile, ScoresReport, ScoresResult
@@ -11,10 +10,11 @@ from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift
 from ..gate import Rule, rules
-from ..model.audit import AuditSettings, epsilon_metric
+from ..model.audit import epsilon_metric
 from ..model.findings import COMPARED, allowed_by, epsilon_bound, strongest
 from ..model.sizes import smallest_leak
 from ..model.verdict import backwards, right_answers, verdict, why_tied
+from ..request import ScoresAuditRequest
 from ..rule_numbers import judged, numbers_of_rules, unless_proved
 from .score_files import COLUMNS, read_scores
 
@@ -24,16 +24,15 @@ def rules_of_scores(texts: Sequence[str]) -> list[Rule]:
     return rules(texts, COLUMNS)
 
 
-def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> ScoresReport:
+def audit_scores(request: ScoresAuditRequest) -> ScoresReport:
     """Audits scores without a model.
 
-    Args:
-        path: CSV or Parquet.
-        settings: its claim, split, delta and level are used.
-        asked: rules.
+    Raises:
+        ValueError: no table of scores.
     """
+    settings = request.settings
     delta = settings.delta_of_bounds
-    table = read_scores(path, delta=delta)
+    table = read_scores(request.scores, delta=delta)
     claim = settings.claim
     allowed = {} if claim is None else allowed_by(claim.trade_off)
     compared = (strongest(table.outcomes, metric, allowed.get(metric)) for metric in COMPARED)
@@ -58,7 +57,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
     outcomes = unless_proved(table.outcomes, settings.split, unknown)
     return ScoresReport(
         verdict=told,
-        scores=ScoresFile(file=path.name, sha256=table.sha256, members=len(members), rows=len(table.ids)),
+        scores=ScoresFile(file=request.scores.name, sha256=table.sha256, members=len(members), rows=len(table.ids)),
         attacks=tuple(
             ScoresResult(name=one.name, metrics={name: _plain(metric) for name, metric in one.metrics.items()})
             for one in outcomes
@@ -66,7 +65,7 @@ def audit_scores(path: Path, settings: AuditSettings, asked: Sequence[Rule]) -> 
         epsilon=bound if isinstance(bound, EpsilonBound) else NoBound(why_not=bound),
         smallest_leak=sizes,
         claim=None if claim is None else claim.report,
-        rules=judged(asked, numbers_of_rules(outcomes, by, whole), told),
+        rules=judged(request.rules, numbers_of_rules(outcomes, by, whole), told),
     )
 
 

@@ -65,7 +65,7 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"--scores must be a file that can be read, and {path} cannot: {error.strerror}") from None
+        raise ValueError(f"scores must be a file that can be read, and {path} cannot: {error.strerror}") from None
     table = _table(path, content)
     if "member" not in table.columns:
         raise ValueError(f"{path.name} must have a column member, 0 or 1; it has {', '.join(map(str, table.columns))}")

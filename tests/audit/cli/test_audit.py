@@ -33,7 +33,8 @@ def leakbench(capsys, folder, monkeypatch):
     return run
 
 
-FILES = ("model.safetensors", "--model", "mlp", "--members", "members.npz", "--non-members", "non_members.npz")
+FILES = ("model", "model.safetensors", "--model", "mlp", "--members", "members.npz", "--non-members", "non_members.npz")
+WATCHED = ("transcript", "none", "--checkpoint", *FILES[1:])
 
 
 def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
@@ -77,7 +78,7 @@ def test_a_table_has_the_columns_that_a_model_names(leakbench, tmp_path, named):
     save_file({"0.weight": torch.randn(2, 3), "0.bias": torch.zeros(2)}, tmp_path / "net.safetensors")
     given = {name: str(tmp_path / name) for name in ("net.safetensors", "net.py", "m.parquet", "n.parquet")}
     code, _, err = leakbench(
-        *(given["net.safetensors"], "--model", f"{given['net.py']}:build", "--trust-code"),
+        *("model", given["net.safetensors"], "--model", f"{given['net.py']}:build", "--trust-code"),
         *("--members", given["m.parquet"], "--non-members", given["n.parquet"]),
     )
     assert code == 2 and "in their order, and column 1 is f1 instead of f0" in err
@@ -101,7 +102,7 @@ def test_without_a_random_split_nothing_is_called_an_epsilon(leakbench):
 
 def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatch):
     monkeypatch.setattr(
-        "leakbench.audit.external.model.command.read_weights", lambda *_, **__: pytest.fail("the model was read")
+        "leakbench.audit.external.model.loaded_model.read_weights", lambda *_, **__: pytest.fail("the model was read")
     )
     code, out, _ = leakbench(*FILES, "--describe")
     assert code == 0
@@ -113,7 +114,7 @@ def test_describe_computes_nothing_and_says_what_would_run(leakbench, monkeypatc
 
 def test_the_preflight_stops_an_audit_that_would_mean_nothing(leakbench):
     for describe in ((), ("--describe",)):
-        code, out, err = leakbench(*FILES[:5], "--non-members", "members.npz", *describe)
+        code, out, err = leakbench(*FILES[:6], "--non-members", "members.npz", *describe)
         assert code == 2
         assert out == ""
         assert "stop: members and non-members have the very same examples" in err
@@ -187,10 +188,10 @@ def test_scores_without_a_model(leakbench, tmp_path):
     table = pd.DataFrame({"member": np.arange(2000) < 1000, "score": draw.normal(size=2000)})
     table.loc[table["member"], "score"] += 1.5
     table.to_csv(tmp_path / "scores.csv", index=False)
-    code, out, _ = leakbench("--scores", str(tmp_path / "scores.csv"), "--split", "random", "--claim", "epsilon=0.1")
+    code, out, _ = leakbench("scores", str(tmp_path / "scores.csv"), "--split", "random", "--claim", "epsilon=0.1")
     assert code == 1
     assert "score has an AUC of 0.8" in out or "score was right in" in out
-    code, out, err = leakbench("--scores", str(tmp_path / "scores.csv"), "--fail-if", "score:auc.high<0.9")
+    code, out, err = leakbench("scores", str(tmp_path / "scores.csv"), "--fail-if", "score:auc.high<0.9")
     assert code == 1
     assert "broken: score:auc.high<0.9" in err
 
@@ -198,13 +199,13 @@ def test_scores_without_a_model(leakbench, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "a checkpoint and --model must be given"),
-        (("model.safetensors", "--model", "mlp"), "--members and --non-members must be given"),
+        (("model", "model.safetensors", *FILES[4:]), "--model must be given"),
+        (FILES[:4], "--members and --non-members must be given"),
         ((*FILES, "--split", "sorted"), "--split must be random or unknown"),
         ((*FILES, "--claim", "1"), "--claim must be KEY=VALUE"),
         ((*FILES, "--attacks", "lyra"), "did you mean 'lira'"),
         ((*FILES, "--attacks", "likelihood_ratio"), "attacks no finished model: it needs"),
-        ((*FILES, "--attacks", "loss_trace"), "pass --transcript DIR"),
+        ((*FILES, "--attacks", "loss_trace"), "use leakbench audit transcript DIR"),
         ((*FILES, "--fail-if", "auc=1"), "--fail-if must be"),
         ((*FILES, "--shadows", "4"), "--shadows and --train go together"),
         ((*FILES, "--shadows", "3", "--train", "a.py:b", "--trust-code"), "even number"),
@@ -212,17 +213,25 @@ def test_scores_without_a_model(leakbench, tmp_path):
         ((*FILES, "--level", "2"), r"level must be in (0, 1)"),
         ((*FILES, "--data", "digits"), "--data and --split-file go together"),
         ((*FILES, "--out", "members.npz"), "--out must be a folder"),
-        ((*FILES, "--scores", "members.npz"), "--scores is instead of a checkpoint"),
-        (("model.safetensors", "--model", "a.py:b", *FILES[3:]), "pass --trust-code"),
-        (("none.safetensors", *FILES[1:]), "none.safetensors"),
+        (
+            (*FILES, "--scores", "members.npz"),
+            "has no --scores, which is of leakbench audit scores",
+        ),
+        (("model", "model.safetensors", "--model", "a.py:b", *FILES[4:]), "pass --trust-code"),
+        (("model", "none.safetensors", *FILES[2:]), "none.safetensors"),
         ((*FILES, "--out", "members.npz/report"), "members.npz is none"),
-        (("--scores", "s.csv", "--out", "report"), "--scores makes no use of --out"),
-        (("--scores", "s.csv", "--describe"), "--scores makes no use of --describe"),
-        ((*FILES, "--lr", "0"), "are of --update"),
-        (("none.safetensors", *FILES[1:], "--describe"), "there is no none.safetensors"),
-        (("model.safetensors", "--model", "mlpp", *FILES[3:], "--describe"), "did you mean 'mlp'"),
-        ((*FILES, "--claim", "epsilon=3", "--transcript", "none", "--describe"), "a transcript must be a folder"),
-        (("model.safetensors", "--model", "mlpp", *FILES[3:]), "did you mean 'mlp'"),
+        (
+            ("scores", "s.csv", "--out", "report"),
+            "has no --out, which is of leakbench audit model",
+        ),
+        (("scores", "s.csv"), "scores must be a file that can be read"),
+        (("scores",), "FILE"),
+        (("scorse", "s.csv"), "no audit named 'scorse'; did you mean 'scores'?"),
+        ((*FILES, "--lr", "0"), "leakbench audit model has no --lr, which is of leakbench audit update"),
+        (("model", "none.safetensors", *FILES[2:], "--describe"), "there is no none.safetensors"),
+        (("model", "model.safetensors", "--model", "mlpp", *FILES[4:], "--describe"), "did you mean 'mlp'"),
+        ((*WATCHED, "--claim", "epsilon=3", "--describe"), "a transcript must be a folder"),
+        (("model", "model.safetensors", "--model", "mlpp", *FILES[4:]), "did you mean 'mlp'"),
     ],
 )
 def test_mistakes_are_one_sentence_before_any_compute(leakbench, arguments, told):
@@ -260,11 +269,11 @@ def shared(overfitted, folder):
     return inputs, labels
 
 
-UPDATE = ("before.safetensors", "--model", "mlp", "--public", "known.npz")
+UPDATE = ("update", "--checkpoint", "before.safetensors", "--model", "mlp", "--public", "known.npz")
 
 
 def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_path):
-    code, out, _ = leakbench(*UPDATE, "--update", "one.safetensors", "--batch-size", "1", "--out", str(tmp_path))
+    code, out, _ = leakbench(*UPDATE, "one.safetensors", "--batch-size", "1", "--out", str(tmp_path))
     assert code == 0
     assert "bias_division: 1 input(s) reconstructed (ok, 1 of them proved to be in the batch; they leave " in out
     with np.load(tmp_path / "reconstructions.npz") as found:
@@ -284,7 +293,7 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
 @pytest.mark.parametrize("form", [("eight.safetensors",), ("after.safetensors", "--lr", "0.1")])
 def test_candidates_of_a_batch_are_told_from_others(leakbench, shared, form):
     asked = ("--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others", "--json")
-    code, out, _ = leakbench(*UPDATE, "--update", *form, *asked)
+    code, out, _ = leakbench(*UPDATE, *form, *asked)
     assert code == 0
     values = [one["q_value"] for one in json.loads(out)["attacks"][0]["candidates"]]
     assert sum(value <= 0.05 for value in values[:8]) >= 6
@@ -309,8 +318,17 @@ def test_candidates_of_an_update_are_matched_with_public_examples_by_their_colum
     table[20:].to_parquet(tmp_path / "public.parquet")
     table.iloc[:8][["label", *names[::-1]]].to_parquet(tmp_path / "who.parquet")
     table.iloc[:8].rename(columns={"p3": "other"}).to_parquet(tmp_path / "renamed.parquet")
-    asked = [str(tmp_path / "before.safetensors"), "--model", "mlp", "--update", str(tmp_path / "update.safetensors")]
-    asked += ["--batch-size", "2", "--public", str(tmp_path / "public.parquet"), "--attacks", "gradient_similarity"]
+    asked = ["update", str(tmp_path / "update.safetensors"), "--checkpoint", str(tmp_path / "before.safetensors")]
+    asked += [
+        "--model",
+        "mlp",
+        "--batch-size",
+        "2",
+        "--public",
+        str(tmp_path / "public.parquet"),
+        "--attacks",
+        "gradient_similarity",
+    ]
     code, out, _ = leakbench(*asked, "--candidates", str(tmp_path / "who.parquet"), "--json")
     told = json.loads(out)
     assert code == 0 and any("were put into the order of" in note for note in told["notes"])
@@ -322,7 +340,7 @@ def test_candidates_of_an_update_are_matched_with_public_examples_by_their_colum
 
 def test_a_report_names_candidates_and_takes_no_other_files(leakbench, shared, tmp_path):
     asked = ("--batch-size", "8", "--candidates", "batch.npz", "--out", str(tmp_path))
-    plain = (*UPDATE, "--update", "eight.safetensors", *asked)
+    plain = (*UPDATE, "eight.safetensors", *asked)
     code, out, _ = leakbench(*plain, "--attacks", "gaussian_others")
     assert code == 0
     assert out.startswith("leaks: This update leaks: ")
@@ -375,34 +393,38 @@ def test_a_difference_of_weights_is_named_and_a_last_layer_alone_is_attacked(lea
     save_file({name: after[name] for name in last}, str(folder / "last.safetensors"))
     asked = ("--batch-size", "8", "--attacks", "label_recovery,r_gap")
     truth = {str(k): int(v) for k, v in enumerate(np.bincount(shared[1][:8].numpy())) if v}
-    code, out, _ = leakbench(*UPDATE, "--update", "difference.safetensors", *asked)
+    code, out, _ = leakbench(*UPDATE, "difference.safetensors", *asked)
     assert code == 0
     assert "note: The update is a difference of weights (after minus before) at a rate of 0.1" in out
-    code, out, _ = leakbench(*UPDATE, "--update", "last.safetensors", "--lr", "0.1", *asked, "--json")
+    code, out, _ = leakbench(*UPDATE, "last.safetensors", "--lr", "0.1", *asked, "--json")
     told = json.loads(out)
     assert (code, told["attacks"][0]["labels"], told["attacks"][0]["status"]) == (0, truth, "ok")
     assert "; the update lacks " in told["attacks"][1]["why_not"]
     assert told["update"]["convention"]["words"] == "new weights"
 
 
-ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
+ONE = (*UPDATE, "one.safetensors", "--batch-size")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (ONE[:-1], "--batch-size"),
-        ((*FILES, "--batch-size", "3"), "are of --update"),
+        (("update", "one.safetensors", "--batch-size", "1"), "--checkpoint"),
+        ((*UPDATE[:3], *ONE[7:], "1"), "--model must be given"),
         ((*ONE, "1", "--labels", "a"), "--labels must be class numbers"),
         ((*ONE, "2", "--labels", "1"), "one an example of the batch"),
         ((*ONE, "1", "--noise-multiplier", "1"), "give --clip-norm"),
-        ((*UPDATE[:3], *ONE[5:], "1", "--candidates", "batch.npz"), "give --public"),
-        ((*UPDATE, "--update", "members.npz", "--batch-size", "1"), "members.npz"),
+        ((*UPDATE[:5], *ONE[7:], "1", "--candidates", "batch.npz"), "give --public"),
+        ((*UPDATE, "members.npz", "--batch-size", "1"), "members.npz"),
         ((*ONE, "1", "--attacks", "lira"), "no attack on an update"),
-        ((*ONE, "1", "--claim", "epsilon=1"), "one step alone"),
-        ((*UPDATE, "--update", "before.safetensors", "--batch-size", "1"), "looks like the model's weights; give --lr"),
         (
-            (*UPDATE, "--update", "before.safetensors", "--batch-size", "1", "--lr", "0.1"),
+            (*ONE, "1", "--claim", "epsilon=1"),
+            "has no --claim, which is of leakbench audit model",
+        ),
+        ((*UPDATE, "before.safetensors", "--batch-size", "1"), "looks like the model's weights; give --lr"),
+        (
+            (*UPDATE, "before.safetensors", "--batch-size", "1", "--lr", "0.1"),
             "zero everywhere: its weights are those of the checkpoint",
         ),
         (
@@ -411,9 +433,8 @@ ONE = (*UPDATE, "--update", "one.safetensors", "--batch-size")
         ),
         ((*ONE, "1", "--weight-decay", "-1"), "--weight-decay must be at least 0"),
         ((*ONE, "1", "--training-mode"), "with batch norms, and it has none"),
-        ((*FILES, "--update-is", "sum"), "are of --update"),
-        ((*ONE, "1", "--describe"), "--update makes no use of --describe"),
-        ((*ONE, "1", "--transcript", "steps"), "--update makes no use of --transcript"),
+        ((*ONE, "1", "--describe"), "leakbench audit update has no --describe"),
+        ((*ONE, "1", "--canaries", "c"), "has no --canaries, which is of leakbench audit transcript"),
     ],
 )
 def test_mistakes_about_an_update_are_one_sentence(leakbench, shared, arguments, told):
@@ -445,7 +466,7 @@ def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share
     stated = "epsilon=3,sampling=poisson,sample_rate=0.1,noise_multiplier=4,steps=5"
     split = ("--split", "random") if share < 1 else ()
     found, out, _ = leakbench(
-        *FILES, "--claim", stated, "--transcript", str(tmp_path / "steps"), *split, "--no-gradients",
+        *("transcript", str(tmp_path / "steps"), *WATCHED[2:], "--claim", stated), *split, "--no-gradients",
         "--attacks", "loss_threshold", "--json",
     )  # fmt: skip
     told = json.loads(out)
@@ -462,14 +483,24 @@ def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share
         assert told["transcript"]["word"] == "no verdict"
         assert told["verdict"]["word"] != "claim refuted"
         assert "The transcript allows no verdict" in told["verdict"]["sentence"]
+    # Without the model the noise is judged all the same, at the whole level.
+    alone, out, _ = leakbench("transcript", str(tmp_path / "steps"), "--claim", stated, "--json")
+    told = json.loads(out)
+    assert alone == (1 if share < 1 else 0)
+    assert told["verdict"]["word"] == ("violation" if share < 1 else "no violation found")
+    assert told["verdict"]["level"] == 0.95
+    _, out, _ = leakbench("transcript", str(tmp_path / "steps"), "--claim", stated)
+    assert out.startswith("violation: " if share < 1 else "no violation found: ")
+    assert "not tested: noise on coordinates without a gradient" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((*FILES, "--transcript", "steps"), "--transcript is held against a claim"),
-        ((*FILES, "--canaries", "c.safetensors"), "give --transcript"),
-        ((*FILES, "--claim", "epsilon=3", "--transcript", "none"), "none"),
+        (WATCHED, "a transcript is held against a claim; give --claim"),
+        ((*FILES, "--canaries", "c.safetensors"), "which is of leakbench audit transcript"),
+        ((*WATCHED, "--claim", "epsilon=3"), "none"),
+        (("transcript", "none", "--claim", "epsilon=3"), "--attacks is of the model, and a transcript alone has none"),
     ],
 )
 def test_mistakes_about_a_transcript_are_one_sentence(leakbench, arguments, told):

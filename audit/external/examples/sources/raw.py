@@ -18,7 +18,7 @@ ID_NAMES = ("ids", "id")
 Axes = Literal["auto", "nchw", "nhwc", "nhw", "plain"]
 
 REGRESSION = (
-    "a regression is audited by its losses, without the model: leakbench audit --scores FILE.csv, with the columns "
+    "a regression is audited by its losses, without the model: leakbench audit scores FILE.csv, with the columns "
     "member (0 or 1) and loss"
 )
 """Suggestion for targets that are not classes."""

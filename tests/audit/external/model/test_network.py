@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from leakbench.audit.external.model.command import fitting
+from leakbench.audit.external.model.fitting import fitting
 from leakbench.audit.external.model.network import architecture, filled, own_tensors
 from leakbench.benchmarks import models
 

@@ -1,0 +1,111 @@
+"""`leakbench audit FILE` with `--update`, `--scores` or `--transcript`: how audits were spelled before.
+
+Translated to `leakbench audit model`, `update`, `scores` and `transcript`; to be deleted with the next version.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..options import say
+from .model import model
+from .scores import scores
+from .transcript import transcript
+from .update import update
+
+
+def _options(command: Callable[..., int]) -> dict[str, inspect.Parameter]:
+    """Returns the options of a command by name, without its files; none of them is required."""
+    parameters = inspect.signature(command).parameters
+    return {
+        name: one.replace(default=None if one.default is one.empty else one.default)
+        for name, one in parameters.items()
+        if name not in ("file", "folder", "checkpoint")
+    }
+
+
+_MODEL, _SCORES, _UPDATE, _TRANSCRIPT = (_options(command) for command in (model, scores, update, transcript))
+_FILES = {
+    name: inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, declared]
+    )
+    for name, declared in {
+        "checkpoint": typer.Argument(),
+        **dict.fromkeys(("scores", "update", "transcript"), typer.Option()),
+    }.items()
+}
+_ALL = _FILES | _TRANSCRIPT | _UPDATE
+
+_WORDS = {
+    "scores must be a file that": "--scores must be a file that",
+    "; use leakbench audit transcript DIR": "; pass --transcript DIR",
+}
+"""Clauses of refusals that name a new command -> the option that the old spelling has instead."""
+
+
+def old_spelling(**values: Any) -> int:
+    """Audits as before there was a command for each kind of audit."""
+    # An explicit default value counts as not given.
+    given = {name: value for name, value in values.items() if value != _ALL[name].default}
+    _refuse(given)
+    checkpoint = values["checkpoint"]
+    if "update" in given:
+        name, command, options = "update FILE --checkpoint FILE", update, _UPDATE
+        files = {"file": values["update"], "checkpoint": checkpoint}
+    elif "scores" in given:
+        name, command, options, files = "scores FILE", scores, _SCORES, {"file": values["scores"]}
+    elif "transcript" in given:
+        name, command, options = "transcript DIR --checkpoint FILE", transcript, _TRANSCRIPT
+        files = {"folder": values["transcript"], "checkpoint": checkpoint}
+    else:
+        name, command, options, files = "model FILE", model, _MODEL, {"file": checkpoint}
+    say(f"note: this is now `leakbench audit {name} ...`; the old spelling goes with the next version")
+    try:
+        return command(**files, **{option: values[option] for option in options})
+    except ValueError as error:
+        text = str(error)
+        for new, old in _WORDS.items():
+            text = text.replace(new, old)
+        if text == str(error):
+            raise
+        raise ValueError(text) from None
+
+
+old_spelling.__signature__ = inspect.Signature([*_ALL.values()])  # pyright: ignore[reportFunctionMemberAccess] -- read by typer
+old_spelling.__annotations__ = {name: one.annotation for name, one in _ALL.items()}
+
+
+def _refuse(given: Mapping[str, Any]) -> None:
+    """Refuses kinds of audit that exclude one another, and what a kind makes no use of or lacks."""
+    names = given.keys()
+    of_update = [name for name in _UPDATE if name not in _TRANSCRIPT]
+    if "update" in names:
+        if not {"checkpoint", "model", "batch_size"} <= names:
+            raise ValueError("--update needs the checkpoint before the step, --model and --batch-size")
+        if names & {"members", "non_members", "scores", "shadows", "bank", "claim", "fail_if"}:
+            raise ValueError("--update asks about one step alone: give no members, scores, shadows, claim or rules")
+        _refuse_others("--update", names - _UPDATE.keys() - {"update", "checkpoint"})
+    elif names & of_update:
+        *others, last = (f"--{name.replace('_', '-')}" for name in of_update)
+        raise ValueError(f"{', '.join(others)} and {last} are of --update")
+    elif "scores" in names:
+        if names & {"checkpoint", "model", "members"}:
+            raise ValueError("--scores is instead of a checkpoint and its examples, got both")
+        _refuse_others("--scores", names - _SCORES.keys() - {"scores"})
+    elif "checkpoint" not in names or ("model" not in names and not given["checkpoint"].is_dir()):
+        raise ValueError("a checkpoint and --model must be given, or --scores; see leakbench audit --help")
+    elif "transcript" in names and "claim" not in names:
+        raise ValueError("--transcript is held against a claim; give --claim epsilon=...,noise_multiplier=...")
+    elif "canaries" in names and "transcript" not in names:
+        raise ValueError("--canaries are sought in the updates of a training; give --transcript")
+
+
+def _refuse_others(kind: str, options: Collection[str]) -> None:
+    """Raises for options that would be ignored silently."""
+    if options:
+        raise ValueError(f"{kind} makes no use of --{min(options).replace('_', '-')}; leave it out")
