@@ -43,10 +43,10 @@ def run(
         say(f"leakbench run {suite} is now leakbench run {full} --small; the old name goes with the next version")
         suite, small = full, True
     chosen = suites.load(suite, small=small)
-    overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
-    chosen = chosen.with_overrides(overrides).select(defenses=defense, attacks=attack)
+    chosen = chosen.with_overrides(settings or [], seed=seed).select(defenses=defense, attacks=attack)
     directory = out or Path("results") / chosen.name
     check_folder(directory)
+    overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
     command = _asked(suite, small, defense, attack, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(

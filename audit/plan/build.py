@@ -18,7 +18,6 @@ from leakbench.defenses.core import (
     Domain,
     Entry,
     MembershipLimit,
-    Noise,
     Recipe,
     Sampling,
     ToyRows,
@@ -27,9 +26,7 @@ from leakbench.defenses.core import (
     noise_multiplier,
     noise_within,
     predict,
-    secure,
     seed_from,
-    seeded,
 )
 
 from ..catalog import methods as catalog
@@ -155,11 +152,6 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
 def made(method: MethodAsked) -> Defense:
     """Returns the requested defense, before its noise is set."""
     return catalog.defense(method.name, method.settings)
-
-
-def noise_for(request: TrainingRequest) -> Noise:
-    """Returns the secret noise of a request: seeded by its hash, or from the operating system."""
-    return secure() if request.secure else seeded(request.seed_for("noise"))
 
 
 def reads_public(method: MethodAsked) -> bool:

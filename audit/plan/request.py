@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from leakbench.benchmarks.core import Sizes
-from leakbench.defenses.core import Claim, seed_from
+from leakbench.defenses.core import Claim, Noise, seed_from, seeded
+from leakbench.defenses.core import secure as secure_noise
 
 from ..catalog.canonical import canonical, recorded
 from ..catalog.methods import MethodKind
@@ -46,6 +47,45 @@ def seed_of_data(digest: str, purpose: str) -> int:
         purpose: name of the random draw, such as "candidates".
     """
     return seed_of({"digest": digest}, purpose)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSet:
+    """Seeds of a training's random processes.
+
+    Attributes:
+        model: of splits and initial weights, the same for every defense of a suite's seed.
+        public: of public randomness, such as masks and augmentation.
+        sampler: of the sampler; None for a key from the operating system. Amplification by sampling needs a secret key,
+            and a request, from which seeds derive, is in every record.
+        noise: of the noise; None for noise from the operating system.
+    """
+
+    model: int
+    public: int
+    sampler: int | None
+    noise: int | None
+
+    @classmethod
+    def of(cls, content: dict[str, Any], model: int, *, run: str = "", secure: bool = False) -> SeedSet:
+        """Returns the seeds of a training.
+
+        Args:
+            content: plain content that they derive from.
+            model: seed of splits and initial weights.
+            run: prefix of the names of its random processes, if several trainings have the same content.
+            secure: whether noise and sampler are keyed by the operating system.
+        """
+        sampler, noise = (None if secure else seed_of(content, f"{run}{purpose}") for purpose in ("sampler", "noise"))
+        return cls(model=model, public=seed_of(content, f"{run}coins"), sampler=sampler, noise=noise)
+
+    def noise_source(self) -> Noise:
+        """Returns the secret noise at its start."""
+        return secure_noise() if self.noise is None else seeded(self.noise)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `train`, with the noise at its start."""
+        return {"noise": self.noise_source(), "seed": self.public, "sampler_key": self.sampler}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +253,19 @@ class TrainingRequest:
         Args:
             purpose: name of the random draw, such as "noise".
         """
+        return seed_of(self._training(), purpose)
+
+    @property
+    def seeds(self) -> SeedSet:
+        """The seeds of this training, the same for every attack on it."""
+        return SeedSet.of(self._training(), self.seed, secure=self.secure)
+
+    def _training(self) -> dict[str, Any]:
         # `Request` adds these two; attacks on the same training must share its seeds.
         content = {key: value for key, value in self.canonical().items() if key not in ("attack", "kind")}
         if self.control == "positive":  # a mark for the board: the same training as without it
             content["control"] = None
-        return seed_of(content, purpose)
+        return content
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from leakbench.defenses.core import keyed, seeded, train
+from leakbench.defenses.core import keyed, train
 from leakbench.leaderboard.records.files import sweep
 from leakbench.leaderboard.records.record import Provenance
 
@@ -24,7 +24,7 @@ from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.expand import asked, budgets_of
 from ..plan.pretrain import starting_model
-from ..plan.request import Budget, TrainingRequest, digest_of, seed_of, seed_of_data
+from ..plan.request import Budget, SeedSet, TrainingRequest, digest_of, seed_of_data
 from ..plan.splits_cache import load_data
 from ..scoring.utility import score_utility
 from ..subjects.outcome import examples_of, pick
@@ -241,9 +241,7 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         lr=task.lr,
         public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
         # Seeded even for a run with secure noise, because it holds no private data.
-        noise=seeded(seed_of(content, "noise")),
-        seed=seed_of(content, "coins"),
-        sampler_key=seed_of(content, "sampler"),
+        **SeedSet.of(content, request.seed).arguments(),
         recipe=recipe_of(task, splits),
         execution=task.execution(device),
     )

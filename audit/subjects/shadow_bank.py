@@ -29,13 +29,13 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import NotTogether, from_os, keyed, seeded, train, train_together
+from leakbench.defenses.core import NotTogether, keyed, train, train_together
 
 from ..catalog import methods as catalog
 from ..plan.artifact import Artifact, Artifacts
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.pretrain import starting_model
-from ..plan.request import Request, TrainingRequest, seed_of, seed_of_data
+from ..plan.request import Request, SeedSet, TrainingRequest, seed_of, seed_of_data
 from ..targets.candidates import content_order
 from ..targets.observe import logits_of
 from .outcome import asked_pools, examples_of, join, pick
@@ -77,6 +77,13 @@ class ShadowStack:
             model: number of the model in the bank.
         """
         return seed_of(self._training(), f"shadow {model} {purpose}")
+
+    def _seeds(self, number: int) -> SeedSet:
+        """Returns the seeds of one model."""
+        request = self.request
+        # Random weights are the trainer's own; weights pretrained on public examples are public.
+        model = self.seed_for("model", number) if request.training.pretrain is None else request.seed
+        return SeedSet.of(self._training(), model, run=f"shadow {number} ", secure=request.secure)
 
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains and queries the models; returns their outputs as plain JSON values."""
@@ -132,10 +139,7 @@ class ShadowStack:
         ]
 
     def _begun(self, number: int, public: Examples, splits: Splits) -> nn.Module:
-        request = self.request
-        # Random weights are the trainer's own; weights pretrained on public examples are public.
-        if request.training.pretrain is None:
-            request = replace(request, seed=self.seed_for("model", number))
+        request = replace(self.request, seed=self._seeds(number).model)
         return starting_model(request, splits, public).to(public.inputs.device)
 
     def _alone(self, number: int, model: nn.Module, examples: Examples, public: Examples, splits: Splits) -> nn.Module:
@@ -149,9 +153,7 @@ class ShadowStack:
             steps=steps,
             lr=task.lr,
             public=(public.inputs, public.labels) if len(public) and reads_public(request.defense) else None,
-            noise=from_os() if request.secure else seeded(self.seed_for("noise", number)),
-            seed=self.seed_for("coins", number),
-            sampler_key=None if request.secure else self.seed_for("sampler", number),
+            **self._seeds(number).arguments(),
             recipe=recipe_of(task, splits),
             execution=task.execution(examples.inputs.device),
         ).model

@@ -20,7 +20,7 @@ from leakbench.defenses.core import Defense, Noise, keyed
 from leakbench.leaderboard.records.record import Metric
 
 from ..catalog import methods as catalog
-from ..plan.build import build_model, defend, load_splits, noise_for
+from ..plan.build import build_model, defend, load_splits
 from ..plan.cells import Cell
 from ..plan.request import seed_of_data
 from ..scoring.choice import Pick, chosen, compare_choice
@@ -76,7 +76,7 @@ class SharedUpdates:
         if not noisy:
             defense = defense.with_noise(0.0)
         # One source for all targets: separate sources would share a key, and repeat the same noise.
-        noise = noise_for(request)
+        noise = request.seeds.noise_source()
         seen = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
         last = seen[-1].shared
         # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.

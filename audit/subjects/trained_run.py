@@ -29,10 +29,10 @@ from leakbench.defenses.core import (
 )
 
 from ..plan.artifact import Artifacts
-from ..plan.build import defend, load_splits, noise_for, planned, reads_public, recipe_of
+from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
 from ..plan.canaries import Canaries, drawn, with_canaries
 from ..plan.pretrain import starting_model
-from ..plan.request import TrainingRequest, seed_of_data
+from ..plan.request import SeedSet, TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from ..targets.all_steps import AllSteps
@@ -175,14 +175,6 @@ class TrainedRun:
         views = recipe.augmentation if self.canaries.schedule is None else self.canaries.schedule
         return replace(recipe, expected_batch=expected, augmentation=views)
 
-    @property
-    def _sampler_key(self) -> int | None:
-        """Seed of the sampler; None, for a key from the operating system, with secure noise.
-
-        Amplification by sampling needs a secret key, and a request, from which seeds derive, is in every record.
-        """
-        return None if self.request.secure else self.request.seed_for("sampler")
-
     @cached_property
     def cosines(self) -> SuccessiveCosines:
         """The cosine similarity of successive updates; filled during training."""
@@ -200,7 +192,7 @@ class TrainedRun:
             memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
             meter=self.cosines,
         )
-        run = self._training(recording, self._sampler_key).run()
+        run = self._training(recording, self.request.seeds).run()
         if self.every_step and run.transcript.truncated:
             # The first steps alone are useless to attacks on every step, so only the watched steps stay.
             run.transcript.steps = [step for step in run.transcript.steps if step.step in watched(steps)]
@@ -220,12 +212,13 @@ class TrainedRun:
     def _again(self) -> Iterator[Step]:
         # An attack may read steps under inference mode, in which a new model could not be trained.
         with torch.inference_mode(mode=False):
-            training = self._training(Recording(observer="updates"), self.run.sampler_key)
+            seeds = replace(self.request.seeds, sampler=self.run.sampler_key)
+            training = self._training(Recording(observer="updates"), seeds)
         return training.retake(self.run)
 
-    def _training(self, recording: Recording, sampler_key: int | None) -> OngoingRun:
+    def _training(self, recording: Recording, seeds: SeedSet) -> OngoingRun:
         """Returns the training before its first step, with its noise and public randomness at their start."""
-        request, task = self.request, self.request.training
+        task = self.request.training
         data, public = self.trained_on, self._read
         sampling, steps = self.sampling
         settings = TrainingSettings(
@@ -233,9 +226,7 @@ class TrainedRun:
             sampling=sampling,
             steps=steps,
             lr=task.lr,
-            noise=noise_for(request),
-            seed=request.seed_for("coins"),
-            sampler_key=sampler_key,
+            **seeds.arguments(),
             recipe=self._recipe,
             execution=task.execution(self.device),
             recording=recording,

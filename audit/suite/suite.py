@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -204,42 +205,49 @@ class Suite(Document):
                     chosen._given = tuple(self._given[place] for place in kept)
         return chosen
 
-    def with_overrides(self, overrides: Sequence[str]) -> Suite:
+    def with_overrides(self, overrides: Sequence[str], *, seed: int | None = None) -> Suite:
         """Returns the suite with values replaced, as by `--set`.
 
         Args:
             overrides: `path=value`, such as `task.epochs=2` or `defense.dpdr.share=[0.02, 0.1]`; the value in TOML, so
                 text in quotes. An entry of a list is named by its `name` or its position.
+            seed: the only seed; None for those of the suite.
 
         Raises:
             SuiteError: a value that is not TOML, a path that leads nowhere, or mistakes in the resulting suite.
         """
-        if not overrides:
+        chosen = [] if seed is None else [(f"seeds=[{seed}]", ["seeds"], [seed])]
+        if not overrides and not chosen:
             return self
         raw = copy.deepcopy(self._raw)  # `put` writes into it
         changes = list(self._changes)
-        for override in overrides:
-            path, equals, text = override.partition("=")
-            if not equals or not path.strip():
-                raise ChoiceError(f"an override must be key.path=value, as task.epochs=2, got {override!r}")
+        for override, keys, value in itertools.chain(map(_parsed, overrides), chosen):
+            changes.append(change(raw, keys, value))
             try:
-                value = tomllib.loads(f"value = {text}")
-            except tomllib.TOMLDecodeError:
-                value = {}
-            if set(value) != {"value"}:  # a text with a line break could set further keys
-                raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
-            keys = path.strip().split(".")
-            changes.append(change(raw, keys, value["value"]))
-            try:
-                put(raw, keys, value["value"], override)
+                put(raw, keys, value, override)
             except ValueError as error:
                 raise ChoiceError(str(error)) from None
+        words = ", ".join([*overrides, *(override for override, _, _ in chosen)])
         try:
-            changed = _build(raw, f"{self._source} with {', '.join(overrides)}")
+            changed = _build(raw, f"{self._source} with {words}")
         except SuiteError as error:  # the file by itself was valid
             raise ChoiceError(str(error)) from None
         changed._changes = tuple(changes)
         return changed
+
+
+def _parsed(override: str) -> tuple[str, list[str], Any]:
+    """Returns an override `path=value`, its keys, and its value."""
+    path, equals, text = override.partition("=")
+    if not equals or not path.strip():
+        raise ChoiceError(f"an override must be key.path=value, as task.epochs=2, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        value = {}
+    if set(value) != {"value"}:  # a text with a line break could set further keys
+        raise ChoiceError(f"the value of {path.strip()} must be TOML (text in quotes), got {text!r}")
+    return override, path.strip().split("."), value["value"]
 
 
 def load(name: str | Path, *, small: bool = False) -> Suite:
