@@ -105,7 +105,7 @@ def faults(module: str, source: str, package: str) -> list[str]:
             found.append(f"{module} imports {name} of its own package; write it relatively")
         if top == own and within(module, (f"{own}.core",)) and not within(name, (f"{own}.core",)):
             found.append(f"{module} is shared machinery and imports {name}, which is built on it")
-        if f"leakbench.{name}" in written and top not in (*PACKAGES, "method_package", "malloc"):
+        if f"leakbench.{name}" in written and top not in (*PACKAGES, "method_package", "malloc", "lazy_names"):
             found.append(f"{module} imports leakbench.{name}; import it from where it is defined")
         if top in PACKAGES and not relative and f"leakbench.{name}" not in written:
             found.append(f"{module} imports {name}; write leakbench.{name}")

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.catalog import listing
 from leakbench.audit.suite import suite as suites
 
 SUITE = """
@@ -54,7 +54,7 @@ class Site:
         (self.folder / f"borrowed_{name}.py").write_text(source, encoding="utf-8")
         with (self.info / "entry_points.txt").open("a", encoding="utf-8") as points:
             points.write(f"[leakbench.{kind}]\n{name} = borrowed_{name}:{name}\n")
-        catalog._entry_points.cache_clear()
+        listing._entry_points.cache_clear()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def shape_of(name):
 def test_lists_show_the_docstring_that_an_import_would_find():
     for catalogue in (models, data):
         for name in catalogue.names():
-            assert catalogue.describe(name) == inspect.getdoc(catalogue.factory(name)).partition("\n")[0] != ""
+            assert catalogue.describe(name) == str(inspect.getdoc(catalogue.factory(name))).partition("\n")[0] != ""
 
 
 def test_every_architecture_has_a_stated_size():

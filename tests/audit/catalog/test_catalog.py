@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from leakbench import defenses
-from leakbench.audit.catalog import explain
+from leakbench.audit.catalog import explain, listing
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog.methods import CatalogError, MissingExtra
 from leakbench.defenses.core import Adapted, poisson, predict
@@ -60,10 +60,10 @@ def third_party(monkeypatch):
         monkeypatch.setattr(
             importlib.metadata, "entry_points", lambda *, group: found if group.endswith("defenses") else []
         )
-        catalog._entry_points.cache_clear()
+        listing._entry_points.cache_clear()
 
     yield install
-    catalog._entry_points.cache_clear()
+    listing._entry_points.cache_clear()
 
 
 def test_a_file_is_found_by_its_name_and_core_is_no_method(written):
@@ -79,7 +79,7 @@ def test_a_file_is_found_by_its_name_and_core_is_no_method(written):
 
 def test_listing_and_describing_import_no_method(written):
     written("broken_method", '"""Says what it is."""\nraise RuntimeError("imported")')
-    assert explain.describe("defenses", "broken_method") == "Says what it is."
+    assert listing.describe("defenses", "broken_method") == "Says what it is."
 
 
 def test_a_near_miss_is_suggested_and_without_one_all_names_are_given():
@@ -165,7 +165,7 @@ def test_a_missing_extra_is_one_sentence(written, monkeypatch, module, extra):
         catalog.find("defenses", name)
     expected = f"defense 'needy_method' needs {module}, which is not installed"
     assert str(caught.value) == expected + (f": pip install 'leakbench[{extra}]'" if extra else "")
-    assert explain.describe("defenses", name) == ""
+    assert listing.describe("defenses", name) == ""
 
 
 def test_an_extra_that_is_missed_only_when_the_defense_is_made_is_named_too(written, monkeypatch):
@@ -188,7 +188,7 @@ def test_third_parties_add_methods_by_entry_points(third_party, written):
     third_party(borrowed="leakbench.defenses.dp_sgd:dp_sgd")
     assert "borrowed" in catalog.names("defenses")
     assert catalog.find("defenses", "borrowed") is catalog.find("defenses", "dp_sgd")
-    assert explain.describe("defenses", "borrowed") == "added by leakbench.defenses.dp_sgd:dp_sgd"
+    assert listing.describe("defenses", "borrowed") == "added by leakbench.defenses.dp_sgd:dp_sgd"
     assert "borrowed" not in catalog.names("attacks")
 
 
@@ -228,7 +228,7 @@ def test_a_setting_out_of_range_is_refused_by_its_own_name(name, setting, value,
 def test_a_suite_is_explained_with_the_comment_at_its_head():
     about = explain.explain("dpdr_cosine").about
     summary, _, small, comment = about.split("\n\n")
-    assert explain.describe("suites", "dpdr_cosine") == f"{summary} Has --small." and "successive_cosine" in about
+    assert listing.describe("suites", "dpdr_cosine") == f"{summary} Has --small." and "successive_cosine" in about
     assert small.startswith("With --small: The cosine") and comment == "Trainings have 1,200, 300 and 80 steps."
     assert "#" not in about and "seeds" not in about
 
@@ -253,10 +253,10 @@ def test_models_and_data_sets_are_explained_with_what_may_be_set():
 
 
 def test_models_are_counted_and_names_without_a_file_are_patterns():
-    assert explain.count("dp_cnn") == 550_570
-    assert explain.count("torchvision:NAME") is None
-    assert set(explain.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
-    assert "folder:PATH" in explain.patterns("data") and set(explain.patterns("defenses")) == {"FILE.py:FUNCTION"}
+    assert listing.parameters("dp_cnn") == 550_570
+    assert listing.parameters("torchvision:NAME") is None
+    assert set(listing.patterns("models")) == {"torchvision:NAME", "FILE.py:FUNCTION"}
+    assert "folder:PATH" in listing.patterns("data") and set(listing.patterns("defenses")) == {"FILE.py:FUNCTION"}
 
 
 FIXED = {"adaptive_clipping", "diff2", "dp_macadam", "dp_muon", "dpdr", "geoclip", "gep", "per_layer"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from leakbench.audit.catalog import explain
+from leakbench.audit.catalog import explain, listing
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.cli import app as cli
 from leakbench.audit.run import harness
@@ -179,7 +179,7 @@ def test_lists_name_everything_with_a_line_each(command, document, kind):
     assert tuple(found) == catalog.names(kind)  # what can be counted: a pattern is no method
     assert all(line and "\n" not in line for line in found.values())
     _, out, _ = command("list", kind)
-    assert [line.split()[0] for line in out.splitlines()] == [*found, *explain.patterns(kind)]
+    assert [line.split()[0] for line in out.splitlines()] == [*found, *listing.patterns(kind)]
 
 
 def test_without_a_kind_everything_is_listed(command, document):

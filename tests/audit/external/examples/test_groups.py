@@ -210,8 +210,8 @@ def test_columns_are_matched_by_their_names_and_not_by_their_places(tmp_path, gr
     made, wanted = getattr(found, group), getattr(expected, group)
     assert torch.equal(made.inputs, wanted.inputs) and torch.equal(made.ids, wanted.ids)
     assert found.columns == ("a", "b", "c", "d")
-    assert "were put into the order of" in found.sources[group]["notes"][-1]
-    assert not [note for note in expected.sources[group]["notes"] if "put into the order" in note]
+    assert "were put into the order of" in found.sources[group].notes[-1]
+    assert not [note for note in expected.sources[group].notes if "put into the order" in note]
 
 
 @pytest.mark.parametrize(
