@@ -40,9 +40,9 @@ class AuditGroup(TyperGroup):
             owners = [name for name, command in self.commands.items() if name != OLD and _has(command, option)]
             if ctx.invoked_subcommand == OLD or not owners:
                 raise
+            others = " and ".join(filter(None, [", ".join(owners[:-1]), owners[-1]]))
             raise ValueError(
-                f"leakbench audit {ctx.invoked_subcommand} has no {option}, which is of leakbench audit "
-                f"{' and '.join(owners)}"
+                f"leakbench audit {ctx.invoked_subcommand} has no {option}, which is of leakbench audit {others}"
             ) from None
 
 
