@@ -80,7 +80,7 @@ class StatedClaim:
         Raises:
             ValueError: another format, an unknown or repeated key, or a value out of range.
         """
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for part in text.split(","):
             key, equals, value = (word.strip() for word in part.partition("="))
             if not equals or not value:
@@ -89,17 +89,17 @@ class StatedClaim:
                 )
             if key not in KEYS:
                 raise ValueError(f"--claim: {no_such('key', key, KEYS)}")
-            if key in found:
+            if key in fields:
                 raise ValueError(f"--claim has {key} twice")
             try:
-                found[key] = (
+                fields[key] = (
                     value.lower() if key in ("relation", "sampling") else int(value) if key == "steps" else float(value)
                 )
             except ValueError:
                 raise ValueError(f"{key} of --claim must be a number, got {value!r}") from None
-        if "epsilon" not in found:
+        if "epsilon" not in fields:
             raise ValueError(f"--claim must say epsilon, got {text!r}")
-        return cls(**found)
+        return cls(**fields)
 
     @property
     def complete(self) -> bool:

@@ -85,7 +85,7 @@ def rules(texts: Sequence[str], attacks: Sequence[str]) -> list[Rule]:
         ValueError: a text is no rule, or names an unknown metric or attack.
     """
     known = [*(name for name, row in METRICS.items() if row.kind == "membership"), *OF_MODEL]
-    found = []
+    parsed = []
     for text in texts:
         match = _RULE.fullmatch("".join(text.split()))
         try:
@@ -103,5 +103,5 @@ def rules(texts: Sequence[str], attacks: Sequence[str]) -> list[Rule]:
         if attack and attack not in attacks:
             raise ValueError(no_such("attack", attack, attacks))
         side: Side = match["side"] or ("low" if above else "high")  # pyright: ignore[reportAssignmentType] -- by the pattern
-        found.append(Rule(text=text, attack=attack, metric=metric, side=side, above=above, limit=limit))
-    return found
+        parsed.append(Rule(text=text, attack=attack, metric=metric, side=side, above=above, limit=limit))
+    return parsed

@@ -18,13 +18,13 @@ def check_folder(out: Path | None) -> None:
     if out is None:
         return
     if out.is_dir():
-        there = out
+        existing = out
     else:
         # The nearest path that exists; a dangling link exists as well.
-        there = next((one for one in (out, *out.absolute().parents) if os.path.lexists(one)), out)
-        if not there.is_dir():
-            above = "" if there == out else f", and {there} is none"
-            kind = "file" if there.is_file() else "path"
+        existing = next((path for path in (out, *out.absolute().parents) if os.path.lexists(path)), out)
+        if not existing.is_dir():
+            above = "" if existing == out else f", and {existing} is none"
+            kind = "file" if existing.is_file() else "path"
             raise ValueError(f"--out must be a folder, got the {kind} {out}{above}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(f"--out must be a folder that can be written to, and {there} is not")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--out must be a folder that can be written to, and {existing} is not")

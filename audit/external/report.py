@@ -160,10 +160,10 @@ def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
         "member": member.numpy(),
         "label": labels.numpy(),
     }
-    for one in found.outcomes:
-        if one.scores is not None:
-            own = one.scores.ids.cpu().argsort()
-            columns[f"score_{one.name}"] = one.scores.scores.cpu()[own].double().numpy()
+    for outcome in found.outcomes:
+        if outcome.scores is not None:
+            own = outcome.scores.ids.cpu().argsort()
+            columns[f"score_{outcome.name}"] = outcome.scores.scores.cpu()[own].double().numpy()
     return columns
 
 
@@ -175,14 +175,14 @@ def _pictures(found: ModelAudit) -> dict[str, Any]:
         places = {int(i): place for place, i in enumerate(members.ids.tolist())}
         rows += [("exposed", i, members.inputs[places[i]]) for i in found.exposure.ids]
     if found.shared_inputs is not None:
-        rows += [("shared", place, one) for place, one in enumerate(found.shared_inputs)]
+        rows += [("shared", place, picture) for place, picture in enumerate(found.shared_inputs)]
         for attack in found.shared:
             if attack.found is not None:
-                rows += [(f"found {attack.name}", place, one) for place, one in enumerate(attack.found)]
+                rows += [(f"found {attack.name}", place, picture) for place, picture in enumerate(attack.found)]
     return {
         "kind": [kind for kind, _, _ in rows],
         "place": np.array([place for _, place, _ in rows], dtype=np.int64),
-        "values": [one.detach().float().cpu().flatten().numpy() for _, _, one in rows],
+        "values": [picture.detach().float().cpu().flatten().numpy() for _, _, picture in rows],
     }
 
 
@@ -230,21 +230,21 @@ def _records(found: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
             {},
         )
     ]
-    for one in found.outcomes:
+    for outcome in found.outcomes:
         columns: dict[str, Any] = {}
-        if one.scores is not None:
-            ids = one.scores.ids.cpu()
+        if outcome.scores is not None:
+            ids = outcome.scores.ids.cpu()
             member = torch.isin(ids, found.audited.members.ids.cpu())
-            columns = {"id": ids.numpy(), "score": one.scores.scores.cpu().numpy(), "member": member.numpy()}
+            columns = {"id": ids.numpy(), "score": outcome.scores.scores.cpu().numpy(), "member": member.numpy()}
         record = Record(
-            id=_id(digest, json.dumps([one.name, dict(one.settings)], sort_keys=True)),
+            id=_id(digest, json.dumps([outcome.name, dict(outcome.settings)], sort_keys=True)),
             kind="membership",
-            attack=MethodUsed(name=one.name, settings=dict(one.settings)),
-            requires=dict(one.requires) or None,
-            metrics=one.metrics,
-            status="ok" if one.scores is not None else "failed" if one.failed else "skipped",
-            reason=one.why_not or None,
-            seconds=round(one.seconds, 3),
+            attack=MethodUsed(name=outcome.name, settings=dict(outcome.settings)),
+            requires=dict(outcome.requires) or None,
+            metrics=outcome.metrics,
+            status="ok" if outcome.scores is not None else "failed" if outcome.failed else "skipped",
+            reason=outcome.why_not or None,
+            seconds=round(outcome.seconds, 3),
             flags=tuple(flags),
             **common,
         )

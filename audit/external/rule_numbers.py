@@ -37,7 +37,8 @@ def unless_proved(outcomes: Sequence[AttackOutcome], split: SplitKind, shift: Sh
         return tuple(outcomes)
     withheld = Metric(value=None, better=METRICS[NAME].better, reason=why)
     return tuple(
-        replace(one, metrics=one.metrics | {NAME: withheld}) if NAME in one.metrics else one for one in outcomes
+        replace(outcome, metrics=outcome.metrics | {NAME: withheld}) if NAME in outcome.metrics else outcome
+        for outcome in outcomes
     )
 
 
@@ -51,22 +52,22 @@ def numbers_of_rules(
         by: the strongest attacks by the verdict's metrics; for other metrics they are determined here.
         whole: measurements of the whole audit, by metric.
     """
-    found = {(one.name, name): metric for one in outcomes for name, metric in one.metrics.items()}
-    named = {one.metric: one for one in by}
+    measurements = {(outcome.name, name): metric for outcome in outcomes for name, metric in outcome.metrics.items()}
+    named = {best.metric: best for best in by}
     for name, row in METRICS.items():
-        one = named.get(name) or (strongest(outcomes, name) if row.kind == "membership" and name != NAME else None)
-        if one is None:
+        best = named.get(name) or (strongest(outcomes, name) if row.kind == "membership" and name != NAME else None)
+        if best is None:
             # No attack has a strongest value, as with few non-members: the reason of the first is kept.
             if unmeasured := [outcome.metrics[name] for outcome in outcomes if name in outcome.metrics]:
-                found["", name] = unmeasured[0]
+                measurements["", name] = unmeasured[0]
             continue
-        metric = found[one.attack, name]
+        metric = measurements[best.attack, name]
         # Measured on the half that did not choose the attack: its number on all candidates is biased by the choice.
-        reason = None if one.low is not None else metric.reason or "so few candidates have no interval"
-        found["", name] = Metric(
-            value=one.value, low=one.low, high=one.high, n=one.n, better=metric.better, reason=reason
+        reason = None if best.low is not None else metric.reason or "so few candidates have no interval"
+        measurements["", name] = Metric(
+            value=best.value, low=best.low, high=best.high, n=best.n, better=metric.better, reason=reason
         )
-    return found | {("", name): metric for name, metric in whole.items()}
+    return measurements | {("", name): metric for name, metric in whole.items()}
 
 
 def judged(

@@ -87,19 +87,19 @@ class Preprocess:
         """
         if text is None:
             return cls()
-        found: dict[str, tuple[float, ...]] = {}
+        statistics: dict[str, tuple[float, ...]] = {}
         for part in text.split(","):
             name, equals, rest = part.partition("=")
             try:
                 values = tuple(float(value) for value in rest.split("/"))
             except ValueError:
                 values = ()
-            if not equals or name.strip() not in ("mean", "std") or name.strip() in found or not values:
+            if not equals or name.strip() not in ("mean", "std") or name.strip() in statistics or not values:
                 raise ValueError(
                     f"--preprocess must be mean=NUMBER,std=NUMBER, by channel with slashes between, got {text!r}"
                 )
-            found[name.strip()] = values
-        mean, std = found.get("mean", (0.0,)), found.get("std", (1.0,))
+            statistics[name.strip()] = values
+        mean, std = statistics.get("mean", (0.0,)), statistics.get("std", (1.0,))
         if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
             raise ValueError(f"--preprocess must have finite means and positive stds, got {text!r}")
         return cls(mean, std)
@@ -169,35 +169,36 @@ def groups_of(
     """
     given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
     wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
-    for name, one in given.items():
-        if one is None:
+    for name, file in given.items():
+        if file is None:
             continue
-        one = given[name] = in_order(one, members)
-        if tuple(one.inputs.shape[1:]) != wanted:
+        file = given[name] = in_order(file, members)
+        if tuple(file.inputs.shape[1:]) != wanted:
             raise ValueError(
-                f"{one.source} must have inputs of the members' shape, {list(wanted)}, got {list(one.inputs.shape[1:])}"
+                f"{file.source} must have inputs of the members' shape, {list(wanted)}, got "
+                f"{list(file.inputs.shape[1:])}"
             )
-        if one.stored != members.stored:
+        if file.stored != members.stored:
             raise ValueError(
-                f"{one.source} must be stored as the members are, {members.stored}, got {one.stored}: rounding alone "
+                f"{file.source} must be stored as the members are, {members.stored}, got {file.stored}: rounding alone "
                 "would tell them apart"
             )
-        if one.class_names != members.class_names:
+        if file.class_names != members.class_names:
             raise ValueError(
-                f"{one.source} must have a folder for each class of the members, of the same name: classes go by "
+                f"{file.source} must have a folder for each class of the members, of the same name: classes go by "
                 "their order"
             )
-        inputs = one.inputs if preprocess is None else preprocess(one.inputs)
-        made[name] = Examples(ids=content_ids(inputs, one.labels), inputs=inputs, labels=one.labels)
-        names |= {i: f"{name}:{own}" for i, own in zip(made[name].ids.tolist(), one.names, strict=True)}
+        inputs = file.inputs if preprocess is None else preprocess(file.inputs)
+        made[name] = Examples(ids=content_ids(inputs, file.labels), inputs=inputs, labels=file.labels)
+        names |= {i: f"{name}:{own}" for i, own in zip(made[name].ids.tolist(), file.names, strict=True)}
     return Groups(
         members=made["members"],
         non_members=made["non_members"],
         population=made.get("population"),
         sources={
-            name: ExamplesSource(source=one.source, sha256=one.sha256, n=len(one.labels), notes=one.notes)
-            for name, one in given.items()
-            if one is not None
+            name: ExamplesSource(source=file.source, sha256=file.sha256, n=len(file.labels), notes=file.notes)
+            for name, file in given.items()
+            if file is not None
         },
         names=names,
         preprocess=Preprocess() if preprocess is None else preprocess,
@@ -314,14 +315,14 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
     pools = [pool for pool in (whole.private, whole.non_member) if pool is not None]
     ids, inputs, labels = (torch.cat([getattr(pool, part) for pool in pools]) for part in ("ids", "inputs", "labels"))
     order = ids.argsort(stable=True)
-    found = {}
+    files = {}
     for group, listed in table.items():
         wanted = torch.tensor(listed, dtype=torch.int64)
         places = torch.searchsorted(ids[order], wanted).clamp(max=len(ids) - 1)
         chosen = order[places]
         if bool((strange := ids[chosen] != wanted).any()):
             raise ValueError(f"{name} has no example with id {int(wanted[strange][0])}, which {split_file} names")
-        found[group] = DataFile(
+        files[group] = DataFile(
             source=f"{name} by {split_file.name}",
             sha256=digest,
             inputs=inputs[chosen],
@@ -329,7 +330,7 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
             names=tuple(map(str, listed)),
             notes=(f"digest of the data set {whole.digest}",),
         )
-    return found
+    return files
 
 
 def _whole(name: str) -> datasets.Splits:

@@ -31,10 +31,10 @@ def content_ids(inputs: Float[Tensor, "n ..."], labels: Int[Tensor, " n"]) -> In
 
 def ids_of(contents: Iterable[bytes]) -> Int[Tensor, " n"]:
     """Computes ids of 62 bits from the SHA-256 of each content and the number of its earlier copies."""
-    seen: Counter[bytes] = Counter()
-    found = []
+    copies: Counter[bytes] = Counter()
+    keys = []
     for content in contents:
         digest = hashlib.sha256(content).digest()
-        found.append(hashlib.sha256(digest + str(seen[digest]).encode()).digest())
-        seen[digest] += 1
-    return torch.tensor([int.from_bytes(one[:8], "big") >> 2 for one in found], dtype=torch.int64)
+        keys.append(hashlib.sha256(digest + str(copies[digest]).encode()).digest())
+        copies[digest] += 1
+    return torch.tensor([int.from_bytes(key[:8], "big") >> 2 for key in keys], dtype=torch.int64)

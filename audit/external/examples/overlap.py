@@ -73,17 +73,17 @@ def without_shared(groups: Groups) -> Groups:
     own = dict(zip(given, contents([group.inputs for group in given.values()]), strict=True))
     both = np.intersect1d(own["members"], own["non_members"])
     candidates = np.union1d(own["members"], own["non_members"])
-    left, sources = {}, dict(groups.sources)
+    remaining, sources = {}, dict(groups.sources)
     for name, group in given.items():
         kept = ~np.isin(own[name], candidates if name == "population" else both)
         if not kept.any():
             raise ValueError(f"{name} must have examples that no other group has, got none: all {len(kept)} are shared")
         at = torch.from_numpy(np.flatnonzero(kept)).to(group.ids.device)
-        left[name] = Examples(ids=group.ids[at], inputs=group.inputs[at], labels=group.labels[at])
+        remaining[name] = Examples(ids=group.ids[at], inputs=group.inputs[at], labels=group.labels[at])
         if name in sources and not kept.all():
             dropped = f"{int((~kept).sum())} examples that another group has were left out"
             sources[name] = replace(sources[name], notes=(*sources[name].notes, dropped))
-    return replace(groups, **left, sources=sources)
+    return replace(groups, **remaining, sources=sources)
 
 
 def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDuplicates:
@@ -106,11 +106,11 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
     short, other = (_shortened(group.float() - mean, coins) for group in (first, second))
     squares, places = _nearest(short, other)
     sizes = torch.maximum(short.square().sum(1), other[places].square().sum(1))
-    found = torch.nonzero(squares <= NEAR**2 * sizes).flatten()
-    if len(short) > 1 and len(found):
-        own, _ = _nearest(short[found], short, apart_from=found)
-        found = found[squares[found] <= NEARER**2 * own]
-    pairs = ((first[found].float() - mean).flatten(1), (second[places[found]].float() - mean).flatten(1))
+    matches = torch.nonzero(squares <= NEAR**2 * sizes).flatten()
+    if len(short) > 1 and len(matches):
+        own, _ = _nearest(short[matches], short, apart_from=matches)
+        matches = matches[squares[matches] <= NEARER**2 * own]
+    pairs = ((first[matches].float() - mean).flatten(1), (second[places[matches]].float() - mean).flatten(1))
     norms = torch.maximum(*(part.norm(dim=1) for part in pairs))
     distance = (pairs[0] - pairs[1]).norm(dim=1)
     # Averaging reduces noise, so the full inputs may differ by more than their shortened forms.
@@ -168,8 +168,8 @@ def _hashed(inputs: Tensor) -> ndarray:
     rows = inputs.detach().cpu().flatten(1)
     # A key per column makes the hash depend on positions; adding 0.0 turns -0.0 into 0.0, which equals it.
     keys = _mixed(np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
-    found = []
+    hashes = []
     for part in rows.split(max(1, 2**22 // rows.shape[1])):
         words = np.ascontiguousarray((part.float() + 0.0).numpy()).view(np.uint32).astype(np.uint64)
-        found.append(_mixed((_mixed(words + keys) * keys).sum(1, dtype=np.uint64)))
-    return np.concatenate(found)
+        hashes.append(_mixed((_mixed(words + keys) * keys).sum(1, dtype=np.uint64)))
+    return np.concatenate(hashes)

@@ -74,11 +74,11 @@ class Adapter:
             FileRefused: tensors that do not fit.
         """
         try:
-            found, note = _merged(tensors, self.state.tensors, self.settings)
+            merged, note = _merged(tensors, self.state.tensors, self.settings)
         except FileRefused as error:
             raise FileRefused(f"cannot read {self.folder}: {error}") from None
         return StateFile(
-            found,
+            merged,
             f"LoRA ({self.state.kind}) on {whole.kind}",
             hashlib.sha256(f"{self.state.sha256} {whole.sha256}\n".encode()).hexdigest(),
             self.state.bytes + whole.bytes,
@@ -99,7 +99,9 @@ def read_adapter(folder: Path, *, allow_pickle_tensors: bool = False) -> Adapter
     try:
         settings = _settings(folder)
         base = _base(folder, settings)
-        name = next((one for one in _WEIGHTS if (folder / one).exists() or (folder / one).is_symlink()), _WEIGHTS[0])
+        name = next(
+            (file for file in _WEIGHTS if (folder / file).exists() or (folder / file).is_symlink()), _WEIGHTS[0]
+        )
         refuse_link(folder / name)
     except FileRefused as error:
         raise FileRefused(f"cannot read {folder}: {error}") from None
@@ -110,23 +112,28 @@ def read_adapter(folder: Path, *, allow_pickle_tensors: bool = False) -> Adapter
 
 def _settings(folder: Path) -> dict[str, Any]:
     """Returns the settings, all of which leave LoRA's formula unchanged."""
-    found = read_object(folder / CONFIG)
-    if found.get("peft_type") != "LORA":
-        raise FileRefused(f"it is a PEFT adapter of kind {shown(found.get('peft_type'))}, and LORA is read; {WAY_OUT}")
-    strange = [name for name, value in found.items() if name not in _READ | _HARMLESS and value]
+    settings = read_object(folder / CONFIG)
+    if settings.get("peft_type") != "LORA":
+        raise FileRefused(
+            f"it is a PEFT adapter of kind {shown(settings.get('peft_type'))}, and LORA is read; {WAY_OUT}"
+        )
+    strange = [name for name, value in settings.items() if name not in _READ | _HARMLESS and value]
     if strange:
         raise FileRefused(f"{CONFIG} sets {shown(strange[0])}, which is not read; {WAY_OUT}")
-    if not any(found.get("init_lora_weights") is one or found.get("init_lora_weights") == one for one in _INITIAL):
-        kind = shown(found["init_lora_weights"])
+    if not any(
+        settings.get("init_lora_weights") is initial or settings.get("init_lora_weights") == initial
+        for initial in _INITIAL
+    ):
+        kind = shown(settings["init_lora_weights"])
         raise FileRefused(f"init_lora_weights of {CONFIG} is {kind}, which changes the base model; {WAY_OUT}")
-    for name, numbers in (("r", _ranks(found)), ("lora_alpha", _alphas(found))):
-        if not numbers or not all(_positive(one, whole=name == "r") for one in numbers):
+    for name, numbers in (("r", _ranks(settings)), ("lora_alpha", _alphas(settings))):
+        if not numbers or not all(_positive(number, whole=name == "r") for number in numbers):
             rule = "whole numbers from 1" if name == "r" else "positive numbers"
             raise FileRefused(f"{name} of {CONFIG} and of its pattern must be {rule}, got {shown(numbers)}")
-    saved = found.get("modules_to_save") or []
-    if not isinstance(saved, list) or not all(isinstance(one, str) for one in saved):
+    saved = settings.get("modules_to_save") or []
+    if not isinstance(saved, list) or not all(isinstance(module, str) for module in saved):
         raise FileRefused(f"modules_to_save of {CONFIG} must be a list of names, got {shown(saved)}")
-    return found
+    return settings
 
 
 def _ranks(settings: Mapping[str, Any]) -> list[Any]:
@@ -142,10 +149,10 @@ def _positive(value: Any, *, whole: bool) -> bool:
 
 
 def _pattern(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = settings.get(name) or {}
-    if not isinstance(found, dict) or len(found) > 1000:
+    patterns = settings.get(name) or {}
+    if not isinstance(patterns, dict) or len(patterns) > 1000:
         raise FileRefused(f"{name} of {CONFIG} must map at most 1000 names of layers to numbers")
-    for key in found:
+    for key in patterns:
         # Untrusted regular expressions may take exponential time; those with few repetitions, none of a group, do not.
         often = len(_REPEATS.findall(key)) > 2 or key.count("?") > 8 or ")?" in key or ")*" in key or ")+" in key
         if len(key) > 512 or often or not _PLAIN.fullmatch(key):
@@ -156,7 +163,7 @@ def _pattern(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
             re.compile(key)
         except re.error:
             raise FileRefused(f"{name} of {CONFIG} must have patterns that can be read, got {shown(key)}") from None
-    return found
+    return patterns
 
 
 def _of_layer(settings: Mapping[str, Any], pattern: str, usual: str, layer: str) -> Any:
@@ -182,7 +189,7 @@ def _merged(
     base: Mapping[str, Tensor], own: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], str]:
     """Returns the base model's tensors with the adapter merged, and a sentence on the changes."""
-    found, parts, replaced = dict(base), dict[str, dict[str, Tensor]](), 0
+    merged, parts, replaced = dict(base), dict[str, dict[str, Tensor]](), 0
     for stored, tensor in own.items():
         # A wrapped layer has its own tensors one level down.
         name = stored.removeprefix(_BEFORE).replace(".base_layer.", ".")
@@ -198,7 +205,7 @@ def _merged(
         name = name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
         if not _is_saved(name, settings) and (name not in base or base[name].shape != tensor.shape):
             raise FileRefused(f"its tensor {shown(stored)} is none of LoRA's and none of the base model's; {WAY_OUT}")
-        found[name], replaced = tensor, replaced + 1
+        merged[name], replaced = tensor, replaced + 1
     if not parts and not replaced:
         raise FileRefused("it holds no tensor of an adapter")
     for layer, sides in parts.items():
@@ -207,16 +214,16 @@ def _merged(
             raise FileRefused(
                 f"its layer {shown(layer)} must have a floating-point weight in the base model; {WAY_OUT}"
             )
-        found[name] = _added(base[name], sides, settings, layer)
+        merged[name] = _added(base[name], sides, settings, layer)
     also = f", and {replaced} tensors that it trained as a whole took the place of the base model's" if replaced else ""
-    return found, f"LoRA of {len(parts)} layers was merged into it{also}."
+    return merged, f"LoRA of {len(parts)} layers was merged into it{also}."
 
 
 def _is_saved(name: str, settings: Mapping[str, Any]) -> bool:
     """Returns whether a tensor is of a module that was trained as a whole, by the end of the module's name."""
     modules = settings.get("modules_to_save") or []
     layers = name.split(".")[:-1]
-    return any(".".join(layers[: end + 1]).endswith(one) for one in modules for end in range(len(layers)))
+    return any(".".join(layers[: end + 1]).endswith(module) for module in modules for end in range(len(layers)))
 
 
 def _added(weight: Tensor, sides: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str) -> Tensor:

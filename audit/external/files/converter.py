@@ -35,12 +35,12 @@ def main(order: Path) -> None:
     _limit_memory(wanted["room"])
     # After the imports, since libraries start threads then. (The system does not hold root to this limit.)
     _limit(resource.RLIMIT_NPROC, 0)
-    found = torch.load(wanted["source"], map_location="cpu", weights_only=True)
+    checkpoint = torch.load(wanted["source"], map_location="cpu", weights_only=True)
     for name in wanted["path"]:
-        found = found[name]
+        checkpoint = checkpoint[name]
     tensors = {}
     for name, shape in wanted["tensors"]:
-        tensor = found[name].detach()
+        tensor = checkpoint[name].detach()
         if list(tensor.shape) != shape:
             sys.exit(f"{name!r} has another shape than its pickle says")
         # Clones separate views and shared storages: in safetensors each tensor has its own bytes.

@@ -32,24 +32,24 @@ def read_object(path: Path) -> dict[str, Any]:
         raise FileRefused(f"{path.name} must be a file of 1 to {_MAX_BYTES} bytes")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
             (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
             raise FileRefused(f"{path.name} must have each name once, and has {shown(twice)} twice")
-        return found
+        return fields
 
     def no_number(text: str) -> Any:
         raise FileRefused(f"numbers of {path.name} must be finite, got {text}")
 
     try:
-        found = json.loads(content.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except FileRefused:
         raise
     except (ValueError, RecursionError):
         raise FileRefused(f"{path.name} must be JSON in UTF-8") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise FileRefused(f"{path.name} must be a JSON object")
-    return found
+    return document
 
 
 def refuse_link(path: Path) -> None:

@@ -120,8 +120,8 @@ def _read_safetensors(path: Path, checked: Checked) -> dict[str, Any]:
         tensors = load_file(path)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise FileRefused(f"the reader of safetensors refuses it: {shown(str(error))}") from None
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != {name: tensor.shape for name, tensor in checked.tensors.items()}:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {name: tensor.shape for name, tensor in checked.tensors.items()}:
         raise FileRefused("the reader of safetensors finds other tensors in it than its header has")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):

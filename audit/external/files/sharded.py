@@ -49,8 +49,8 @@ def read_folder(folder: Path, *, allow_pickle_tensors: bool = False) -> StateFil
         if indices:
             return read_sharded(indices[0], allow_pickle_tensors=allow_pickle_tensors)
     others = sorted(folder.glob("*.safetensors"))
-    found = f"it has {_listed(others)}; name the file itself" if others else WAY_OUT
-    raise FileRefused(f"cannot read {folder}: No such file as model.safetensors or model.safetensors{INDEX}; {found}")
+    hint = f"it has {_listed(others)}; name the file itself" if others else WAY_OUT
+    raise FileRefused(f"cannot read {folder}: No such file as model.safetensors or model.safetensors{INDEX}; {hint}")
 
 
 def _single(path: Path, *, allow_pickle_tensors: bool) -> StateFile:
@@ -91,8 +91,8 @@ def read_sharded(index: Path, *, allow_pickle_tensors: bool = False) -> StateFil
     for shard, names in shards.items():
         own = read[shard].tensors
         if lacking := [name for name in names if name not in own]:
-            told = f"{index.name} says that {shard} has {shown(lacking[0])}, and it lacks it"
-            raise FileRefused(f"cannot read {folder}: {told}")
+            problem = f"{index.name} says that {shard} has {shown(lacking[0])}, and it lacks it"
+            raise FileRefused(f"cannot read {folder}: {problem}")
         elsewhere = {name for other, others in shards.items() if other != shard for name in others}
         if doubled := [name for name in own if name in tensors or name in elsewhere]:
             raise FileRefused(f"cannot read {folder}: {shown(doubled[0])} is in {shard} and in another shard")
@@ -119,7 +119,7 @@ def _shards(index: Path) -> dict[str, list[str]]:
         raise FileRefused(f"{index.name} must have a weight_map of names to files")
     if len(mapped) > MAX_TENSORS:
         raise FileRefused(f"weight_map of {index.name} may have at most {MAX_TENSORS} names, got {len(mapped)}")
-    found: dict[str, list[str]] = {}
+    shards: dict[str, list[str]] = {}
     for name, shard in mapped.items():
         # Plain names only: a separator of any system, or a folder's own name, may lead elsewhere.
         if (
@@ -129,10 +129,10 @@ def _shards(index: Path) -> dict[str, list[str]]:
             or set("/\\:") & set(shard)
         ):
             raise FileRefused(f"weight_map of {index.name} must name files of the folder itself, got {shown(shard)}")
-        found.setdefault(shard, []).append(name)
-    if len(found) > _SHARDS:
-        raise FileRefused(f"weight_map of {index.name} may name at most {_SHARDS} files, got {len(found)}")
-    return found
+        shards.setdefault(shard, []).append(name)
+    if len(shards) > _SHARDS:
+        raise FileRefused(f"weight_map of {index.name} may name at most {_SHARDS} files, got {len(shards)}")
+    return shards
 
 
 def _bare(state: StateFile) -> StateFile:

@@ -196,8 +196,8 @@ def likeliest_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n
     def loss(exponent: float) -> float:
         return float(nn.functional.cross_entropy(math.exp(exponent) * unit, labels))
 
-    found: Any = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
-    return math.exp(float(found.x)) / spread
+    optimum: Any = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+    return math.exp(float(optimum.x)) / spread
 
 
 def unusual_factor(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"]) -> float:

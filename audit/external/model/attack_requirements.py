@@ -70,20 +70,20 @@ def applicable(
     """
     given = {Knows.POPULATION: population, Knows.SHADOWS: shadows, Knows.DEFENSE: transcript}
     knows = Knows.NOTHING
-    for one, there in given.items():
-        knows |= one if there else Knows.NOTHING
-    found = []
+    for knowledge, available in given.items():
+        knows |= knowledge if available else Knows.NOTHING
+    applicabilities = []
     for name in attacks:
         requires = catalog.attack(name).requires
         lacking = [_access(requires, white_box=white_box, transcript=transcript), *_knowledge(requires, knows)]
         needs = " and ".join(filter(None, lacking))
-        found.append(Applicability(name, not needs, needs))
-    return found
+        applicabilities.append(Applicability(name, not needs, needs))
+    return applicabilities
 
 
 def way_out(missing: Knows) -> str:
     """Returns the options that provide the missing knowledge."""
-    return " ".join(OPTIONS.get(one, str(one.name)) for one in missing)
+    return " ".join(OPTIONS.get(knowledge, str(knowledge.name)) for knowledge in missing)
 
 
 def _access(requires: Requirements, *, white_box: bool, transcript: bool) -> str:
@@ -97,9 +97,9 @@ def _access(requires: Requirements, *, white_box: bool, transcript: bool) -> str
 
 def _knowledge(requires: Requirements, knows: Knows) -> list[str]:
     missing = requires.knows & ~knows
-    options = [OPTIONS[one] for one in missing if one in OPTIONS]
+    options = [OPTIONS[knowledge] for knowledge in missing if knowledge in OPTIONS]
     # Other knowledge comes with a transcript, except for `_MEANING`, which no option provides.
-    others = [_MEANING[one] for one in missing if one in _MEANING]
+    others = [_MEANING[knowledge] for knowledge in missing if knowledge in _MEANING]
     return [" ".join(options), *others]
 
 

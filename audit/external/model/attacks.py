@@ -125,8 +125,10 @@ Asks = Callable[[Attack[Any], Candidates, int, dict[str, Any]], MembershipScores
 
 def final_model_attacks() -> list[str]:
     """Returns the names of the catalogue's membership attacks on a final model."""
-    found = (catalog.attack(name) for name in catalog.names("attacks"))
-    return sorted(one.name for one in found if one.kind == "membership" and one.requires.access in READ_NO_STEP)
+    attacks = (catalog.attack(name) for name in catalog.names("attacks"))
+    return sorted(
+        attack.name for attack in attacks if attack.kind == "membership" and attack.requires.access in READ_NO_STEP
+    )
 
 
 def run_attacks(
@@ -195,14 +197,14 @@ def outcome_of(
     key = {"attack": attack.name, "settings": settings, "seed": seed}
     try:
         candidates = Candidates.draw(examples, seed_of(key, "candidates"))
-        found = candidates.answers(asks(attack, candidates, seed_of(key, "attack"), copy.deepcopy(dict(settings))))
-        metrics = score(found, GroundTruth(members=audited.members.ids, candidates=examples.ids), delta=delta)
+        scores = candidates.answers(asks(attack, candidates, seed_of(key, "attack"), copy.deepcopy(dict(settings))))
+        metrics = score(scores, GroundTruth(members=audited.members.ids, candidates=examples.ids), delta=delta)
     except (NotApplicable, AccessError) as error:
         return AttackOutcome(**about, why_not=f"{attack.name} does not apply: {error}")
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         # An attack that fails on this model ends alone, and the report has its message.
         return AttackOutcome(**about, why_not=f"{attack.name} failed: {in_one_line(error)}", failed=True)
-    return AttackOutcome(**about, metrics=metrics, scores=found, seconds=time.perf_counter() - begun)
+    return AttackOutcome(**about, metrics=metrics, scores=scores, seconds=time.perf_counter() - begun)
 
 
 def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:

@@ -82,7 +82,8 @@ class AuditSettings:
         if self.claim is not None and not isinstance(self.claim, StatedClaim):
             raise ValueError(f"claim must be a StatedClaim, as StatedClaim(epsilon=3.0), got {self.claim!r}")
         if self.attacks is not None and not all(
-            isinstance(one, (tuple, list)) and len(one) == 2 and isinstance(one[0], str) for one in self.attacks
+            isinstance(attack, (tuple, list)) and len(attack) == 2 and isinstance(attack[0], str)
+            for attack in self.attacks
         ):
             raise ValueError(f"attacks must be pairs of a name and its settings, got {self.attacks!r}")
         if not 0 < self.level < 1:
@@ -191,7 +192,7 @@ def audit_model(
         StoppedError: the pre-flight finds that an audit would be meaningless.
         ValueError: invalid examples or settings.
     """
-    asked = replace(settings or AuditSettings(), **options)
+    audit_settings = replace(settings or AuditSettings(), **options)
     groups: dict[str, Examples] = {}
     for name, pair in (("members", members), ("non_members", non_members), ("population", population)):
         if pair is not None:
@@ -202,7 +203,7 @@ def audit_model(
     # Single precision: half precision rounds gradients, and some operations do not support it.
     own = copy.deepcopy(model).float().eval()
     together = Groups(members=groups["members"], non_members=groups["non_members"], population=groups.get("population"))
-    looked = preflight(own, together, delta=asked.delta_of_bounds, level=asked.level, accept=accept)
+    looked = preflight(own, together, delta=audit_settings.delta_of_bounds, level=audit_settings.level, accept=accept)
     refuse_stops(looked.remarks)
     for line in sentences(looked.remarks):
         report(line)
@@ -213,7 +214,7 @@ def audit_model(
         population=together.population,
         classes=looked.classes,
     )
-    return audit_groups(audited, asked, shift=looked.shift, bank=bank, transcript=transcript, report=report)
+    return audit_groups(audited, audit_settings, shift=looked.shift, bank=bank, transcript=transcript, report=report)
 
 
 def _examples(name: str, given: LabelledData) -> Examples:
@@ -283,16 +284,18 @@ def audit_groups(
         if name not in known and name not in catalog.names("attacks"):
             raise ValueError(no_such("attack", name, known))
     if bank is not None:
-        asked = join(audited.members, audited.non_members)
-        refuse_other_answers(answers(audited.model, asked), asked, bank, audited.classes)
+        candidates = join(audited.members, audited.non_members)
+        refuse_other_answers(answers(audited.model, candidates), candidates, bank, audited.classes)
     delta = settings.delta_of_bounds
     outcomes: Sequence[AttackOutcome] = []
-    for one in chosen:
-        report(one[0])
-        if transcript is not None and one[0] in on_steps:
-            ran = run_on_transcript(audited, transcript, [one], claim=settings.claim, delta=delta, seed=settings.seed)
+    for attack in chosen:
+        report(attack[0])
+        if transcript is not None and attack[0] in on_steps:
+            ran = run_on_transcript(
+                audited, transcript, [attack], claim=settings.claim, delta=delta, seed=settings.seed
+            )
         else:
-            ran = run_attacks(audited, [one], bank=bank, delta=delta, seed=settings.seed)
+            ran = run_attacks(audited, [attack], bank=bank, delta=delta, seed=settings.seed)
         outcomes = [*outcomes, *ran]
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
     outcomes = unless_proved(outcomes, settings.split, shift)
@@ -300,7 +303,7 @@ def audit_groups(
     claim = settings.claim
     allowed = {} if claim is None else allowed_by(claim.trade_off)
     compared = (strongest(outcomes, metric, allowed.get(metric)) for metric in COMPARED)
-    by = tuple(one for one in compared if one is not None)
+    by = tuple(best for best in compared if best is not None)
     bound = epsilon_bound(
         outcomes,
         members,
@@ -343,7 +346,7 @@ def audit_groups(
     )
     exposed = None
     if by:
-        leading = next(one for one in outcomes if one.name == (decided.by or by[0].attack))
+        leading = next(outcome for outcome in outcomes if outcome.name == (decided.by or by[0].attack))
         groups = (audited.members, audited.non_members)
         labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
         exposed = exposure(leading, members, labels)
@@ -365,8 +368,8 @@ def audit_groups(
 
 def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
     """Returns the count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise."""
-    ran = [one for one in outcomes if one.scores is not None]
-    if any("SHADOWS" in one.requires.get("knows", ()) for one in ran):
+    ran = [outcome for outcome in outcomes if outcome.scores is not None]
+    if any("SHADOWS" in outcome.requires.get("knows", ()) for outcome in ran):
         return ""
     return f"{len(ran)} of {len(known)} attacks"
 
@@ -376,25 +379,27 @@ def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> Audit
     inside, outside = accuracy["members"].value, accuracy["non_members"].value
     if found.word != "no leak found" or inside is None or outside is None:
         return found
-    told = (
+    caveat = (
         f"The model is right on {inside:.1%} of members and {outside:.1%} of non-members; where its training had other "
         "numbers, it was fed otherwise, and this says nothing."
     )
-    return replace(found, sentence=f"{found.sentence} {told}")
+    return replace(found, sentence=f"{found.sentence} {caveat}")
 
 
 def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
     """Returns the reconstruction attacks of the quick suite, which are cheap, with its settings."""
     from ...suite import suite as suites
 
-    asked = suites.load("quick").attack_grid()
-    return [(one.name, one.settings) for one in asked if catalog.attack(one.name).kind == "reconstruction"]
+    attacks = suites.load("quick").attack_grid()
+    return [
+        (attack.name, attack.settings) for attack in attacks if catalog.attack(attack.name).kind == "reconstruction"
+    ]
 
 
 def _detectable(outcomes: Sequence[AttackOutcome]) -> float:
     """Returns the AUC that would have shown a leak in four audits of five, on the half that is reported."""
-    found = [one.metrics["auc"].detail.get("detectable") for one in outcomes if "auc" in one.metrics]
-    whole = max((float(value) for value in found if isinstance(value, float | int)), default=1.0)
+    thresholds = [outcome.metrics["auc"].detail.get("detectable") for outcome in outcomes if "auc" in outcome.metrics]
+    whole = max((float(value) for value in thresholds if isinstance(value, float | int)), default=1.0)
     return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # from all candidates to half of them
 
 

@@ -102,21 +102,27 @@ def audit_checkpoint(
         # Two tests of one claim, each at half the error rate: together they refute a true claim no more often than the
         # level allows.
         request = replace(request, settings=replace(request.settings, level=(1 + request.settings.level) / 2))
-    seen = _transcript(audited, transcript, canaries, request, tell)
-    found = audit_groups(
+    transcript_verdict = _transcript(audited, transcript, canaries, request, tell)
+    audit = audit_groups(
         audited,
         request.settings,
         shift=looked.shift,
         bank=bank,
         transcript=transcript,
-        refuted=seen.refuted if seen else (),
+        refuted=transcript_verdict.refuted if transcript_verdict else (),
         report=tell,
     )
-    if seen is not None and seen.word == "no verdict" and found.verdict.word != "claim refuted":
+    if (
+        transcript_verdict is not None
+        and transcript_verdict.word == "no verdict"
+        and audit.verdict.word != "claim refuted"
+    ):
         # The owner passed the transcript: the answer must say that it contradicts itself or the model.
-        found = replace(found, verdict=replace(found.verdict, sentence=f"{found.verdict.sentence} {seen.sentence}"))
-    answer = _report(request, loaded, looked, bank, found, seen)
-    return answer if request.out is None else write_report(answer, found, loaded.groups.names, request.out)
+        audit = replace(
+            audit, verdict=replace(audit.verdict, sentence=f"{audit.verdict.sentence} {transcript_verdict.sentence}")
+        )
+    answer = _report(request, loaded, looked, bank, audit, transcript_verdict)
+    return answer if request.out is None else write_report(answer, audit, loaded.groups.names, request.out)
 
 
 def _checked(loaded: LoadedModel, request: ModelAuditRequest, tell: Tell) -> tuple[Audited, Preflight]:
@@ -173,7 +179,7 @@ def _report(
             shadows=None if bank is None else ShadowsReport(models=bank.models, source=bank.source),
         ),
         preflight=looked.report,
-        smallest_leak=_smallest_leak(request, groups, sum(one.scores is not None for one in found.outcomes)),
+        smallest_leak=_smallest_leak(request, groups, sum(outcome.scores is not None for outcome in found.outcomes)),
         transcript=None if seen is None else seen.report(refuted=found.verdict.refuted),
         rules=judged(request.rules, found.measured, found.verdict),
         not_tested=(*_untested(found, request, transcript=seen is not None), *(seen.skipped if seen else ())),
@@ -215,19 +221,19 @@ def _transcript(
 def _untested(found: ModelAudit, request: ModelAuditRequest, *, transcript: bool) -> list[str]:
     """Returns a sentence for each attack or measurement that was not tested, with the option that enables it."""
     lacking: dict[str, list[str]] = {}
-    for one in found.outcomes:
-        if one.missing:
-            lacking.setdefault(way_out(one.missing), []).append(one.name)
-    told = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
-    told += [one.why_not for one in found.outcomes if one.scores is None and not one.missing]
-    ran = {one.name for one in found.outcomes}
-    if left := [name for name in known_attacks(transcript) if name not in ran]:
-        told.append(f"{', '.join(left)}: left out by --attacks")
+    for outcome in found.outcomes:
+        if outcome.missing:
+            lacking.setdefault(way_out(outcome.missing), []).append(outcome.name)
+    reasons = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
+    reasons += [outcome.why_not for outcome in found.outcomes if outcome.scores is None and not outcome.missing]
+    ran = {outcome.name for outcome in found.outcomes}
+    if excluded := [name for name in known_attacks(transcript) if name not in ran]:
+        reasons.append(f"{', '.join(excluded)}: left out by --attacks")
     if not transcript:
-        told.append("updates as they were shared in training: pass --transcript DIR, which `leakbench.watch` writes")
+        reasons.append("updates as they were shared in training: pass --transcript DIR, which `leakbench.watch` writes")
     if request.settings.split != "random":
-        told.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
-    return told
+        reasons.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
+    return reasons
 
 
 def _bank(audited: Audited, request: ModelAuditRequest, everybody: AnsweredAbout, tell: Tell) -> AnsweredBank | None:

@@ -94,26 +94,26 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
     spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
     if not spread > 0:  # constant and undefined answers have remarks of their own
         return None
-    for other, told in (
+    for other, cause in (
         (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
         (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
     ):
         if moved := int(((first - other).abs().amax(1) > spread).sum()):
-            return Unsteady(moved, len(some), told)
+            return Unsteady(moved, len(some), cause)
     return None
 
 
 def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
     """Compares guesses with labels, by a binomial test against the commonest class and a permutation test."""
-    told, true = guesses.cpu().numpy(), labels.cpu().numpy()
-    n, right = len(true), int((told == true).sum())
+    predictions, true = guesses.cpu().numpy(), labels.cpu().numpy()
+    n, right = len(true), int((predictions == true).sum())
     shares = np.bincount(true, minlength=classes) / n
     chance = max(float(shares.max()), 1 / classes)
-    expected = float(shares @ (np.bincount(told, minlength=classes) / n))
+    expected = float(shares @ (np.bincount(predictions, minlength=classes) / n))
     agreement = (right / n - expected) / (1 - expected) if expected < 1 else 0.0
     better = float(stats.binom.sf(right - 1, n, chance)) < 1e-3
     # If one class dominates, a good model may be right less often than always answering that class.
-    known = better or (agreement >= 0.15 and _associated(told, true))
+    known = better or (agreement >= 0.15 and _associated(predictions, true))
     ends = stats.binomtest(right, n).proportion_ci(0.95, method="exact")
     undecided = not known and float(ends.high) > (1 + chance) / 2
     return Knowledge(right, n, chance, agreement, known, undecided)
@@ -129,21 +129,21 @@ def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder
     """
     if classes > _MOST_CLASSES:
         return None
-    told, true = guesses.cpu().numpy(), labels.cpu().numpy()
+    predictions, true = guesses.cpu().numpy(), labels.cpu().numpy()
     fitted = np.random.default_rng(len(true)).permutation(len(true)) < len(true) // 2
-    places = _assigned(told[fitted], true[fitted], classes)
-    asked = ~fitted & (places[true] != true)
-    then, now = places[true[asked]] == told[asked], true[asked] == told[asked]
+    places = _assigned(predictions[fitted], true[fitted], classes)
+    moved = ~fitted & (places[true] != true)
+    then, now = places[true[moved]] == predictions[moved], true[moved] == predictions[moved]
     wins, losses = int((then & ~now).sum()), int((now & ~then).sum())
     if not wins or float(stats.binom.sf(wins - 1, wins + losses, 0.5)) >= LEVEL:
         return None
-    if then.mean() < max(0.5, 2 * now.mean() + 0.1) or not _associated(told[~fitted], places[true[~fitted]]):
+    if then.mean() < max(0.5, 2 * now.mean() + 0.1) or not _associated(predictions[~fitted], places[true[~fitted]]):
         return None
-    whole = _assigned(told, true, classes)
-    table = _table(told, true, classes)
+    whole = _assigned(predictions, true, classes)
+    table = _table(predictions, true, classes)
     numbers = np.arange(classes)
     gained = (whole != numbers) & (table[numbers, whole] > table[numbers, numbers])
-    return AnotherOrder({int(i): int(whole[i]) for i in numbers[gained]}, float((whole[true] == told).mean()))
+    return AnotherOrder({int(i): int(whole[i]) for i in numbers[gained]}, float((whole[true] == predictions).mean()))
 
 
 def other_inputs(
@@ -165,10 +165,10 @@ def other_inputs(
     # this process.
     tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
     tries = [] if tables else _scales(inputs)
-    for one in tries:
-        guesses = _guesses(model, one(some))
+    for preprocess in tries:
+        guesses = _guesses(model, preprocess(some))
         if guesses is not None and (best is None or int((guesses == true).sum()) > int(best[1].sum())):
-            best = one, guesses == true
+            best = preprocess, guesses == true
     if best is None:
         return None
     scale, then = best
@@ -195,8 +195,8 @@ def _guesses(model: nn.Module, inputs: Tensor) -> Tensor | None:
 def _scales(inputs: Tensor) -> list[Preprocess]:
     axes = [0, *range(2, inputs.ndim)] if inputs.ndim > 2 else [0, 1]
     mean, std = inputs.mean(axes).reshape(-1), inputs.std(axes).reshape(-1)
-    found = [(0.0, 255.0), (0.0, 1 / 255), (0.5, 0.5), (127.5, 127.5), (-1.0, 2.0)]
-    made = [Preprocess((m,), (s,)) for m, s in found]
+    moments = [(0.0, 255.0), (0.0, 1 / 255), (0.5, 0.5), (127.5, 127.5), (-1.0, 2.0)]
+    made = [Preprocess((m,), (s,)) for m, s in moments]
     if bool((std > 0).all()) and bool(mean.isfinite().all()):
         made.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
     if inputs.ndim == 4 and inputs.shape[1] == 3:

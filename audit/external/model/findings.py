@@ -47,24 +47,24 @@ def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | N
         allowed: largest value that the claim allows any test; None without a claim.
     """
     known = METRICS[metric]
-    measured = [(one, one.metrics[metric]) for one in outcomes if _value(one, metric) is not None]
+    measured = [(outcome, outcome.metrics[metric]) for outcome in outcomes if _value(outcome, metric) is not None]
     if not measured:
         return None
     key, chance = half_key(CALIBRATION, "value"), float(known.chance or 0.0)
     # All or none: otherwise an attack without halves would compete with its number on all candidates.
-    if all(isinstance(found.detail.get(key), float | int) for _, found in measured):
+    if all(isinstance(measurement.detail.get(key), float | int) for _, measurement in measured):
         # Ties go by name, so that the order of attacks does not matter.
-        one, found = max(measured, key=lambda pair: (float(pair[1].detail[key] or 0.0), pair[0].name))
-        numbers = {what: found.detail[half_key(REPORT, what)] for what in ("value", "low", "high", "n")}
-        return Strongest(metric=metric, attack=one.name, of_all=False, chance=chance, allowed=allowed, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
-    one, found = max(measured, key=lambda pair: (float(pair[1].value or 0.0), pair[0].name))
+        outcome, measurement = max(measured, key=lambda pair: (float(pair[1].detail[key] or 0.0), pair[0].name))
+        numbers = {what: measurement.detail[half_key(REPORT, what)] for what in ("value", "low", "high", "n")}
+        return Strongest(metric=metric, attack=outcome.name, of_all=False, chance=chance, allowed=allowed, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
+    outcome, measurement = max(measured, key=lambda pair: (float(pair[1].value or 0.0), pair[0].name))
     return Strongest(
         metric=metric,
-        attack=one.name,
-        value=float(found.value or 0.0),
-        low=found.low,
-        high=found.high,
-        n=found.n or 0,
+        attack=outcome.name,
+        value=float(measurement.value or 0.0),
+        low=measurement.low,
+        high=measurement.high,
+        n=measurement.n or 0,
         of_all=len(measured) > 1,
         chance=chance,
         allowed=allowed,
@@ -90,7 +90,7 @@ def epsilon_bound(
         split: the owner's statement on how members were drawn.
         claim: (epsilon, delta) that is claimed if one record replaces another.
     """
-    ran = [one for one in outcomes if one.scores is not None]
+    ran = [outcome for outcome in outcomes if outcome.scores is not None]
     if not ran:
         return "no attack ran"
     claimed = None
@@ -99,20 +99,20 @@ def epsilon_bound(
         if delta >= 1:
             return "the claim implies nothing of replacing one record by another, which is what pairs test"
     # Failed attacks count as well: a failure may depend on the data.
-    looks = sum(one.scores is not None or one.failed for one in outcomes)
+    looks = sum(outcome.scores is not None or outcome.failed for outcome in outcomes)
     each = 1 - (1 - level) / looks
     best: tuple[float, str, Guesses, float] | None = None
-    for one in ran:
-        inside, outside, seed = _groups(one, members)
+    for outcome in ran:
+        inside, outside, seed = _groups(outcome, members)
         pairs = min(len(inside), len(outside))
         if pairs < SHARE:
             return f"a bound needs at least {SHARE} pairs of a member and a non-member, got {pairs}"
-        found = audit_random_split(
+        lower_bound = audit_random_split(
             inside, outside, method="one_run", answered=[pairs // SHARE], delta=delta, level=each, seed=seed
         )
-        guesses = Guesses(*(int(found.detail[key]) for key in ("coins", "guessed", "correct")))  # pyright: ignore[reportArgumentType] -- counts
-        if best is None or found.value > best[0]:
-            best = found.value, one.name, guesses, found.ceiling
+        guesses = Guesses(*(int(lower_bound.detail[key]) for key in ("coins", "guessed", "correct")))  # pyright: ignore[reportArgumentType] -- counts
+        if best is None or lower_bound.value > best[0]:
+            best = lower_bound.value, outcome.name, guesses, lower_bound.ceiling
     assert best is not None  # noqa: S101 -- `ran` is not empty
     value, name, guesses, ceiling = best
     return EpsilonBound(
@@ -250,5 +250,5 @@ def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndar
 
 
 def _value(one: AttackOutcome, metric: str) -> float | None:
-    found = one.metrics.get(metric)
-    return None if found is None else found.value
+    measurement = one.metrics.get(metric)
+    return None if measurement is None else measurement.value

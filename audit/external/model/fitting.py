@@ -46,8 +46,8 @@ def fitting(
             model = made(classes)
         except ValueError:
             return None
-        own, (found, _) = model.state_dict(), own_tensors(model, tensors)
-        return model if {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in found.items()} else None
+        own, (stored, _) = model.state_dict(), own_tensors(model, tensors)
+        return model if {k: v.shape for k, v in own.items()} == {k: v.shape for k, v in stored.items()} else None
 
     more = sorted(count for count in counts if count > least)[:_MOST_COUNTS]
     for classes in [least, *([1] if single else []), *more]:
@@ -97,7 +97,10 @@ def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, 
         ValueError: another name, or another order.
     """
     given = [getattr(model, name, None) for name in ("feature_names", "feature_names_in_")]
-    wanted = next(([*map(str, one)] for one in given if isinstance(one, list | tuple | np.ndarray)), None)
+    wanted = next(
+        ([*map(str, feature_names)] for feature_names in given if isinstance(feature_names, list | tuple | np.ndarray)),
+        None,
+    )
     if wanted is None or columns is None or wanted == list(columns):
         return
     place = next((i for i, pair in enumerate(zip(wanted, columns, strict=False)) if pair[0] != pair[1]), len(columns))

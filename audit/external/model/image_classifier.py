@@ -116,19 +116,19 @@ def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) 
 
 def _settings(folder: Path) -> dict[str, Any]:
     """Returns settings of a network: numbers, texts and short lists of them, which name no code and no location."""
-    found = read_object(folder / _CONFIG)
+    settings = read_object(folder / _CONFIG)
     for name, why in (("auto_map", "names code of its own"), ("quantization_config", "is of quantised weights")):
-        if found.get(name):
+        if settings.get(name):
             raise FileRefused(f"{_CONFIG} {why} ({name}), which is not run; save a model of transformers' own classes")
-    kind = found.get("model_type")
+    kind = settings.get("model_type")
     if not isinstance(kind, str) or not kind.replace("-", "_").isidentifier() or kind.startswith("timm"):
         raise FileRefused(f"model_type in {_CONFIG} must be a network of transformers' own, got {shown(kind)}")
-    for name, value in found.items():
+    for name, value in settings.items():
         if name in _LABELS:
             continue
         for item in _items(value):
             _refuse_setting(name, item)
-    return found
+    return settings
 
 
 def _items(value: Any) -> list[Any]:
@@ -173,13 +173,13 @@ def _built(
     # On the meta device first: the settings must ask for as much as the file has, before memory is allocated.
     with torch.device("meta"), _of_transformers(folder):
         outline = network._from_config(config, attn_implementation="eager")
-    asked = sum(tensor.numel() for tensor in outline.state_dict().values())
-    found = sum(tensor.numel() for tensor in tensors.values())
+    expected = sum(tensor.numel() for tensor in outline.state_dict().values())
+    stored = sum(tensor.numel() for tensor in tensors.values())
     buffers = sum(buffer.numel() for buffer in outline.buffers())
-    if not asked / 2 <= found <= 2 * asked or buffers > _MAX_BUFFERS:
+    if not expected / 2 <= stored <= 2 * expected or buffers > _MAX_BUFFERS:
         raise FileRefused(
-            f"cannot read {folder}: {_CONFIG} asks for a network of {asked} entries and buffers of {buffers}, and "
-            f"its weights have {found}"
+            f"cannot read {folder}: {_CONFIG} asks for a network of {expected} entries and buffers of {buffers}, and "
+            f"its weights have {stored}"
         )
     # No folder is named: transformers renames tensors of older versions, and reads no file.
     with _quiet(), _of_transformers(folder):
@@ -214,8 +214,10 @@ def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> State
 
 def _network(folder: Path, mapping: Any, config: Any, settings: Mapping[str, Any]) -> Any:
     """Returns the transformers class for these settings; among several, the class that the settings name."""
-    found = mapping.get(type(config), ())
-    classes = {network.__name__: network for network in (found if isinstance(found, tuple | list) else (found,))}
+    networks = mapping.get(type(config), ())
+    classes = {
+        network.__name__: network for network in (networks if isinstance(networks, tuple | list) else (networks,))
+    }
     named = settings.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if name not in classes:
@@ -312,10 +314,12 @@ def _normalisation(folder: Path) -> tuple[tuple[float, ...] | None, tuple[float,
     path = folder / _PREPROCESSOR
     if not path.is_symlink() and not path.exists():
         return None, None
-    found = read_object(path)
-    scaled = found.get("do_rescale", True) and math.isclose(found.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3)
-    mean, std = found.get("image_mean"), found.get("image_std")
-    if not scaled or not found.get("do_normalize", True) or mean is None or std is None:
+    settings = read_object(path)
+    scaled = settings.get("do_rescale", True) and math.isclose(
+        settings.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3
+    )
+    mean, std = settings.get("image_mean"), settings.get("image_std")
+    if not scaled or not settings.get("do_normalize", True) or mean is None or std is None:
         return None, None
     for values, least in ((mean, -1e6), (std, 1e-6)):
         right = isinstance(values, list) and 0 < len(values) == len(mean)

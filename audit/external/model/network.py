@@ -98,7 +98,12 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     given, _ = without_wrappers(tensors)
     # All possible prefixes: tied tensors may be absent, and a tensor may be missing or renamed.
     before = sorted(
-        {name.removesuffix(one) for one in own for name in given if name == one or name.endswith("." + one)}
+        {
+            name.removesuffix(own_name)
+            for own_name in own
+            for name in given
+            if name == own_name or name.endswith("." + own_name)
+        }
     )
     whole = [prefix for prefix in before if _holds(given, prefix, own)]
     if len(whole) > 1:
@@ -109,31 +114,31 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     if not whole:
         # Remove the prefix of most tensors, so that the report lists only those that differ.
         shared = {prefix: sum(prefix + name in given for name in own) for prefix in before}
-        prefix = max(shared, key=lambda one: shared[one], default="")
+        prefix = max(shared, key=lambda candidate: shared[candidate], default="")
         if not prefix or 2 * shared[prefix] <= len(own):
             return given, ()
         return {name.removeprefix(prefix): tensor for name, tensor in given.items()}, ()
     (prefix,) = whole
-    found = {name: given[prefix + name] for name in own if prefix + name in given}
+    stored = {name: given[prefix + name] for name in own if prefix + name in given}
     notes = [f"The prefix {prefix!r} was taken off the names of the model's tensors."] if prefix else []
     if others := [name for name in given if name.removeprefix(prefix) not in own or not name.startswith(prefix)]:
         some = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
         notes.append(f"Tensors beside the model's were left out: {some}.")
-    return found, tuple(notes)
+    return stored, tuple(notes)
 
 
 def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
     """Returns whether a file has all of a model's tensors behind a prefix, and no others of its modules."""
     under = {name.removeprefix(prefix): tensor.shape for name, tensor in given.items() if name.startswith(prefix)}
-    there = all(
+    complete = all(
         under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())
         for name, tensor in own.items()
     )
     # Further tensors of the model's modules, or further numbered layers of a sequence, mean another architecture.
     modules = {name.partition(".")[0] for name in own}
     sequence = any(module.isdecimal() for module in modules)
-    left = {name.partition(".")[0] for name in under if name not in own}
-    return there and not any(module in modules or (sequence and module.isdecimal()) for module in left)
+    extra_modules = {name.partition(".")[0] for name in under if name not in own}
+    return complete and not any(module in modules or (sequence and module.isdecimal()) for module in extra_modules)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -250,20 +255,20 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
     Args:
         classes: of the file's last layer; None for the usual number of each network.
     """
-    found = {}
+    shapes = {}
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         for name in models.names():
             usual = models.natural(name)
             # Skip networks whose extra is not installed or that do not support this number of classes.
             with suppress(Exception):
                 settings = {"input_shape": usual.input_shape, "classes": classes or usual.classes, **usual.settings}
-                found[name] = _shapes(models.factory(name)(**settings).state_dict())
+                shapes[name] = _shapes(models.factory(name)(**settings).state_dict())
         with suppress(ModuleNotFoundError):
             make = optional("torchvision.models", needed_by="the report").get_model
             for name in _COMMON:
                 built = make(name, weights=None, num_classes=classes or 1000)
-                found[TORCHVISION + name] = _shapes(built.state_dict())
-    return found
+                shapes[TORCHVISION + name] = _shapes(built.state_dict())
+    return shapes
 
 
 def _alike(these: Mapping[str, tuple[int, ...]], those: Mapping[str, tuple[int, ...]]) -> float:

@@ -59,15 +59,15 @@ def own_shadows(
     Raises:
         ValueError: an odd number of models, or a function that fails, or returns no model for these classes.
     """
-    asked = join(audited.members, audited.non_members)
-    digest = _digest(asked, audited.population)
+    candidates = join(audited.members, audited.non_members)
+    digest = _digest(candidates, audited.population)
     key = {"data": digest, "code": code, "seed": seed, "views": views, "classes": audited.classes}
-    # Sorted by content id: members come first in `asked`, and the halves must not depend on that order.
-    order = asked.ids.argsort()
-    asked = pick(asked, order)
-    halves = balanced_halves(len(asked), models, keyed(seed_of({"data": digest, "seed": seed}, "shadow halves")))
-    seen = viewed(asked.inputs, views)
-    found, forms = [], set[str]()
+    # Sorted by content id: members come first in `candidates`, and the halves must not depend on that order.
+    order = candidates.ids.argsort()
+    candidates = pick(candidates, order)
+    halves = balanced_halves(len(candidates), models, keyed(seed_of({"data": digest, "seed": seed}, "shadow halves")))
+    view_inputs = viewed(candidates.inputs, views)
+    shadows, forms = [], set[str]()
     for number, half in enumerate(halves):
         # The name is independent of the number of models: a run with more of them reads the earlier answers.
         name = hashlib.sha256(repr(sorted((key | {"model": number}).items())).encode()).hexdigest()[:32]
@@ -77,19 +77,21 @@ def own_shadows(
             form = form_of(answers["logits"])  # older files hold answers that are not logits
             answers = {name: as_logits(part, form) for name, part in answers.items()}
         else:
-            own = pick(asked, half.nonzero()[:, 0])
-            answers, told = _answers(audited, train, own, seen, asked.labels, seed_of(key, f"model {number}"))
-            forms |= {told} if told else set()
+            own = pick(candidates, half.nonzero()[:, 0])
+            answers, note = _answers(
+                audited, train, own, view_inputs, candidates.labels, seed_of(key, f"model {number}")
+            )
+            forms |= {note} if note else set()
             if path is not None:
                 write_bytes(path, save(answers))
-        found.append(answers)
+        shadows.append(answers)
         report(number + 1)
-    population = torch.stack([one["population"] for one in found])
+    population = torch.stack([shadow["population"] for shadow in shadows])
     return BankOfAnswers(
         source="; ".join([f"trained here, by a function of SHA-256 {code}", *sorted(forms)]),
         asked_here=True,
-        ids=asked.ids.cpu(),
-        logits=torch.stack([one["logits"] for one in found]),
+        ids=candidates.ids.cpu(),
+        logits=torch.stack([shadow["logits"] for shadow in shadows]),
         trained_on=halves,
         population=population if population.shape[1] else None,
     ).bank()
@@ -113,7 +115,7 @@ def _answers(
     if not isinstance(model, nn.Module):
         raise ValueError(f"--train must return a torch.nn.Module, got {type(model).__name__}")
     of_views = labels.repeat_interleave(seen.shape[1])
-    model, told = answering_logits(model.to(device).eval(), seen.flatten(0, 1), of_views)
+    model, note = answering_logits(model.to(device).eval(), seen.flatten(0, 1), of_views)
     public = own.inputs.new_zeros(0, *own.inputs.shape[1:]) if audited.population is None else audited.population.inputs
     logits = logits_of(model, seen.flatten(0, 1))
     if logits.ndim != 2 or logits.shape[1] != classes:
@@ -125,17 +127,17 @@ def _answers(
         "logits": logits.unflatten(0, seen.shape[:2]).float().cpu().contiguous(),
         "population": population.float().cpu().contiguous(),
     }
-    return answers, told
+    return answers, note
 
 
 def _digest(asked: Examples, population: Examples | None) -> str:
     """Returns a digest of the candidates, whatever their order, and of the public examples."""
     order = asked.ids.argsort()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     parts = [asked.ids[order], asked.inputs[order], asked.labels[order]]
     if population is not None:
         parts += [population.inputs, population.labels]
     for part in parts:
         array = part.detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{array.dtype} {array.shape}\n".encode() + array.tobytes())
+    return digest.hexdigest()

@@ -63,7 +63,7 @@ class Preflight:
     @property
     def stops(self) -> tuple[Remark, ...]:
         """Remarks that end the audit."""
-        return tuple(one for one in self.remarks if one.stop)
+        return tuple(remark for remark in self.remarks if remark.stop)
 
     @property
     def report(self) -> PreflightReport:
@@ -93,7 +93,7 @@ def preflight(
     shape = list(members.inputs.shape[1:])
     try:
         labels = torch.cat([members.labels, outside.labels])
-        model, told = answering_logits(model, torch.cat([members.inputs, outside.inputs]), labels)
+        model, note = answering_logits(model, torch.cat([members.inputs, outside.inputs]), labels)
         answers = [logits_of(model, group.inputs) for group in (members, outside)]
     except NoLogits:
         raise
@@ -104,8 +104,8 @@ def preflight(
         ) from None
     classes = int(answers[0].shape[1])
     remarks = [*_of_labels(labels, classes), *without_model(groups, accept), *_of_near(groups)]
-    if told:
-        remarks.append(Remark(kind="form", stop=False, sentence=f"the model is read as one of logits: {told}"))
+    if note:
+        remarks.append(Remark(kind="form", stop=False, sentence=f"the model is read as one of logits: {note}"))
     remarks += _of_steadiness(model, members.inputs)
     both = torch.cat(answers)
     accuracy = {}
@@ -129,7 +129,7 @@ def preflight(
             )
         )
     return Preflight(
-        remarks=tuple(replace(one, stop=one.stop and one.kind not in accept) for one in remarks),
+        remarks=tuple(replace(remark, stop=remark.stop and remark.kind not in accept) for remark in remarks),
         accuracy=accuracy,
         shift=shift,
         sizes=smallest_leak(len(members), len(outside), delta, level),
@@ -150,9 +150,9 @@ def without_model(groups: Groups, accept: Collection[str] = ()) -> list[Remark]:
     """
     if strange := [kind for kind in accept if kind not in ACCEPTABLE]:
         raise ValueError(f"accept must be of {', '.join(ACCEPTABLE)}, got {strange[0]!r}")
-    found, labels = [], torch.cat([groups.members.labels, groups.non_members.labels])
+    remarks, labels = [], torch.cat([groups.members.labels, groups.non_members.labels])
     if int(labels.unique().numel()) == 1:
-        found.append(
+        remarks.append(
             Remark(
                 kind="one class",
                 stop=True,
@@ -161,14 +161,14 @@ def without_model(groups: Groups, accept: Collection[str] = ()) -> list[Remark]:
                 ),
             )
         )
-    found += [*_of_inputs(groups), *_of_copies(groups), *_of_sizes(groups.members, groups.non_members)]
-    return [replace(one, stop=one.stop and one.kind not in accept) for one in found]
+    remarks += [*_of_inputs(groups), *_of_copies(groups), *_of_sizes(groups.members, groups.non_members)]
+    return [replace(remark, stop=remark.stop and remark.kind not in accept) for remark in remarks]
 
 
 def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
-    found, largest = [], int(labels.max())
+    remarks, largest = [], int(labels.max())
     if largest >= classes:
-        found.append(
+        remarks.append(
             Remark(
                 kind="classes",
                 stop=True,
@@ -178,15 +178,15 @@ def _of_labels(labels: Tensor, classes: int) -> list[Remark]:
                 ),
             )
         )
-    return found
+    return remarks
 
 
 def _of_steadiness(model: nn.Module, inputs: Tensor) -> list[Remark]:
-    if (found := unsteady(model, inputs)) is None:
+    if (unsteadiness := unsteady(model, inputs)) is None:
         return []
     sentence = (
-        f"the model answers {found.moved} of {found.asked} members otherwise when it is {found.told}; audit it in "
-        "evaluation mode (--accept unsteady where it is used like this)"
+        f"the model answers {unsteadiness.moved} of {unsteadiness.asked} members otherwise when it is "
+        f"{unsteadiness.told}; audit it in evaluation mode (--accept unsteady where it is used like this)"
     )
     return [Remark(kind="unsteady", stop=True, sentence=sentence)]
 
@@ -197,14 +197,14 @@ def _of_sizes(members: Examples, outside: Examples) -> list[Remark]:
         return []
     sizes = smallest_leak(len(members), len(outside))
     ceiling = sizes.epsilon_ceiling
-    told = f"at most {ceiling:.2f}" if ceiling is not None else "nothing"
+    bound = f"at most {ceiling:.2f}" if ceiling is not None else "nothing"
     return [
         Remark(
             kind="few",
             stop=least < FEW,
             sentence=(
                 f"{len(members)} members and {len(outside)} non-members show an AUC from {sizes.auc:.2f} on, no TPR "
-                f"at low false positive rates, and {told} of epsilon; take 1,000 of each, at least {FEW}"
+                f"at low false positive rates, and {bound} of epsilon; take 1,000 of each, at least {FEW}"
             ),
         )
     ]
@@ -227,42 +227,42 @@ def _of_inputs(groups: Groups) -> list[Remark]:
 def _of_copies(groups: Groups) -> list[Remark]:
     """Returns remarks on examples that are in two groups, or twice in a group."""
     given = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
-    there = {name: group for name, group in given.items() if group is not None}
-    keys = dict(zip(there, contents([group.inputs for group in there.values()]), strict=True))
-    found = []
-    for one, other in (("members", "non-members"), ("population", "members"), ("population", "non-members")):
-        if one not in keys or other not in keys:
+    present = {name: group for name, group in given.items() if group is not None}
+    keys = dict(zip(present, contents([group.inputs for group in present.values()]), strict=True))
+    remarks = []
+    for first, other in (("members", "non-members"), ("population", "members"), ("population", "non-members")):
+        if first not in keys or other not in keys:
             continue
-        shared = len(np.intersect1d(keys[one], keys[other]))
+        shared = len(np.intersect1d(keys[first], keys[other]))
         if not shared:
             continue
-        smaller = min(len(np.unique(keys[one])), len(np.unique(keys[other])))
+        smaller = min(len(np.unique(keys[first])), len(np.unique(keys[other])))
         words = "the very same examples" if shared == smaller else f"{shared} examples in common"
         way_out = "" if shared == smaller else "; leave them out (--drop-overlap)"
-        sentence = f"{one} and {other} have {words}; an example is in one group{way_out}"
-        found.append(Remark(kind="overlap", stop=True, sentence=sentence))
+        sentence = f"{first} and {other} have {words}; an example is in one group{way_out}"
+        remarks.append(Remark(kind="overlap", stop=True, sentence=sentence))
     for name, own in keys.items():
         if (twice := len(own) - len(np.unique(own))) > 0:
-            found.append(
+            remarks.append(
                 Remark(
                     kind="duplicates",
                     stop=False,
                     sentence=f"{twice} of {len(own)} {name} are copies of others: intervals count them as independent",
                 )
             )
-    return found
+    return remarks
 
 
 def _of_near(groups: Groups) -> list[Remark]:
     """Returns remarks on members with near-duplicates among the non-members."""
-    found = []
+    remarks = []
     near = near_duplicates(groups.members.inputs, groups.non_members.inputs)
     if near.compared < near.of and not near.count and near.compared:
         sentence = f"near-duplicates were sought among {near.compared} of {near.of} members, and none was found"
-        found.append(Remark(kind="near-duplicates", stop=False, sentence=sentence))
+        remarks.append(Remark(kind="near-duplicates", stop=False, sentence=sentence))
     if near.count:
         of = "" if near.compared == near.of else f", of {near.compared} of {near.of} that were compared"
-        found.append(
+        remarks.append(
             Remark(
                 kind="near-duplicates",
                 # No number is meaningful if the groups are copies of each other.
@@ -273,13 +273,13 @@ def _of_near(groups: Groups) -> list[Remark]:
                 ),
             )
         )
-    return found
+    return remarks
 
 
 def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
     """Returns a remark if accuracy is lower on members than on non-members, by Fisher's exact test."""
     inside, outside = accuracy["members"], accuracy["non_members"]
-    counts = [(int(one.detail["correct"] or 0), int(one.n or 0)) for one in (inside, outside)]
+    counts = [(int(metric.detail["correct"] or 0), int(metric.n or 0)) for metric in (inside, outside)]
     (right, n), (other, among) = counts
     # Hypergeometric, given the total number of right answers.
     if float(stats.hypergeom.cdf(right, n + among, right + other, n)) >= 1e-3:
@@ -305,10 +305,10 @@ def _of_answers(model: nn.Module, groups: Groups, answers: Tensor, labels: Tenso
         return [Remark(kind="NaN", stop=True, sentence=sentence)]
     guesses = answers.argmax(1)
     knows = knowledge(guesses, labels, classes)
-    found = []
+    remarks = []
     largest = float(groups.members.inputs.abs().max())
     if largest > 16:
-        found.append(
+        remarks.append(
             Remark(
                 kind="range",
                 stop=not knows.known,
@@ -319,7 +319,7 @@ def _of_answers(model: nn.Module, groups: Groups, answers: Tensor, labels: Tenso
             )
         )
     if int(guesses.unique().numel()) == 1:
-        found.append(
+        remarks.append(
             Remark(
                 kind="one answer",
                 stop=True,
@@ -327,19 +327,19 @@ def _of_answers(model: nn.Module, groups: Groups, answers: Tensor, labels: Tenso
                 "otherwise?",
             )
         )
-    return [*found, *_of_knowledge(model, groups, guesses, labels, classes, knows)]
+    return [*remarks, *_of_knowledge(model, groups, guesses, labels, classes, knows)]
 
 
 def _of_knowledge(
     model: nn.Module, groups: Groups, guesses: Tensor, labels: Tensor, classes: int, knows: Knowledge
 ) -> list[Remark]:
     share = knows.right / knows.n
-    told = (
+    summary = (
         f"the model is right on {share:.1%} of the examples, where always answering one class is on {knows.chance:.1%}"
     )
     if (order := another_order(guesses, labels, classes)) is not None:
         moved = ", ".join(f"{i} is the model's {j}" for i, j in list(order.places.items())[:5])
-        sentence = f"{told}: its classes are in another order, with which it is right on {order.share:.1%}: {moved}"
+        sentence = f"{summary}: its classes are in another order, with which it is right on {order.share:.1%}: {moved}"
         return [Remark(kind="order", stop=True, sentence=sentence)]
     # An untrained network may by accident be right 1.5 times as often as a constant answer.
     weak = share < 2 * knows.chance and knows.agreement < 0.3
@@ -348,18 +348,18 @@ def _of_knowledge(
     inputs = torch.cat([groups.members.inputs, groups.non_members.inputs])
     if (other := other_inputs(model, inputs, labels, groups.preprocess)) is not None:
         scale, now, then = other
-        told = f"{told}: with --preprocess {scale} it is right on {then:.1%} of some, and as it is on {now:.1%}"
-        return [Remark(kind="preprocessing", stop=True, sentence=told)]
+        summary = f"{summary}: with --preprocess {scale} it is right on {then:.1%} of some, and as it is on {now:.1%}"
+        return [Remark(kind="preprocessing", stop=True, sentence=summary)]
     if knows.known and not weak:
         return []
     if knows.known:
-        sentence = f"{told}: if it is better than that, preprocessing, class order or the file is another one"
+        sentence = f"{summary}: if it is better than that, preprocessing, class order or the file is another one"
         return [Remark(kind="weak", stop=False, sentence=sentence)]
     if knows.undecided:
-        sentence = f"{told}, and {knows.n} examples are too few to tell a model from one that knows nothing"
+        sentence = f"{summary}, and {knows.n} examples are too few to tell a model from one that knows nothing"
         return [Remark(kind="undecided", stop=False, sentence=sentence)]
     way_out = "preprocessing, class order or the file is not that of the training (--accept chance where it is)"
-    return [Remark(kind="chance", stop=True, sentence=f"{told}: {way_out}")]
+    return [Remark(kind="chance", stop=True, sentence=f"{summary}: {way_out}")]
 
 
 _BYTES = Preprocess(std=(255.0,))
@@ -367,7 +367,10 @@ _BYTES = Preprocess(std=(255.0,))
 
 def sentences(found: Sequence[Remark]) -> list[str]:
     """Returns remarks as lines, those that stop first."""
-    return [f"{'stop' if one.stop else 'note'}: {one.sentence}" for one in sorted(found, key=lambda one: not one.stop)]
+    return [
+        f"{'stop' if remark.stop else 'note'}: {remark.sentence}"
+        for remark in sorted(found, key=lambda remark: not remark.stop)
+    ]
 
 
 def refuse_stops(found: Sequence[Remark]) -> None:
@@ -376,5 +379,5 @@ def refuse_stops(found: Sequence[Remark]) -> None:
     Raises:
         StoppedError: a remark stops it; the message holds all remarks.
     """
-    if any(one.stop for one in found):
+    if any(remark.stop for remark in found):
         raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(found)))

@@ -101,7 +101,7 @@ class BankOfAnswers:
 
         def of(ids: Tensor) -> Shadows:
             answers = [self.logits, *([] if self.population is None else [self.population])]
-            good = torch.stack([one.isfinite().flatten(1).all(1) for one in answers]).all(0)
+            good = torch.stack([logits.isfinite().flatten(1).all(1) for logits in answers]).all(0)
             if not bool(good.all()):
                 raise NotApplicable(
                     f"{int((~good).sum())} of {len(good)} shadow models answer NaN or infinity; train them otherwise"
@@ -167,18 +167,22 @@ def read_bank(
             f"population of --bank must be [{models}, {public}, {outputs}], as the examples of --population, got "
             f"{list(answered.shape)}"
         )
-    forms: list[Form] = [form_of(one) for one in logits]
+    forms: list[Form] = [form_of(model_logits) for model_logits in logits]
     try:
-        for one, form in zip(logits, forms, strict=True):
-            refuse_rounded(one, form)
+        for model_logits, form in zip(logits, forms, strict=True):
+            refuse_rounded(model_logits, form)
     except NoLogits as error:
         raise ValueError(f"logits of --bank: {error}") from None
-    logits = torch.stack([as_logits(one, form).float() for one, form in zip(logits, forms, strict=True)])
+    logits = torch.stack(
+        [as_logits(model_logits, form).float() for model_logits, form in zip(logits, forms, strict=True)]
+    )
     if answered is not None:
-        answered = torch.stack([as_logits(one, form).float() for one, form in zip(answered, forms, strict=True)])
+        answered = torch.stack(
+            [as_logits(model_logits, form).float() for model_logits, form in zip(answered, forms, strict=True)]
+        )
     # On the CPU, like the file's tensors.
     labels = torch.cat([asked.members.labels, asked.non_members.labels]).cpu()
-    factors = torch.tensor([unusual_factor(one[:, 0], labels) for one in logits])
+    factors = torch.tensor([unusual_factor(model_logits[:, 0], labels) for model_logits in logits])
     logits = logits * factors[:, None, None, None]
     answered = None if answered is None else answered * factors[:, None, None]
     inside = halves.bool()
@@ -211,7 +215,7 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
     except NotApplicable:  # attacks report it themselves
         return
     first = theirs.logits[:, :, 0]
-    if any(one.unique().numel() <= 2 for one in first):
+    if any(model_logits.unique().numel() <= 2 for model_logits in first):
         raise ValueError(
             "shadow models must answer with logits or probabilities, got labels alone, of which attacks learn nothing; "
             "give what they answer before the largest is taken"
@@ -225,14 +229,18 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
             "to one?"
         )
     labels, guesses = asked.labels.to(first.device), first.argmax(-1)
-    told = knowledge(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
-    if told.known or told.undecided or not knowledge(own.argmax(1), asked.labels, classes).known:
+    shadow_knowledge = knowledge(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
+    if (
+        shadow_knowledge.known
+        or shadow_knowledge.undecided
+        or not knowledge(own.argmax(1), asked.labels, classes).known
+    ):
         return
     order = another_order(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
     why = "the examples are in another order" if order is None else "their classes are in another order"
     raise ValueError(
-        f"shadow models must know their own examples, as the audited model does, and are right on {told.right} of "
-        f"{told.n} that they were trained on: {why}, or they are of other data"
+        f"shadow models must know their own examples, as the audited model does, and are right on "
+        f"{shadow_knowledge.right} of {shadow_knowledge.n} that they were trained on: {why}, or they are of other data"
     )
 
 
@@ -251,8 +259,8 @@ def _refuse_telling_halves(inside: Bool[Tensor, "models n"], members: int, path:
         table = [[int(part.sum()), int((~part).sum())] for part in (half[:members], half[members:])]
         if min(table[0][0] + table[1][0], table[0][1] + table[1][1]) == 0:
             continue  # trained on all or on none: no information on membership
-        found: Any = chi2_contingency(table)  # scipy does not declare its fields
-        chances.append(float(found.pvalue))
+        test: Any = chi2_contingency(table)  # scipy does not declare its fields
+        chances.append(float(test.pvalue))
     if chances and min(chances) * len(chances) < _CHANCE:
         raise ValueError(
             f"the shadow models of {path.name} were trained on members of the audited model more or less often than on "

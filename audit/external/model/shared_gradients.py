@@ -100,20 +100,20 @@ def _attacked(
     attack = catalog.attack(name)
     settings = attack.settings(**given)
     world: World = audited.world
-    begun, found, values = time.perf_counter(), [], []
+    begun, reconstructions, values = time.perf_counter(), [], []
     try:
         for place in range(len(inputs)):
-            one = slice(place, place + 1)
+            batch = slice(place, place + 1)
             shared = simulate_share(
-                audited.model, inputs[one], labels[one], defense, world=world, population=world.population
+                audited.model, inputs[batch], labels[batch], defense, world=world, population=world.population
             )
             coins = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
             result = attack(shared.observation, coins, **copy.deepcopy(settings))
             metric = score(result, shared.truth)["psnr"]
             if metric.value is None:
                 return GradientLeak(name=name, settings=settings, why_not=f"{name}: {metric.reason}")
-            own: Reconstruction = checked_reconstruction(result, 1, inputs[one])
-            found.append(own.inputs[0].detach())
+            own: Reconstruction = checked_reconstruction(result, 1, inputs[batch])
+            reconstructions.append(own.inputs[0].detach())
             values.append(float(metric.value))
     except (NotApplicable, AccessError) as error:
         return GradientLeak(name=name, settings=settings, why_not=f"{name} does not apply: {error}")
@@ -123,6 +123,6 @@ def _attacked(
         name=name,
         settings=settings,
         psnr=tuple(values),
-        found=torch.stack(found),
+        found=torch.stack(reconstructions),
         seconds=time.perf_counter() - begun,
     )

@@ -55,7 +55,7 @@ def verdict(
         weak: count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise.
         tied: why tied scores could show no leak, by `why_tied`; empty if they could.
     """
-    told, proof, answered = list(refuted), "", ""
+    refutations, proof, answered = list(refuted), "", ""
     pairs = bound if pairs is None else pairs
     if isinstance(pairs, EpsilonBound) and pairs.value > 0:
         proof, answered = _answered(pairs), pairs.attack
@@ -68,16 +68,16 @@ def verdict(
                 f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.percent} confidence)"
             )
         if bound.refutes:
-            told.append(f"{proof} where the claim allows {bound.claimed:.2f}")
-    if told:
+            refutations.append(f"{proof} where the claim allows {bound.claimed:.2f}")
+    if refutations:
         by_pairs = bound.attack if isinstance(bound, EpsilonBound) and bound.refutes else ""
         return AuditVerdict(
             word="claim refuted",
-            sentence=f"The claim is refuted: {'; '.join(told)}.",
+            sentence=f"The claim is refuted: {'; '.join(refutations)}.",
             by=by_pairs,
             how="pairs" if by_pairs else "",
         )
-    seen = [one for one in by if one.found]
+    leaks = [best for best in by if best.found]
     if shift.found:
         return AuditVerdict(
             word="cannot be told",
@@ -86,16 +86,16 @@ def verdict(
                 "whether the model leaks: take both from one pool at random."
             ),
         )
-    if seen or proof:
-        averages = next((one for one in seen if one.metric == "auc"), None)
+    if leaks or proof:
+        averages = next((best for best in leaks if best.metric == "auc"), None)
         decided: dict[str, Any] = {"by": averages.attack, "how": "averages"} if averages else {}
         if not averages:
-            decided = {"by": answered or seen[0].attack, "how": "pairs" if answered else "averages"}
+            decided = {"by": answered or leaks[0].attack, "how": "pairs" if answered else "averages"}
         # The deciding evidence goes first, and an average that misses it is explained.
-        parts = [*map(_words, seen), *([proof] if proof else [])]
+        parts = [*map(_words, leaks), *([proof] if proof else [])]
         shown = "; ".join(parts if averages else parts[::-1])
         # The owner has declared a finite epsilon: a leak within it is no alarm, and no proof of the claim either.
-        within = by and by[0].allowed is not None and all(one.value <= (one.allowed or 0.0) for one in seen)
+        within = by and by[0].allowed is not None and all(best.value <= (best.allowed or 0.0) for best in leaks)
         # If the split is not stated to be random, a bound proves no epsilon, and is no evidence for the claim either.
         if within and (not proof or _within(bound)):
             return AuditVerdict(
@@ -120,8 +120,8 @@ def verdict(
         )
     if tied:
         return AuditVerdict(word="cannot be told", sentence=tied)
-    most = next((one for one in by if one.metric == "auc"), by[0])
-    if large := [one for one in by if _undecided(one, detectable)]:
+    most = next((best for best in by if best.metric == "auc"), by[0])
+    if large := [best for best in by if _undecided(best, detectable)]:
         return AuditVerdict(
             word="cannot be told",
             sentence=(
@@ -152,9 +152,9 @@ def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float)
         detectable: AUC that is called a leak.
     """
     most, ran = 0.5, False
-    for one in outcomes:
-        if one.scores is not None:
-            _, counts = np.unique(-one.scores.scores.cpu().numpy(), return_counts=True)
+    for outcome in outcomes:
+        if outcome.scores is not None:
+            _, counts = np.unique(-outcome.scores.scores.cpu().numpy(), return_counts=True)
             ends = counts.cumsum()
             others, place, ran = int(ends[-1]) - members, int(np.searchsorted(ends, members)), True
             inside = members - int(ends[place] - counts[place])
@@ -169,7 +169,7 @@ def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float)
 
 def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
     """Returns why an average over all candidates misses the evidence; empty if it does not."""
-    most = next((one for one in by if one.metric == "auc"), None)
+    most = next((best for best in by if best.metric == "auc"), None)
     if found or most is None:
         return ""
     return (
@@ -190,7 +190,7 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
         detectable: AUC that is called a leak in four audits of five; a value as far below chance is evidence, too.
     """
     key = half_key(CALIBRATION, "value")
-    halves = [(one.name, one.metrics["auc"].detail) for one in outcomes if "auc" in one.metrics]
+    halves = [(outcome.name, outcome.metrics["auc"].detail) for outcome in outcomes if "auc" in outcome.metrics]
     halves = [(name, detail) for name, detail in halves if key in detail]
     if halves:
         name, detail = min(halves, key=lambda pair: (float(pair[1][key] or 0.0), pair[0]))
@@ -198,13 +198,15 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
         if most < 0.5 and 1 - value >= detectable:
             return f"{name} has an AUC of {value:.3f} [{low:.3f}, {most:.3f}], below chance"
     turned = [
-        one if one.scores is None else replace(one, scores=replace(one.scores, scores=-one.scores.scores))
-        for one in outcomes
+        outcome
+        if outcome.scores is None
+        else replace(outcome, scores=replace(outcome.scores, scores=-outcome.scores.scores))
+        for outcome in outcomes
     ]
-    found = epsilon_bound(turned, members, delta=0.0, level=_SURE, split="unknown")
-    if isinstance(found, str) or found.value <= 0:
+    bound = epsilon_bound(turned, members, delta=0.0, level=_SURE, split="unknown")
+    if isinstance(bound, str) or bound.value <= 0:
         return ""
-    return f"{found.attack} was wrong in {found.correct} of {found.guessed} answers to which of two was trained on"
+    return f"{bound.attack} was wrong in {bound.correct} of {bound.guessed} answers to which of two was trained on"
 
 
 def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]) -> EpsilonBound | str:

@@ -36,7 +36,7 @@ def audit_scores(request: ScoresAuditRequest) -> ScoresReport:
     claim = settings.claim
     allowed = {} if claim is None else allowed_by(claim.trade_off)
     compared = (strongest(table.outcomes, metric, allowed.get(metric)) for metric in COMPARED)
-    by = tuple(one for one in compared if one is not None)
+    by = tuple(best for best in compared if best is not None)
     members = table.ids[table.member].numpy()
     bound = epsilon_bound(
         table.outcomes,
@@ -52,20 +52,20 @@ def audit_scores(request: ScoresAuditRequest) -> ScoresReport:
     reverse = backwards(table.outcomes, members, sizes.auc)
     right = right_answers(table.outcomes, members)
     tied = why_tied(table.outcomes, len(members), sizes.auc)
-    told = verdict(by, bound, unknown, claim.errors if claim else (), sizes.auc, reverse, right, tied=tied)
+    decided = verdict(by, bound, unknown, claim.errors if claim else (), sizes.auc, reverse, right, tied=tied)
     whole = {"epsilon_lower": epsilon_metric(bound), "accuracy_gap": NO_MODEL}
     outcomes = unless_proved(table.outcomes, settings.split, unknown)
     return ScoresReport(
-        verdict=told,
+        verdict=decided,
         scores=ScoresFile(file=request.scores.name, sha256=table.sha256, members=len(members), rows=len(table.ids)),
         attacks=tuple(
-            ScoresResult(name=one.name, metrics={name: _plain(metric) for name, metric in one.metrics.items()})
-            for one in outcomes
+            ScoresResult(name=outcome.name, metrics={name: _plain(metric) for name, metric in outcome.metrics.items()})
+            for outcome in outcomes
         ),
         epsilon=bound if isinstance(bound, EpsilonBound) else NoBound(why_not=bound),
         smallest_leak=sizes,
         claim=None if claim is None else claim.report,
-        rules=judged(request.rules, numbers_of_rules(outcomes, by, whole), told),
+        rules=judged(request.rules, numbers_of_rules(outcomes, by, whole), decided),
     )
 
 

@@ -89,13 +89,13 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
         if not bool((member == kind).any()):
             raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
     labels = _labels(table, path) if "label" in table.columns else None
-    found = _scores_of(table, labels, path)
+    columns = _scores_of(table, labels, path)
     # Rows without ids are identified by their whole content except membership: positions may depend on the split.
     rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
     ids = ids_of(text.encode() for text in (names if "id" in table.columns else rows))
     truth = GroundTruth(members=ids[member], candidates=ids)
     outcomes = []
-    for name, values in found.items():
+    for name, values in columns.items():
         scores = MembershipScores(ids=ids, scores=torch.from_numpy(values), exact=False)
         outcomes.append(AttackOutcome(name=name, scores=scores, metrics=score(scores, truth, delta=delta)))
     return ScoreTable(
@@ -139,8 +139,8 @@ def _table(path: Path, content: bytes) -> Any:
     except DoubledColumn:
         raise
     except (ValueError, OSError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        told = " ".join(str(error).split())
-        raise ValueError(f"{path.name} must be a CSV file with a header, or Parquet, got: {told}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path.name} must be a CSV file with a header, or Parquet, got: {reason}") from None
 
 
 def _numbers(table: Any, column: str, path: Path) -> np.ndarray:
@@ -164,9 +164,9 @@ def _labels(table: Any, path: Path) -> Tensor:
 
 def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.ndarray]:
     """Returns columns of scores by name, larger for members."""
-    found = {name: _numbers(table, name, path) for name in ("score",) if name in table.columns}
+    columns = {name: _numbers(table, name, path) for name in ("score",) if name in table.columns}
     if "loss" in table.columns:
-        found["loss"] = -_numbers(table, "loss", path)
+        columns["loss"] = -_numbers(table, "loss", path)
     logits = [name for name in table.columns if str(name).startswith("logit_")]
     if logits:
         if len(logits) == 1:
@@ -180,13 +180,13 @@ def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.nd
         values = torch.from_numpy(np.stack([_numbers(table, name, path) for name in wanted], axis=1))
         if int(labels.min()) < 0 or int(labels.max()) >= len(wanted):
             raise ValueError(f"label of {path.name} must be in [0, {len(wanted)}), got {int(labels.max())}")
-        found["loss_of_logits"] = -nn.functional.cross_entropy(values, labels, reduction="none").numpy()
-    for name, values in found.items():
+        columns["loss_of_logits"] = -nn.functional.cross_entropy(values, labels, reduction="none").numpy()
+    for name, values in columns.items():
         if len(values) > 1 and bool((values == values[0]).all()):
             column = "logits" if name == "loss_of_logits" else name
             raise ValueError(
                 f"{column} of {path.name} must differ between rows, and all tell the same: they hold nothing"
             )
-    if not found:
+    if not columns:
         raise ValueError(f"{path.name} must have a column {FORMS}; it has {', '.join(map(str, table.columns))}")
-    return found
+    return columns

@@ -28,7 +28,7 @@ def decoded(
     Raises:
         ValueError: an image is damaged, a decompression bomb, of another size or mode than the first; or too many.
     """
-    reads = [(name, partial(bytes, one) if isinstance(one, bytes) else one) for name, one in images]
+    reads = [(name, partial(bytes, image) if isinstance(image, bytes) else image) for name, image in images]
     headers = [_header(source, name, read) for name, read in reads]
     first = headers[0]
     for (name, _), (size, mode) in zip(reads, headers, strict=True):
@@ -51,8 +51,8 @@ def decoded(
     pixels = side * side if side else first[0][0] * first[0][1]
     reading.refuse_large(len(reads) * channels * pixels, 1, source)
     note = f"images of {source} were resized to {side} x {side} pixels, the centre cropped: as the model was trained?"
-    found = decode(reads, len(reads), size=side, channels=reading.channels, address=source)
-    return found, (note,) if side and {size for size, _ in headers} != {(side, side)} else ()
+    pixel_values = decode(reads, len(reads), size=side, channels=reading.channels, address=source)
+    return pixel_values, (note,) if side and {size for size, _ in headers} != {(side, side)} else ()
 
 
 def _header(source: str, name: str, read: Callable[[], bytes]) -> tuple[tuple[int, int], str]:

@@ -57,7 +57,7 @@ def read_folder(source: str, root: Path, reading: Reading) -> tuple[RawExamples,
 
 def _files(source: str, root: Path) -> list[str]:
     """Lists the relative names of all files, sorted and without hidden files."""
-    found: list[str] = []
+    files: list[str] = []
     for below, folders, inside in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
         for name in (*folders, *inside):
@@ -65,10 +65,10 @@ def _files(source: str, root: Path) -> list[str]:
                 raise ValueError(
                     f"{source} must hold no links, which may lead anywhere, got {Path(below, name).relative_to(root)}"
                 )
-        found += [Path(below, name).relative_to(root).as_posix() for name in inside if not name.startswith(".")]
-        if len(found) > _MOST_FILES:
+        files += [Path(below, name).relative_to(root).as_posix() for name in inside if not name.startswith(".")]
+        if len(files) > _MOST_FILES:
             raise ValueError(f"{source} must hold at most {_MOST_FILES} files, got more")
-    return sorted(found)
+    return sorted(files)
 
 
 def _by_folder(source: str, images: list[str]) -> tuple[tuple[str, ...], list[int]]:

@@ -94,11 +94,11 @@ def _array(
                 f"{name} of {source} must have one small entry for each of {examples} inputs, got {dtype} of shape "
                 f"{list(shape)}"
             )
-        content, there = np.empty(values * dtype.itemsize, dtype=np.uint8), 0
-        while part := opened.read(min(_AT_ONCE, len(content) - there)):
-            content[there : there + len(part)] = np.frombuffer(part, dtype=np.uint8)
-            there += len(part)
-        if there < len(content) or opened.read(1):
+        content, offset = np.empty(values * dtype.itemsize, dtype=np.uint8), 0
+        while part := opened.read(min(_AT_ONCE, len(content) - offset)):
+            content[offset : offset + len(part)] = np.frombuffer(part, dtype=np.uint8)
+            offset += len(part)
+        if offset < len(content) or opened.read(1):
             raise ValueError(f"{name} of {source} must be as long as its header says, {len(content)} bytes")
     array = content.view(dtype)
     # PyTorch needs the machine's byte order.

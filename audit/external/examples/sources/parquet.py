@@ -91,7 +91,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         inputs.clear()
     if len(columns) > 1:
         notes = (*notes, f"inputs of {source} are its columns {columns[0]} to {columns[-1]}, {len(columns)} of them")
-    found = checked(
+    examples = checked(
         source,
         reading,
         inputs=stored,
@@ -99,7 +99,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> RawExamples:
         ids=np.concatenate(names) if ids else None,
         notes=notes,
     )
-    return replace(found, columns=tuple(columns)) if _is_number(schema.field(columns[0]).type) else found
+    return replace(examples, columns=tuple(columns)) if _is_number(schema.field(columns[0]).type) else examples
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -122,8 +122,8 @@ def _bytes_of(source: str, column: Any) -> list[bytes]:
 
 
 def _plain(column: Any) -> ndarray:
-    found = column.to_numpy(zero_copy_only=False)
-    return found.astype(str) if found.dtype.kind == "O" else found
+    array = column.to_numpy(zero_copy_only=False)
+    return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def _numbers(source: str, batch: pa.RecordBatch, columns: list[str]) -> ndarray:

@@ -67,21 +67,21 @@ class Reading:
         Raises:
             ValueError: an unknown or repeated key, or an invalid value.
         """
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             key, _, value = part.partition("=")
-            if key not in ("axes", "shape", "resize", "channels", "labels") or key in found or not value:
+            if key not in ("axes", "shape", "resize", "channels", "labels") or key in options or not value:
                 raise ValueError(f"--reading must be axes=..,shape=..,resize=..,channels=..,labels=.., got {part!r}")
             if key in ("axes", "labels"):
-                found[key] = value
+                options[key] = value
                 continue
             sides = value.split("x")
             if not all(side.isdecimal() for side in sides) or (key != "shape" and len(sides) > 1):
                 raise ValueError(
                     f"{key} of --reading must be a whole number, of shape several as 1x28x28, got {value!r}"
                 )
-            found[key] = tuple(map(int, sides)) if key == "shape" else int(value)
-        return cls(**found)
+            options[key] = tuple(map(int, sides)) if key == "shape" else int(value)
+        return cls(**options)
 
     def refuse_large(self, values: int, size: int, source: str) -> None:
         """Raises before inputs are read that would not fit into memory.
@@ -131,11 +131,11 @@ def named(known: Sequence[str], there: Sequence[str], what: str, source: str) ->
     Raises:
         ValueError: it has none of them, or several.
     """
-    found = [name for name in there if name.lower() in known]
-    if len(found) != 1:
+    matches = [name for name in there if name.lower() in known]
+    if len(matches) != 1:
         got = ", ".join(there) or "nothing"
         raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {got}")
-    return found[0]
+    return matches[0]
 
 
 def checked(

@@ -27,12 +27,14 @@ def read_split(file: Path) -> tuple[str, dict[str, list[int]]]:
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--split-file must be a CSV or JSON file, and {file} is not: {error}") from None
-    found = _of_json(file, text) if text.lstrip().startswith("{") else _of_csv(file, text)
-    if wrong := [one for ids in found.values() for one in ids if not one.isdecimal() or len(one) > 18]:
+    table = _of_json(file, text) if text.lstrip().startswith("{") else _of_csv(file, text)
+    if wrong := [
+        example_id for ids in table.values() for example_id in ids if not example_id.isdecimal() or len(example_id) > 18
+    ]:
         raise ValueError(f"ids of {file} must be whole numbers, got {wrong[0]!r}")
-    groups = {name: [int(one) for one in ids] for name, ids in found.items() if ids}
-    counts = Counter(one for ids in groups.values() for one in ids)
-    if twice := [one for one, count in counts.items() if count > 1]:
+    groups = {name: [int(example_id) for example_id in ids] for name, ids in table.items() if ids}
+    counts = Counter(example_id for ids in groups.values() for example_id in ids)
+    if twice := [example_id for example_id, count in counts.items() if count > 1]:
         raise ValueError(f"ids of {file} must be in one group each, once, got {twice[0]} again")
     return hashlib.sha256(content).hexdigest(), groups
 
@@ -46,7 +48,7 @@ def _of_json(file: Path, text: str) -> dict[str, list[str]]:
         raise ValueError(f"{file} must have the keys {', '.join(GROUPS.values())} alone, got {strange[0]!r}")
     if wrong := [key for key, ids in table.items() if not isinstance(ids, list)]:
         raise ValueError(f"{wrong[0]} of {file} must be a list of ids, got {type(table[wrong[0]]).__name__}")
-    return {key: [str(one) for one in ids] for key, ids in table.items()}
+    return {key: [str(example_id) for example_id in ids] for key, ids in table.items()}
 
 
 def _of_csv(file: Path, text: str) -> dict[str, list[str]]:
@@ -54,9 +56,9 @@ def _of_csv(file: Path, text: str) -> dict[str, list[str]]:
     columns = rows.fieldnames or []
     if not {"id", "group"} <= set(columns):
         raise ValueError(f"{file} must have the columns id and group; it has {', '.join(map(str, columns)) or 'none'}")
-    found: dict[str, list[str]] = {name: [] for name in GROUPS.values()}
+    table: dict[str, list[str]] = {name: [] for name in GROUPS.values()}
     for row in rows:
         if row["group"] not in GROUPS:
             raise ValueError(f"group of {file} must be {', '.join(GROUPS)}, got {row['group']!r}")
-        found[GROUPS[row["group"]]].append((row["id"] or "").strip())
-    return found
+        table[GROUPS[row["group"]]].append((row["id"] or "").strip())
+    return table

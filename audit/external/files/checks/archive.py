@@ -82,17 +82,17 @@ def read_archive(file: BufferedIOBase, size: int) -> dict[str, ArchiveEntry]:
         if not entry.name.startswith(folder) or not _ENTRY.fullmatch(entry.name.removeprefix(folder)):
             raise FileRefused(f"its entry {shown(entry.name)} is none that torch.save writes; {WAY_OUT}")
         _refuse_entry(entry)
-    found = {entry.name.removeprefix(folder): entry for entry in _local(file, entries, directory)}
-    if "data.pkl" not in found or "version" not in found:
+    named_entries = {entry.name.removeprefix(folder): entry for entry in _local(file, entries, directory)}
+    if "data.pkl" not in named_entries or "version" not in named_entries:
         raise FileRefused("it lacks data.pkl or version, which torch.save writes into every archive")
-    for entry in found.values():
+    for entry in named_entries.values():
         _refuse_damage(file, entry)
     for name, form in _FORMS.items():
-        if name in found and not form.fullmatch(content(file, found[name], at_most=64)):
+        if name in named_entries and not form.fullmatch(content(file, named_entries[name], at_most=64)):
             raise FileRefused(f"its entry {name} holds something else than torch.save writes there")
-    if "byteorder" in found and content(file, found["byteorder"], at_most=16) != b"little":
+    if "byteorder" in named_entries and content(file, named_entries["byteorder"], at_most=16) != b"little":
         raise FileRefused(f"its numbers are big-endian, and little-endian ones alone are read; {WAY_OUT}")
-    return found
+    return named_entries
 
 
 def content(file: BufferedIOBase, entry: ArchiveEntry, *, at_most: int) -> bytes:
@@ -170,13 +170,13 @@ def _text(name: bytes) -> str:
 
 def _refuse_names(names: Iterable[str]) -> None:
     """Refuses names that lead out of the folder, and pairs that a file system could take for the same."""
-    seen = set()
+    names_so_far = set()
     for name in names:
         if name.startswith("/") or "\\" in name or ":" in name or {"", ".", ".."} & set(name.split("/")):
             raise FileRefused(f"its entry {shown(name)} leads out of the archive")
-        if name.lower() in seen:
+        if name.lower() in names_so_far:
             raise FileRefused(f"its archive has two entries {shown(name)}")
-        seen.add(name.lower())
+        names_so_far.add(name.lower())
 
 
 def _refuse_other_archives(names: Iterable[str]) -> None:
@@ -250,8 +250,8 @@ def _local(file: BufferedIOBase, entries: list[ArchiveEntry], directory: int) ->
 
 def _refuse_damage(file: BufferedIOBase, entry: ArchiveEntry) -> None:
     file.seek(entry.at)
-    crc, left = 0, entry.bytes
-    while left and (block := file.read(min(left, 1 << 20))):
-        crc, left = zlib.crc32(block, crc), left - len(block)
-    if left or crc != entry.crc:
+    crc, remaining = 0, entry.bytes
+    while remaining and (block := file.read(min(remaining, 1 << 20))):
+        crc, remaining = zlib.crc32(block, crc), remaining - len(block)
+    if remaining or crc != entry.crc:
         raise FileRefused(f"the checksum of its entry {shown(entry.name)} must be {entry.crc:08x}, got {crc:08x}")

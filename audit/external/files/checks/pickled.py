@@ -183,10 +183,10 @@ class _Follower:
         return [key, value]
 
     def _target(self, kind: type, name: str) -> Any:
-        found = self.stack[-1]
-        if not isinstance(found, kind):
-            raise FileRefused(f"its pickle has {name} on {_what(found)} instead of a {kind.__name__}")
-        return found
+        target = self.stack[-1]
+        if not isinstance(target, kind):
+            raise FileRefused(f"its pickle has {name} on {_what(target)} instead of a {kind.__name__}")
+        return target
 
     def _set(self, items: list[Any], name: str) -> None:
         target = self._target(dict, name)

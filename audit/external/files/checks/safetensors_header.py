@@ -52,12 +52,12 @@ def _json(content: bytes) -> dict[str, Any]:
     """Returns the header, in which every name is unique."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name, count in Counter(names).items() if count > 1)
             raise FileRefused(f"its header names {shown(twice)} twice")
-        return found
+        return fields
 
     def no_number(text: str) -> Any:
         raise FileRefused(f"numbers of its header must be integers, got {shown(text)}")
@@ -69,14 +69,14 @@ def _json(content: bytes) -> dict[str, Any]:
     if objects > MAX_TENSORS + 1000 or lists > 2 * MAX_TENSORS + 1000:
         raise FileRefused(f"its header may have at most {MAX_TENSORS} tensors, got {objects} objects and {lists} lists")
     try:
-        found = json.loads(
+        header = json.loads(
             content.decode("utf-8"), object_pairs_hook=once, parse_float=no_number, parse_constant=no_number
         )
     except FileRefused:
         raise
     except (ValueError, RecursionError) as error:
         raise FileRefused(f"its header must be JSON in UTF-8: {shown(str(error))}") from None
-    return found
+    return header
 
 
 def _tensor(name: str, entry: Any) -> tuple[StoredTensor, tuple[int, int]]:
