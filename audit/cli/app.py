@@ -116,7 +116,9 @@ def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
         raise error
     lacking = error.object[error.start : error.end]
     # Python reads undecodable bytes of arguments as U+DC80 to U+DCFF (PEP 383).
-    return b"".join(bytes([ord(one) - 0xDC00]) if "\udc80" <= one <= "\udcff" else b"?" for one in lacking), error.end
+    return b"".join(
+        bytes([ord(character) - 0xDC00]) if "\udc80" <= character <= "\udcff" else b"?" for character in lacking
+    ), error.end
 
 
 def _of_the_system(error: OSError) -> str:

@@ -19,13 +19,13 @@ def ls(results: Results, as_json: Json = False) -> int:
     """Lists the artifacts: name, size, whether a run would use it, and its content."""
     from ..run.cache import stored
 
-    found = stored(results)
+    artifacts = stored(results)
     if as_json:
-        print_json([_plain(one) for one in found])
+        print_json([_plain(artifact) for artifact in artifacts])
         return OK
-    for one in found:
-        print(f"{one.name[:12]}  {_size(one.size):>9}  {one.state:<15}  {one.words or 'unnamed'}")
-    print(f"{len(found)} artifacts, {_size(sum(one.size for one in found))}")
+    for artifact in artifacts:
+        print(f"{artifact.name[:12]}  {_size(artifact.size):>9}  {artifact.state:<15}  {artifact.words or 'unnamed'}")
+    print(f"{len(artifacts)} artifacts, {_size(sum(artifact.size for artifact in artifacts))}")
     return OK
 
 
@@ -36,14 +36,14 @@ def explain(
     """Explains an artifact: the request that made it, and why a run would not use it."""
     from ..run.cache import one_of
 
-    one = one_of(results, name)
+    artifact = one_of(results, name)
     if as_json:
-        print_json(_plain(one) | {"request": one.request})
+        print_json(_plain(artifact) | {"request": artifact.request})
         return OK
-    print(f"{one.name}: {one.words or 'unnamed'}\n{one.path}, {_size(one.size)}, {one.state}")
-    for line in (*one.differs, *([one.error] if one.error else [])):
+    print(f"{artifact.name}: {artifact.words or 'unnamed'}\n{artifact.path}, {_size(artifact.size)}, {artifact.state}")
+    for line in (*artifact.differs, *([artifact.error] if artifact.error else [])):
         print(f"  {line}")
-    for key, value in sorted((one.request or {}).items()):
+    for key, value in sorted((artifact.request or {}).items()):
         print(f"{key}: {value}")
     return OK
 
@@ -66,14 +66,19 @@ def gc(
     with locked(results):
         going = removable(results, everything=everything)
         if not dry_run:
-            for one in going:
-                one.path.unlink(missing_ok=True)
+            for artifact in going:
+                artifact.path.unlink(missing_ok=True)
     if as_json:
-        print_json({"removed": [] if dry_run else [one.name for one in going], "found": [_plain(one) for one in going]})
+        print_json(
+            {
+                "removed": [] if dry_run else [artifact.name for artifact in going],
+                "found": [_plain(artifact) for artifact in going],
+            }
+        )
         return OK
-    for one in going:
-        print(f"{one.name[:12]}  {_size(one.size):>9}  {one.state:<15}  {one.words or 'unnamed'}")
-    say(f"{'would remove' if dry_run else 'removed'} {len(going)}, {_size(sum(one.size for one in going))}")
+    for artifact in going:
+        print(f"{artifact.name[:12]}  {_size(artifact.size):>9}  {artifact.state:<15}  {artifact.words or 'unnamed'}")
+    say(f"{'would remove' if dry_run else 'removed'} {len(going)}, {_size(sum(artifact.size for artifact in going))}")
     return OK
 
 

@@ -85,9 +85,9 @@ def words(found: dict[str, Any]) -> str:
 
 def doctor(as_json: Json = False) -> int:
     """Shows the device, versions, data sets, extras and optional weights of this machine."""
-    found = examine()
+    report = examine()
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        print(words(found))
+        print(words(report))
     return OK

@@ -130,14 +130,14 @@ def _wanted(text: str, delta: float) -> dict[str, Any]:
 
 def _allowed(claim: Any, *, advantage: bool, fprs: list[float], epsilons: list[float]) -> dict[str, Any]:
     """Returns the requested bounds of the claim besides its epsilon; empty if none are requested."""
-    found: dict[str, Any] = {}
+    bounds: dict[str, Any] = {}
     if advantage:
-        found |= {"advantage": claim.advantage, "auc": claim.trade_off.auc}
+        bounds |= {"advantage": claim.advantage, "auc": claim.trade_off.auc}
     if fprs:
-        found["tpr_at_fpr"] = [{"fpr": fpr, "tpr": claim.tpr_at(fpr)} for fpr in fprs]
+        bounds["tpr_at_fpr"] = [{"fpr": fpr, "tpr": claim.tpr_at(fpr)} for fpr in fprs]
     if epsilons:
-        found["delta_at"] = [{"epsilon": epsilon, "delta": claim.delta_at(epsilon)} for epsilon in epsilons]
-    return found | {"allowed_by": claim.trade_off.by} if found else {}
+        bounds["delta_at"] = [{"epsilon": epsilon, "delta": claim.delta_at(epsilon)} for epsilon in epsilons]
+    return bounds | {"allowed_by": claim.trade_off.by} if bounds else {}
 
 
 def _print_allowed(allowed: dict[str, Any]) -> None:
@@ -145,10 +145,10 @@ def _print_allowed(allowed: dict[str, Any]) -> None:
         return
     if "advantage" in allowed:
         print(f"tests   advantage at most {allowed['advantage']:.4g}, AUC at most {allowed['auc']:.4g}")
-    for one in allowed.get("tpr_at_fpr", ()):
-        print(f"tests   TPR at most {one['tpr']:.4g} at FPR {one['fpr']:g}")
-    for one in allowed.get("delta_at", ()):
-        print(f"delta   {one['delta']:.4g} at epsilon {one['epsilon']:g}")
+    for bound in allowed.get("tpr_at_fpr", ()):
+        print(f"tests   TPR at most {bound['tpr']:.4g} at FPR {bound['fpr']:g}")
+    for bound in allowed.get("delta_at", ()):
+        print(f"delta   {bound['delta']:.4g} at epsilon {bound['epsilon']:g}")
     print(f"from    {allowed['allowed_by']}")
 
 

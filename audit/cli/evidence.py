@@ -105,7 +105,7 @@ def evidence(
         raise ValueError(f"scores must differ for a verdict on a claim, got {len(values)} of {values[0]:g}")
     lot = seed_of_split(table["id"].to_numpy(), member, seed)
     if choice is not None:
-        found = audit_runs(
+        bound = audit_runs(
             values[member],
             values[~member],
             method=method,
@@ -120,31 +120,31 @@ def evidence(
         raise ValueError("--sample-rate and --steps are of method pld")
     elif trials == "canaries":
         pairs = [_pair(text) for text in str(guesses).split(",")]
-        found = audit_canaries(
+        bound = audit_canaries(
             values, member, method=method, guesses=pairs, delta=at, level=level, relation=own, seed=lot
         )
     elif proxy_error is not None:
         pairs = [_pair(text) for text in str(guesses).split(",")]
-        found = audit_labels(
+        bound = audit_labels(
             values, member, method=method, guesses=pairs, proxy_error=proxy_error, delta=at, level=level, seed=lot
         )
     else:
         answered = [_count(text) for text in str(guesses).split(",")]
-        found = audit_random_split(
+        bound = audit_random_split(
             values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=lot
         )
     remark = _backwards(values, member)
     verdict = None
     if claim is not None:
         held, relation_held = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
-        verdict = judge(found, epsilon=held, delta=at, relation=relation_held)  # pyright: ignore[reportArgumentType]
+        verdict = judge(bound, epsilon=held, delta=at, relation=relation_held)  # pyright: ignore[reportArgumentType]
     if as_json:
         against = None if claim is None else {"epsilon": claim, "delta": delta, "relation": claim_relation}
         if against is not None and implied is not None:
             against["implies"] = {"epsilon": implied[0], "delta": implied[1], "relation": "replace_one"}
-        print_json({"bound": found.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
+        print_json({"bound": bound.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
     else:
-        print(_told(found))
+        print(_told(bound))
         if remark:
             print(f"remark: {remark}")
         if verdict is not None:
@@ -157,11 +157,11 @@ def _backwards(values: Any, member: Any) -> str | None:
     """Warns if scores are smaller for members, because the bound then shows nothing."""
     from ..scoring.membership import auc
 
-    found = auc(values[member], values[~member])
-    if found.value is None or found.high is None or found.high >= 0.5:
+    area = auc(values[member], values[~member])
+    if area.value is None or area.high is None or area.high >= 0.5:
         return None
     return (
-        f"scores are smaller for members (AUC {found.value:.3f} [{found.low:.3f}, {found.high:.3f}]), and a bound "
+        f"scores are smaller for members (AUC {area.value:.3f} [{area.low:.3f}, {area.high:.3f}]), and a bound "
         "takes larger ones for theirs: are the two groups exchanged, or is this a loss?"
     )
 
@@ -219,8 +219,8 @@ def _read(scores: Path, truth: Path | None) -> Table:
     table = _table(scores, ["id", "score"] if truth is not None else ["id", "score", "member"])
     if truth is not None:
         known = _table(truth, ["id", "member"])
-        for one, other, file in ((known, table, scores), (table, known, truth)):
-            missing = one.loc[~one["id"].isin(other["id"]), "id"]
+        for reference, other, file in ((known, table, scores), (table, known, truth)):
+            missing = reference.loc[~reference["id"].isin(other["id"]), "id"]
             if len(missing):
                 raise ValueError(
                     f"{file.name} must have every id once, and lacks {len(missing)}, as {missing.iloc[0]!r}"

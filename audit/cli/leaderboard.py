@@ -34,12 +34,12 @@ def table(
     if format_ not in formats:
         raise ValueError(no_such("format", format_, list(formats)))
     faults: list[str] = []
-    found = Board.from_folder(results, _verifier(verify, faults))
+    board = Board.from_folder(results, _verifier(verify, faults))
     if as_json:
-        print_json(found.to_dict())
+        print_json(board.to_dict())
     else:
-        print(formats[format_](found).rstrip("\n"))
-    return _judged(found, faults)
+        print(formats[format_](board).rstrip("\n"))
+    return _judged(board, faults)
 
 
 def build(
@@ -84,7 +84,7 @@ def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | N
 
     def check(record: Any, folder: Path) -> str:
         if folder not in beside:
-            beside[folder] = [one for one in read_all(folder) if one.status == "ok"]
+            beside[folder] = [completed for completed in read_all(folder) if completed.status == "ok"]
         fault = contradiction(record, folder) or multiplier_fault(record, beside[folder])
         if fault:
             faults.append(f"record {record.id} ({record.defense.name}, {record.kind}, seed {record.seed}): {fault}")

@@ -22,16 +22,16 @@ def list_(
     if kind is not None and kind not in listing.KINDS:
         raise ValueError(no_such("kind", kind, list(listing.KINDS)))
     kinds: list[listing.EntryKind] = [k for k in listing.KINDS if kind in (None, k)]
-    found = {k: {name: listing.describe(k, name) for name in listing.names(k)} for k in kinds}
+    entries = {k: {name: listing.describe(k, name) for name in listing.names(k)} for k in kinds}
     if as_json:
-        print_json(found if kind is None else found[kinds[0]])
+        print_json(entries if kind is None else entries[kinds[0]])
         return OK
     for k in kinds:
-        found[k] |= listing.patterns(k)
+        entries[k] |= listing.patterns(k)
         if kind is None:
             print(f"{k}:")
-        width = max((len(name) for name in found[k]), default=0)
-        for name, line in found[k].items():
+        width = max((len(name) for name in entries[k]), default=0)
+        for name, line in entries[k].items():
             size = ""
             if k == "models":
                 count = listing.parameters(name)

@@ -41,7 +41,7 @@ def grouped(command: Callable[..., int]) -> Callable[..., int]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             kinds = get_type_hints(groups[name], include_extras=True)
-            options = [parameter.replace(name=one.name, default=one.default) for one in fields(groups[name])]
+            options = [parameter.replace(name=field.name, default=field.default) for field in fields(groups[name])]
             parameters += [option.replace(annotation=kinds[option.name]) for option in options]
         else:
             parameters.append(parameter.replace(annotation=hints[name]))

@@ -72,9 +72,11 @@ def rank(
         _draw(model, curve, shares, sizes, plot)
         say(f"written: {plot}")
     if as_json:
-        masks = [{"sparsity": rate, "layers": [one.to_dict() for one in reports]} for rate, reports in curve.items()]
+        masks = [
+            {"sparsity": rate, "layers": [report.to_dict() for report in reports]} for rate, reports in curve.items()
+        ]
         line = {"width": WIDTH, "inputs": INPUTS, "trials": trials, "batches": sizes}
-        line["shares"] = [{"sparsity": rate, "recovered": found} for rate, found in shares.items()]
+        line["shares"] = [{"sparsity": rate, "recovered": fractions} for rate, fractions in shares.items()]
         print_json({"model": model, "seed": seed, "masks": masks, **({"phase_line": line} if shares else {})})
     return OK
 
@@ -84,22 +86,22 @@ def _phase_line(rates: Sequence[float], sizes: Sequence[int], trials: int, seed:
     from leakbench.attacks.core.closed_form.keep_rate import recovered_share
 
     kept = [1 - rate for rate in rates]
-    found = recovered_share(kept, sizes, width=WIDTH, inputs=INPUTS, trials=trials, seed=seed)
-    return dict(zip(rates, found.tolist(), strict=True))
+    fractions = recovered_share(kept, sizes, width=WIDTH, inputs=INPUTS, trials=trials, seed=seed)
+    return dict(zip(rates, fractions.tolist(), strict=True))
 
 
 def _phase_table(shares: Mapping[float, Sequence[float]], sizes: Sequence[int], trials: int) -> str:
-    told = (
+    title = (
         f"SPEAR on a linear layer of {INPUTS} inputs and {WIDTH} neurons with ReLU behind it, {trials} random updates"
     )
     lines = ["sparsity  " + "  ".join(f"batch {size}".rjust(9) for size in sizes)]
-    lines += [f"{rate:>8g}  " + "  ".join(f"{share:9.2f}" for share in found) for rate, found in shares.items()]
-    return f"{told} each: share of which every input is recovered\n" + "\n".join(lines)
+    lines += [f"{rate:>8g}  " + "  ".join(f"{share:9.2f}" for share in fractions) for rate, fractions in shares.items()]
+    return f"{title} each: share of which every input is recovered\n" + "\n".join(lines)
 
 
 def _rates(given: Sequence[str]) -> list[float]:
     """Parses sparsities, each once, in order."""
-    found = []
+    rates = []
     for text in ",".join(given).split(","):
         try:
             rate = float(text)
@@ -107,8 +109,8 @@ def _rates(given: Sequence[str]) -> list[float]:
             rate = -1.0
         if not 0 <= rate < 1:
             raise ValueError(f"--sparsity must be in [0, 1), got {text!r}")
-        found.append(rate)
-    return sorted(set(found))
+        rates.append(rate)
+    return sorted(set(rates))
 
 
 def _network(model: str, input_shape: str | None, classes: int | None, seed: int, device: Any) -> Any:
@@ -149,27 +151,27 @@ def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
             map(
                 str,
                 (
-                    one.layer,
-                    one.unknowns,
-                    one.outputs,
-                    one.rank_outputs,
-                    one.gradients,
-                    one.rank_gradients,
-                    one.rank,
-                    "n/a" if one.condition is None else f"{one.condition:.3g}",
-                    one.deficit,
-                    one.virtual,
-                    one.index,
+                    report.layer,
+                    report.unknowns,
+                    report.outputs,
+                    report.rank_outputs,
+                    report.gradients,
+                    report.rank_gradients,
+                    report.rank,
+                    "n/a" if report.condition is None else f"{report.condition:.3g}",
+                    report.deficit,
+                    report.virtual,
+                    report.index,
                 ),
             )
         )
-        for one in reports
+        for report in reports
     ]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     text = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     # The recursion runs from the last layer to the first that it cannot pass.
-    stuck = max((one.layer for one in reports if one.deficit > 0), default=None)
-    largest = max(one.index for one in reports)
+    stuck = max((report.layer for report in reports if report.deficit > 0), default=None)
+    largest = max(report.index for report in reports)
     recursion = "reaches the input" if stuck is None else f"stops at layer {stuck}"
     search = "is excluded by these equations" if largest > 0 else "is not excluded by these equations"
     return f"{model}, sparsity {rate:g}\n{text}\nthe recursion {recursion}; a search {search} (largest RA {largest})"
@@ -188,8 +190,8 @@ def _draw(model: str, curve: Curve, shares: Mapping[float, Sequence[float]], siz
     if shares:
         recovered = [
             (f"batch {size}", rate, share)
-            for rate, found in shares.items()
-            for size, share in zip(sizes, found, strict=True)
+            for rate, fractions in shares.items()
+            for size, share in zip(sizes, fractions, strict=True)
         ]
         panels.append(("batches that SPEAR recovers", recovered))
     drawn = [

@@ -63,18 +63,18 @@ def run(
         )
     # A folder may hold manifests of other requests: the board's completeness is checked against this command's.
     ids = {record.id for record in done}
-    asked = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
-    mine = tuple(m for m in asked if m.command == command)[:1]
+    manifests = [m for m in read_manifests(directory / "records") if ids <= {cell.id for cell in m.cells}]
+    mine = tuple(m for m in manifests if m.command == command)[:1]
     # In the order of reading from disk, so that `leaderboard table` breaks ties alike.
-    found = Board.from_records(done, Completeness(mine, directory))
+    board = Board.from_records(done, Completeness(mine, directory))
     if as_json:
-        print_json({"out": str(directory), "records": [record.id for record in done], "board": found.to_dict()})
+        print_json({"out": str(directory), "records": [record.id for record in done], "board": board.to_dict()})
     else:
-        print(found.to_text())
+        print(board.to_text())
         say(f"records: {directory}")
     failed = [record for record in done if record.status == "failed"]
-    lost = [control for control in found.controls if not control.ok]
-    return FAILED if failed or found.violations or lost else OK
+    lost = [control for control in board.controls if not control.ok]
+    return FAILED if failed or board.violations or lost else OK
 
 
 def _asked(

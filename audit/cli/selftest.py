@@ -44,19 +44,22 @@ def selftest(
     else:
         candidates = [*certificate.planted(), *certificate.correct()]
     torch.set_num_threads(1)
-    found = []
+    examinations = []
     for candidate in candidates:
         # A user's trainer may take seconds per run, for thousands of runs.
         progress = say if trainer is not None else None
-        one = certificate.examine(candidate, repeat=repeat, seed=seed, level=level, progress=progress)
-        found.append(one)
+        examination = certificate.examine(candidate, repeat=repeat, seed=seed, level=level, progress=progress)
+        examinations.append(examination)
         if not as_json:
-            print(certificate.verdict_on(one) if trainer is not None else certificate.line(one), flush=True)
+            print(
+                certificate.verdict_on(examination) if trainer is not None else certificate.line(examination),
+                flush=True,
+            )
     if out is not None:
-        for file in certificate.write(found, out, seed=seed, level=level):
+        for file in certificate.write(examinations, out, seed=seed, level=level):
             say(f"written: {file}")
     if as_json:
-        print_json(certificate.document(found, seed=seed, level=level))
+        print_json(certificate.document(examinations, seed=seed, level=level))
     elif trainer is None:
-        print(certificate.summary(found))
-    return OK if all(one.as_it_should for one in found) else FAILED
+        print(certificate.summary(examinations))
+    return OK if all(examination.as_it_should for examination in examinations) else FAILED

@@ -38,15 +38,15 @@ def theory(
         datasets.check(data)
     check_folder(out)
     torch.set_num_threads(1)
-    setup, found = Setup(seed=seed, device=pick_device(device), data=data), []
-    for one in examined(claims, setup):
-        found.append(one)
+    setup, measurements = Setup(seed=seed, device=pick_device(device), data=data), []
+    for measurement in examined(claims, setup):
+        measurements.append(measurement)
         if not as_json:
-            print(report.words(one) + "\n", flush=True)
-    for file in report.write(found, setup, out) if out is not None else ():
+            print(report.words(measurement) + "\n", flush=True)
+    for file in report.write(measurements, setup, out) if out is not None else ():
         say(f"written: {file}")
     if as_json:
-        print_json(report.document(found, setup))
+        print_json(report.document(measurements, setup))
     else:
-        print(report.summary(found))
-    return OK if all(one.expected for one in found) else FAILED
+        print(report.summary(measurements))
+    return OK if all(measurement.expected for measurement in measurements) else FAILED

@@ -51,13 +51,13 @@ class Respondent:
         """
         for number in _integers(header.get("freed", [])):
             self._known.pop(number, None)
-        told = header.get("tensors", [])
-        if not isinstance(told, list) or len(told) != len(blobs):
+        descriptions = header.get("tensors", [])
+        if not isinstance(descriptions, list) or len(descriptions) != len(blobs):
             raise GarbledError("as many tensors must follow as the header describes")
-        tensors = [tensor(one, blob) for one, blob in zip(told, blobs, strict=True)]
-        for one, needed in zip(tensors, _flags(header.get("needs"), len(tensors)), strict=True):
+        tensors = [tensor(description, blob) for description, blob in zip(descriptions, blobs, strict=True)]
+        for operand, needed in zip(tensors, _flags(header.get("needs"), len(tensors)), strict=True):
             if needed:
-                one.requires_grad_()
+                operand.requires_grad_()
         ask = {"call": self._called, "product": self._product, "step": self._step, "free": self._freed}
         if header.get("ask") not in ask:
             raise GarbledError(f"a question must be one of {', '.join(ask)}, got {str(header.get('ask'))[:40]!r}")
@@ -65,31 +65,31 @@ class Respondent:
 
     def _called(self, header: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         function = self._one_of(header, Callable)
-        arguments = [_argument(one, tensors) for one in _list(header, "arguments")]
+        arguments = [_argument(argument, tensors) for argument in _list(header, "arguments")]
         named = header.get("named", {})
         if not isinstance(named, dict):
             raise GarbledError("named arguments must be a mapping")
-        settings = {name: _argument(one, tensors) for name, one in named.items()}
+        settings = {name: _argument(argument, tensors) for name, argument in named.items()}
         with torch.set_grad_enabled(bool(header.get("grad"))):
             value = function(*arguments, **settings)
-        return self._told(value, [one for one in tensors if one.requires_grad])
+        return self._told(value, [tensor for tensor in tensors if tensor.requires_grad])
 
     def _product(self, header: dict[str, Any], vectors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         inputs, outputs = self._one_of(header, tuple)
         which = _integers(_list(header, "which"))
-        if len(which) != len(vectors) or not all(0 <= one < len(outputs) for one in which):
+        if len(which) != len(vectors) or not all(0 <= place < len(outputs) for place in which):
             raise GarbledError("a product must name outputs of its function, one a vector")
         create = bool(header.get("grad"))
-        found = torch.autograd.grad(
-            [outputs[one] for one in which],
+        gradients = torch.autograd.grad(
+            [outputs[place] for place in which],
             inputs,
             vectors,
             retain_graph=True,
             create_graph=create,
             allow_unused=True,
         )
-        further = [*inputs, *(one for one in vectors if one.requires_grad)]
-        return self._told(list(found), further if create else [])
+        further = [*inputs, *(vector for vector in vectors if vector.requires_grad)]
+        return self._told(list(gradients), further if create else [])
 
     def _step(self, header: dict[str, Any], _: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         steps = self._one_of(header, Steps | Iterator)
@@ -104,42 +104,42 @@ class Respondent:
     def _told(self, value: Any, inputs: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         """Returns a value, with the number of the graph behind it if it can be differentiated."""
         outputs = list(leaves(value))
-        differentiable = [bool(inputs) and one.requires_grad for one in outputs]
+        differentiable = [bool(inputs) and output.requires_grad for output in outputs]
         graph = self.number((inputs, outputs)) if any(differentiable) else None
         blobs = self.packed(changed(value, Tensor.detach))
         return {"graph": graph, "differentiable": differentiable}, blobs
 
     def _one_of(self, header: dict[str, Any], kind: Any) -> Any:
         number = header.get("of")
-        found = self._known.get(number) if type(number) is int else None
-        if not isinstance(found, kind):
+        known = self._known.get(number) if type(number) is int else None
+        if not isinstance(known, kind):
             raise ReferenceError("the target is gone: an attack may use what it was given until it returns")
-        return found
+        return known
 
 
 def _argument(told: Any, tensors: list[Tensor]) -> Any:
     if isinstance(told, dict) and type(place := told.get("tensor")) is int and 0 <= place < len(tensors):
         return tensors[place]
     ends = told.get("slice") if isinstance(told, dict) else None
-    if isinstance(ends, list) and len(ends) == 3 and all(type(one) in (int, type(None)) for one in ends):
+    if isinstance(ends, list) and len(ends) == 3 and all(type(end) in (int, type(None)) for end in ends):
         return slice(*ends)
     raise GarbledError("an argument must be a tensor or a slice")
 
 
 def _list(header: dict[str, Any], key: str) -> list[Any]:
-    if not isinstance(found := header.get(key), list):
+    if not isinstance(entries := header.get(key), list):
         raise GarbledError(f"{key} must be a list")
-    return found
+    return entries
 
 
 def _integers(values: Any) -> list[int]:
-    if not isinstance(values, list) or not all(type(one) is int for one in values):
+    if not isinstance(values, list) or not all(type(number) is int for number in values):
         raise GarbledError("numbers must be integers")
     return values
 
 
 def _flags(values: Any, count: int) -> list[bool]:
-    found = [False] * count if values is None else values
-    if not isinstance(found, list) or len(found) != count or not all(type(one) is bool for one in found):
+    flags = [False] * count if values is None else values
+    if not isinstance(flags, list) or len(flags) != count or not all(type(flag) is bool for flag in flags):
         raise GarbledError("needs must be true or false, one a tensor")
-    return found
+    return flags

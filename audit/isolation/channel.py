@@ -85,24 +85,24 @@ class Channel:
         except (ValueError, RecursionError) as error:
             raise GarbledError(f"a header must be JSON, got {type(error).__name__}") from error
         blobs = header.pop("blobs", None) if isinstance(header, dict) else None
-        if not isinstance(blobs, list) or not all(type(one) is int and one >= 0 for one in blobs):
+        if not isinstance(blobs, list) or not all(type(size) is int and size >= 0 for size in blobs):
             raise GarbledError("a header must say how many bytes follow it")
         if sum(blobs) != length:
             raise GarbledError(f"as many bytes must follow as the header says, {sum(blobs)}, got {length}")
-        return header, [self._read(one, until) for one in blobs]
+        return header, [self._read(size, until) for size in blobs]
 
     def _read(self, count: int, until: float) -> bytearray:
-        found = bytearray(count)
-        view = memoryview(found)
+        buffer = bytearray(count)
+        view = memoryview(buffer)
         while view:
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError
-            self._connection.settimeout(None if math.isinf(left) else left)
+            self._connection.settimeout(None if math.isinf(remaining) else remaining)
             if not (got := self._connection.recv_into(view, min(len(view), _AT_ONCE))):
                 raise EOFError
             view = view[got:]
-        return found
+        return buffer
 
 
 def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
@@ -117,10 +117,10 @@ def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
     bare = values.detach().resolve_neg()
     order = list(range(bare.ndim))
     if all(bare.stride()):  # a dimension of stride 0 repeats a value and has no place in the order
-        order.sort(key=lambda one: -bare.stride(one))
+        order.sort(key=lambda dimension: -bare.stride(dimension))
     content = bare.permute(order).contiguous().cpu()
-    told = {"dtype": dtype, "shape": list(content.shape), "order": order, "device": str(values.device)}
-    return told, content.reshape(-1).view(torch.uint8).numpy()
+    description = {"dtype": dtype, "shape": list(content.shape), "order": order, "device": str(values.device)}
+    return description, content.reshape(-1).view(torch.uint8).numpy()
 
 
 def tensor(told: Any, content: bytearray) -> Tensor:
@@ -132,14 +132,16 @@ def tensor(told: Any, content: bytearray) -> Tensor:
     try:
         dtype, shape, order = _DTYPES[told["dtype"]], told["shape"], told["order"]
         device = str(told["device"])
-        if not all(type(one) is int and one >= 0 for one in [*shape, *order]) or sorted(order) != [*range(len(shape))]:
+        if not all(type(number) is int and number >= 0 for number in [*shape, *order]) or sorted(order) != [
+            *range(len(shape))
+        ]:
             raise ValueError("shape or order of dimensions")
         if math.prod(shape) * dtype.itemsize != len(content):
             raise ValueError(f"{len(content)} bytes")
-        found = torch.empty(math.prod(shape), dtype=dtype)  # aligned as tensors are, which kernels may rely on
+        values = torch.empty(math.prod(shape), dtype=dtype)  # aligned as tensors are, which kernels may rely on
         if content:
-            found.copy_(torch.frombuffer(content, dtype=dtype))
-        found = found.view(shape).permute([order.index(one) for one in range(len(order))])
-        return found if device == "cpu" else found.to(device)
+            values.copy_(torch.frombuffer(content, dtype=dtype))
+        values = values.view(shape).permute([order.index(dimension) for dimension in range(len(order))])
+        return values if device == "cpu" else values.to(device)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise GarbledError(f"a tensor must be described as it is, got {error}") from error

@@ -49,12 +49,12 @@ def serve(name: str, number: int) -> None:
                 channel.send({"told": described(attack)})
                 continue
             questions.open = True
-            told, contents = _ran(attack, questions, blobs, header)
+            answer, contents = _ran(attack, questions, blobs, header)
         # Exceptions of third-party code are reported; `sys.exit` would end this process without a message.
         except (Exception, SystemExit) as error:
-            told, contents = _failure(error), []
+            answer, contents = _failure(error), []
         questions.open = False
-        channel.send(told, contents)
+        channel.send(answer, contents)
 
 
 def _end_with_parent() -> None:
@@ -85,10 +85,12 @@ def _ran(
     contents: list[tuple[dict[str, Any], Any]] = []
     values = {}
     if is_dataclass(result) and not isinstance(result, type):
-        values = {one.name: _value(getattr(result, one.name), contents) for one in fields(result)}
-    told = {"type": type(result).__name__, "module": type(result).__module__, "values": values}
+        values = {field.name: _value(getattr(result, field.name), contents) for field in fields(result)}
+    encoded = {"type": type(result).__name__, "module": type(result).__module__, "values": values}
     contents.append(flat(coins.get_state()))
-    return {"result": told, "tensors": [one for one, _ in contents]}, [content for _, content in contents]
+    return {"result": encoded, "tensors": [description for description, _ in contents]}, [
+        content for _, content in contents
+    ]
 
 
 def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, Any]:
@@ -103,9 +105,9 @@ def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, 
 
 def _failure(error: BaseException) -> dict[str, Any]:
     """Describes an exception by the names of its classes, its message, and its traceback."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return {
-        "failed": [one.__name__ for one in type(error).__mro__],
+        "failed": [base.__name__ for base in type(error).__mro__],
         "words": str(error),
-        "frames": [[one.filename, one.lineno or 0, one.name] for one in frames[-_MOST_FRAMES:]],
+        "frames": [[frame.filename, frame.lineno or 0, frame.name] for frame in frames[-_MOST_FRAMES:]],
     }

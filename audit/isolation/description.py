@@ -43,8 +43,8 @@ def described(attack: Attack[Any]) -> dict[str, Any]:
         "kind": attack.kind,
         "target": [attack.target.__module__, attack.target.__qualname__],
         "access": [attack.requires.access.name, attack.requires.access.value, list(attack.requires.access.includes)],
-        "knows": [one.name for one in attack.requires.knows],
-        "controls": [one.name for one in attack.requires.controls],
+        "knows": [flag.name for flag in attack.requires.knows],
+        "controls": [flag.name for flag in attack.requires.controls],
         "settings": [[name, _told(hints[name]), _default(value)] for name, value in attack.defaults.items()],
     }
 
@@ -60,7 +60,7 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
         GarbledError: the description is malformed.
     """
     try:
-        known = next((one for one in _ACCESSES if one.name == told["access"][0]), None)
+        known = next((access for access in _ACCESSES if access.name == told["access"][0]), None)
         access = Access(str(told["access"][0]), str(told["access"][1]), tuple(map(str, told["access"][2])))
         access = known if known is not None and known == access else access
         target, result = _target(str(told["target"][0]), str(told["target"][1]), access), RESULTS[told["kind"]].result
@@ -68,15 +68,15 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
         def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
             return run(target, coins, settings)
 
-        settings = {str(name): (_annotation(one), _value(value)) for name, one, value in told["settings"]}
+        settings = {str(name): (_annotation(annotation), _value(value)) for name, annotation, value in told["settings"]}
         elsewhere.__name__ = elsewhere.__qualname__ = str(told["name"])
         elsewhere.__doc__ = str(told["about"])
-        elsewhere.__annotations__ = {name: one for name, (one, _) in settings.items()}
+        elsewhere.__annotations__ = {name: annotation for name, (annotation, _) in settings.items()}
         elsewhere.__annotations__ |= {"target": target, "return": result}
         ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "coins")]
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=one)
-            for name, (one, value) in settings.items()
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation)
+            for name, (annotation, value) in settings.items()
         ]
         elsewhere.__signature__ = inspect.Signature([*ends, *more])  # type: ignore[attr-defined]  # any function may have one
         knows, controls = Knows.NOTHING, Controls.NOTHING
@@ -89,22 +89,22 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
         raise GarbledError(f"what the attack declares cannot be read: {type(error).__name__}: {error}") from error
 
 
-_ACCESSES = [one for one in vars(Access).values() if isinstance(one, Access)]
+_ACCESSES = [access for access in vars(Access).values() if isinstance(access, Access)]
 _OWN: dict[tuple[str, str, str], type[Target]] = {}  # classes of targets that third parties define, one per name
 
 
 def _target(module: str, name: str, access: Access) -> type[Target]:
     """Returns a target's class by name, or a stand-in if the class is in the attack's own code."""
-    found = [one for one in _subclasses(Target) if (one.__module__, one.__qualname__) == (module, name)]
-    if found:
-        return found[0]
+    classes = [kind for kind in _subclasses(Target) if (kind.__module__, kind.__qualname__) == (module, name)]
+    if classes:
+        return classes[0]
     return _OWN.setdefault((module, name, access.name), type(name, (Target,), {"accesses": (access,)}))
 
 
 def _subclasses(kind: type) -> Iterable[type]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
@@ -113,23 +113,27 @@ def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
         hints = typing.get_type_hints(function)
     except NameError:  # a type that its file imports for the type checker only
         hints = {}
-    found = inspect.signature(function).parameters
-    return {name: one.replace(annotation=hints.get(name, Any)) for name, one in found.items()}
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.replace(annotation=hints.get(name, Any)) for name, parameter in parameters.items()}
 
 
 def _told(annotation: Any) -> Any:
     """Encodes a type as JSON: plain types by name, parametrised types as name of the origin and arguments."""
-    plain = [name for name, one in _PLAIN.items() if one is annotation]
+    plain = [name for name, kind in _PLAIN.items() if kind is annotation]
     if plain:
         return plain[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return ["Literal", *arguments] if all(type(one) in (str, int, bool, type(None)) for one in arguments) else "Any"
+        return (
+            ["Literal", *arguments]
+            if all(type(argument) in (str, int, bool, type(None)) for argument in arguments)
+            else "Any"
+        )
     if origin is typing.Annotated:
         return _told(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return ["Union", *map(_told, arguments)]
-    names = [name for name, one in _PLAIN.items() if one is origin]
+    names = [name for name, kind in _PLAIN.items() if kind is origin]
     return [names[0], *map(_told, arguments)] if names else "Any"
 
 

@@ -46,10 +46,12 @@ class Questions:
         with self._turn:
             if not self.open:
                 raise AccessError("the target is gone: an attack may use what it was given until it returns")
-            flattened = [flat(one) for one in tensors]
+            flattened = [flat(tensor) for tensor in tensors]
             freed, self._freed = self._freed, []
-            told = [one for one, _ in flattened]
-            self._channel.send({**header, "tensors": told, "freed": freed}, [content for _, content in flattened])
+            descriptions = [description for description, _ in flattened]
+            self._channel.send(
+                {**header, "tensors": descriptions, "freed": freed}, [content for _, content in flattened]
+            )
             answer, blobs = self._channel.receive()
         if "error" in answer:
             raise _ERRORS.get(answer["error"], RuntimeError)(answer["words"])
@@ -67,7 +69,7 @@ class Questions:
 
     def view(self, parts: ReceivedView) -> Target:
         """Returns the view of a target."""
-        return view_of(parts.kind, {name: self.target(one) for name, one in parts.fields.items()}, parts.withheld)
+        return view_of(parts.kind, {name: self.target(field) for name, field in parts.fields.items()}, parts.withheld)
 
     def _function(self, number: int) -> Callable[..., Any]:
         def call(*arguments: Any, **settings: Any) -> Any:
@@ -75,8 +77,8 @@ class Questions:
             header = {
                 "ask": "call",
                 "of": number,
-                "arguments": [_told(one, tensors) for one in arguments],
-                "named": {name: _told(one, tensors) for name, one in settings.items()},
+                "arguments": [_told(argument, tensors) for argument in arguments],
+                "named": {name: _told(setting, tensors) for name, setting in settings.items()},
             }
             return _Question(self, header, tensors).value()
 
@@ -116,7 +118,7 @@ class _Question:
     def __init__(self, questions: Questions, header: Mapping[str, Any], tensors: list[Tensor], known: int = 0) -> None:
         # The first `known` tensors exist there already, as the inputs of the graph in question.
         self._questions, self._header, self._tensors, self._known = questions, header, tensors, known
-        self._needs = [one.requires_grad for one in tensors]
+        self._needs = [tensor.requires_grad for tensor in tensors]
         self._grad = torch.is_grad_enabled()
         self._value: Any = None
         self._graph: _Graph | None = None
@@ -127,12 +129,12 @@ class _Question:
         if not (self._grad and any(self._needs)):
             self.put(*self._tensors)
             return self._value
-        found = iter(_RemoteCall.apply(self, *self._tensors))
-        return changed(self._value, lambda _: next(found))
+        outputs = iter(_RemoteCall.apply(self, *self._tensors))
+        return changed(self._value, lambda _: next(outputs))
 
     def put(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Sends the request, and returns the tensors of the answer."""
-        needs = [self._grad and one for one in self._needs[self._known :]]
+        needs = [self._grad and needed for needed in self._needs[self._known :]]
         answer, blobs = self._questions.ask(
             {**self._header, "grad": self._grad, "needs": needs}, tensors[self._known :]
         )
@@ -143,14 +145,14 @@ class _Question:
 
     def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Products of vectors, one per output or None, with the Jacobian in each of the tensors."""
-        which = [place for place, one in enumerate(vectors) if one is not None and self.differentiable[place]]
+        which = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
         if self._graph is None or not which:
             return [None] * len(tensors)
-        inputs = [one for one, needed in zip(tensors, self._needs, strict=True) if needed]
+        inputs = [tensor for tensor, needed in zip(tensors, self._needs, strict=True) if needed]
         given = [vector for place in which if (vector := vectors[place]) is not None]
         header = {"ask": "product", "of": self._graph.number, "which": which}
-        found = iter(_Question(self._questions, header, [*inputs, *given], known=len(inputs)).value())
-        return [next(found) if needed else None for needed in self._needs]
+        gradients = iter(_Question(self._questions, header, [*inputs, *given], known=len(inputs)).value())
+        return [next(gradients) if needed else None for needed in self._needs]
 
 
 class _RemoteCall(torch.autograd.Function):
@@ -163,7 +165,7 @@ class _RemoteCall(torch.autograd.Function):
         ctx.question = inputs[0]
         ctx.save_for_backward(*inputs[1:])
         ctx.set_materialize_grads(False)
-        fixed = [one for one, moves in zip(output, ctx.question.differentiable, strict=True) if not moves]
+        fixed = [tensor for tensor, moves in zip(output, ctx.question.differentiable, strict=True) if not moves]
         ctx.mark_non_differentiable(*fixed)
 
     @staticmethod
@@ -178,6 +180,6 @@ def _told(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
         return {"tensor": len(tensors) - 1}
     if type(argument) is slice:
         ends = [argument.start, argument.stop, argument.step]
-        if all(type(one) in (int, type(None)) for one in ends):
+        if all(type(end) in (int, type(None)) for end in ends):
             return {"slice": ends}
     raise TypeError(f"a target's functions take plain tensors, got {type(argument).__name__}")

@@ -45,8 +45,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
-            told, content = flat(obj)
-            return received_tensor, (told, pickle.PickleBuffer(content), obj.requires_grad)
+            description, content = flat(obj)
+            return received_tensor, (description, pickle.PickleBuffer(content), obj.requires_grad)
         if isinstance(obj, Steps):
             return RemoteSteps, (self._number(obj), len(obj))
         if isinstance(obj, Target):
@@ -94,5 +94,5 @@ def received(blobs: list[bytearray]) -> Any:
 
 def received_tensor(told: dict[str, Any], content: Any, requires_grad: bool) -> Tensor:
     """Rebuilds a tensor that was sent."""
-    found = tensor(told, content if isinstance(content, bytearray) else bytearray(content))
-    return found.requires_grad_() if requires_grad else found
+    rebuilt = tensor(told, content if isinstance(content, bytearray) else bytearray(content))
+    return rebuilt.requires_grad_() if requires_grad else rebuilt

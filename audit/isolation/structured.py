@@ -13,8 +13,8 @@ def leaves(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (tuple, list):
-        for one in value:
-            yield from leaves(one)
+        for part in value:
+            yield from leaves(part)
     elif type(value) is dict:
         yield from leaves(list(value.values()))
 
@@ -24,7 +24,7 @@ def changed(value: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if type(value) in (tuple, list):
-        return type(value)(changed(one, change) for one in value)
+        return type(value)(changed(part, change) for part in value)
     if type(value) is dict:
-        return {key: changed(one, change) for key, one in value.items()}
+        return {key: changed(part, change) for key, part in value.items()}
     return value

@@ -96,7 +96,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         # Empty entries of a path mean the current folder, which is left out because results may lie there.
-        path = [one for one in sys.path if one]
+        path = [entry for entry in sys.path if entry]
         folder = tempfile.mkdtemp(prefix="leakbench-attack-")
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  the same interpreter
@@ -154,18 +154,18 @@ class Worker:
         }
         answer, blobs = self._final(header, sent, answers)
         try:
-            tensors = [tensor(one, blob) for one, blob in zip(answer["tensors"], blobs, strict=True)]
-            found = _result(kind, answer["result"], tensors)
+            tensors = [tensor(description, blob) for description, blob in zip(answer["tensors"], blobs, strict=True)]
+            result = _result(kind, answer["result"], tensors)
             coins.set_state(tensors[-1])
         except (GarbledError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
             return self._garbled("result")
-        return found
+        return result
 
     def _final(
         self, header: Mapping[str, Any], blobs: list[Any], answers: Respondent
     ) -> tuple[dict[str, Any], list[bytearray]]:
         """Sends a request, answers the attack's requests meanwhile, and returns the final answer."""
-        limit = left = _limit()
+        limit = remaining = _limit()
         self.usable = False  # until it has answered, even if this method raises
         try:
             if not self._ready:
@@ -174,12 +174,12 @@ class Worker:
             self._channel.send(header, blobs, limit)
             while True:
                 begun = time.monotonic()
-                told, contents = self._channel.receive(left)
+                message, contents = self._channel.receive(remaining)
                 # Computation here does not count against the attack's limit.
-                left -= time.monotonic() - begun
-                if "ask" not in told:
+                remaining -= time.monotonic() - begun
+                if "ask" not in message:
                     break
-                self._channel.send(*_answered(answers, told, contents), limit)
+                self._channel.send(*_answered(answers, message, contents), limit)
         except TimeoutError:
             raise AttackProcessError(
                 f"the attack must answer within {limit:g} s of its own, and did not; {LIMIT} sets another limit"
@@ -189,9 +189,9 @@ class Worker:
         except GarbledError as error:
             raise AttackProcessError(f"the attack must answer with numbers: {error}") from error
         self.usable = True
-        if "failed" in told:
-            raise _raised(told)
-        return told, contents
+        if "failed" in message:
+            raise _raised(message)
+        return message, contents
 
     def _garbled(self, wanted: str) -> Any:
         self.usable = False
@@ -233,8 +233,8 @@ def borrowed(name: str, version: tuple[Any, ...]) -> Iterator[Worker]:
             _free.extend([(key, worker)] if worker.usable else [])
             while len(_free) > MOST_FREE:
                 surplus.append(_free.pop(0)[1])
-        for one in surplus:
-            one.end()
+        for process in surplus:
+            process.end()
 
 
 _free: list[tuple[tuple[Any, ...], Worker]] = []
@@ -261,7 +261,7 @@ def isolated(
         before = coins.get_state()
         try:
             with borrowed(name, version) as worker:
-                return worker.run(found.kind, view, coins, settings)
+                return worker.run(attack.kind, view, coins, settings)
         except UnsendableError:
             BesideTheData.times += 1
             coins.set_state(before)
@@ -271,16 +271,16 @@ def isolated(
         return known
     with borrowed(name, version) as worker:
         try:
-            told = worker.describe()
+            description = worker.describe()
         except AttackProcessError:
             raise
         except Exception as error:
             raise refusals.get(type(error).__name__, type(error))(str(error)) from None
     try:
-        found = declared(told, run)
+        attack = declared(description, run)
     except GarbledError as error:
         raise AttackProcessError(str(error)) from error
-    return _declared.setdefault((name, version), found)
+    return _declared.setdefault((name, version), attack)
 
 
 _declared: dict[tuple[str, tuple[Any, ...]], Attack[Any]] = {}
@@ -302,19 +302,19 @@ def _result(kind: str, told: Mapping[str, Any], tensors: list[torch.Tensor]) -> 
     if (told["module"], told["type"]) != (wanted.__module__, wanted.__name__):
         return _stranger(told["type"])
     values = {}
-    for one in fields(wanted):
-        ((form, value),) = told["values"][one.name].items()
+    for field in fields(wanted):
+        ((form, value),) = told["values"][field.name].items()
         if form == "tensor" and type(value) is int and value >= 0:
             value = tensors[value]
         elif form == "class":
             value = _stranger(value)
         elif form != "value" or not isinstance(value, bool | int | float | str | None):
-            raise GarbledError(f"{one.name} must be a tensor or a plain value")
-        values[one.name] = value
+            raise GarbledError(f"{field.name} must be a tensor or a plain value")
+        values[field.name] = value
     # Without its constructor: the validation of an attack's answer constructs it anew, so that the checks apply.
-    found = object.__new__(wanted)
-    vars(found).update(values)
-    return found
+    result = object.__new__(wanted)
+    vars(result).update(values)
+    return result
 
 
 def _stranger(name: Any) -> Any:
@@ -324,8 +324,8 @@ def _stranger(name: Any) -> Any:
 def _raised(told: Mapping[str, Any]) -> Exception:
     """Rebuilds an attack's exception: by its own name, on our class if it is in `_BASES`."""
     named, words, frames = told.get("failed"), told.get("words"), told.get("frames")
-    names = [str(one) for one in named] if isinstance(named, list) else []
-    base = next((one for name in names for one in _BASES if one.__name__ == name), RuntimeError)
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    base = next((base for name in names for base in _BASES if base.__name__ == name), RuntimeError)
     name = names[0][:100] if names and names[0].isidentifier() else "RuntimeError"
     kind: Any = type(name, (base,), {"__str__": lambda self: self.args[0]})
     error = kind(str(words)[:_MOST_WORDS])
@@ -346,12 +346,12 @@ def _limit() -> float:
     if not text:
         return SECONDS
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
         raise ValueError(f"{LIMIT} must be a positive number of seconds, got {text!r}")
-    return found
+    return seconds
 
 
 def _environment(folder: str) -> dict[str, str]:

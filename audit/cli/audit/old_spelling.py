@@ -23,8 +23,8 @@ def _options(command: Callable[..., int]) -> dict[str, inspect.Parameter]:
     """Returns the options of a command by name, without its files; none of them is required."""
     parameters = inspect.signature(command).parameters
     return {
-        name: one.replace(default=None if one.default is one.empty else one.default)
-        for name, one in parameters.items()
+        name: parameter.replace(default=None if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in parameters.items()
         if name not in ("file", "folder", "checkpoint")
     }
 

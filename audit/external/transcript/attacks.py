@@ -29,8 +29,10 @@ MOST_GRADIENTS = 100_000
 
 def transcript_attacks() -> list[str]:
     """Names of the catalogue's membership attacks that read updates of a training."""
-    found = (catalog.attack(name) for name in catalog.names("attacks"))
-    return sorted(one.name for one in found if one.kind == "membership" and one.requires.access not in READ_NO_STEP)
+    attacks = (catalog.attack(name) for name in catalog.names("attacks"))
+    return sorted(
+        attack.name for attack in attacks if attack.kind == "membership" and attack.requires.access not in READ_NO_STEP
+    )
 
 
 def run_on_transcript(
@@ -70,8 +72,12 @@ def run_on_transcript(
         ) -> MembershipScores:
             return _scores(attack, _view(audited, transcript, candidates.given, claim, read), coins, settings)
 
-        found = outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
-        yield replace(found, settings={**settings, "steps": f"{read} of {len(transcript)}"}) if found.scores else found
+        outcome = outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
+        yield (
+            replace(outcome, settings={**settings, "steps": f"{read} of {len(transcript)}"})
+            if outcome.scores
+            else outcome
+        )
 
 
 def _view(

@@ -72,12 +72,12 @@ def read_canaries(path: str | Path) -> GradientCanaries:
         FileRefused: as for any file of tensors.
         ValueError: other tensors than these, or invalid coins.
     """
-    found = read_tensors(path).tensors
-    if found.keys() - {"ids"} != {"inputs", "labels", "included"}:
-        raise ValueError(f"{path} must hold inputs, labels and included, got {', '.join(sorted(found))}")
-    if found["included"].dtype != torch.bool:
-        raise ValueError(f"included of {path} must be bool, got {found['included'].dtype}")
-    return GradientCanaries(found["inputs"].float(), found["labels"], found["included"])
+    tensors = read_tensors(path).tensors
+    if tensors.keys() - {"ids"} != {"inputs", "labels", "included"}:
+        raise ValueError(f"{path} must hold inputs, labels and included, got {', '.join(sorted(tensors))}")
+    if tensors["included"].dtype != torch.bool:
+        raise ValueError(f"included of {path} must be bool, got {tensors['included'].dtype}")
+    return GradientCanaries(tensors["inputs"].float(), tensors["labels"], tensors["included"])
 
 
 class CanaryScores:
@@ -125,14 +125,14 @@ class CanaryScores:
             released=step.released.to(self._device),
             parameters=None if step.parameters is None else step.parameters.to(self._device),
         )
-        seen = Observed(executed(here, self._header, self._rate), self._model, self._layout, self._loss)
-        whitened = seen.sums.double() / step.noise_std**2
+        observation = Observed(executed(here, self._header, self._rate), self._model, self._layout, self._loss)
+        whitened = observation.sums.double() / step.noise_std**2
         at_once = max(1, _NUMBERS // self._layout.dim)
-        found = []
+        scores = []
         for inputs, labels in zip(self._inputs.split(at_once), self._labels.split(at_once), strict=True):
-            own = seen.contributions(inputs, labels).double()
-            found.append(own @ whitened - own.square().sum(1) / (2 * step.noise_std**2))
-        self.scores += subsampled(torch.cat(found), self._rate).cpu()
+            own = observation.contributions(inputs, labels).double()
+            scores.append(own @ whitened - own.square().sum(1) / (2 * step.noise_std**2))
+        self.scores += subsampled(torch.cat(scores), self._rate).cpu()
 
     def bound(
         self, included: Bool[Tensor, " m"], *, delta: float, relation: Relation, full: bool, level: float

@@ -222,10 +222,10 @@ def judge_transcript(
             f"the noise that the transcript states proves an epsilon of {epsilon:.3g} at delta {claim.delta:g} over "
             f"{transcript.steps_counted} steps, and {claim.epsilon:g} is claimed"
         )
-    found = tests.found(1 - share)
-    if (least := lowest(found, share)) is not None:
-        matters, told = _too_little(least, claim, transcript, stated)
-        (refuted if matters else problems).append(told)
+    estimates = tests.found(1 - share)
+    if (least := lowest(estimates, share)) is not None:
+        matters, sentence = _too_little(least, claim, transcript, stated)
+        (refuted if matters else problems).append(sentence)
     z, most = tests.between_steps, tests.most_by_gradient(share)
     if z is not None and most is not None and abs(z) > most:
         refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
@@ -234,7 +234,7 @@ def judge_transcript(
             f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
             "than a gradient of examples that were not given would make them (all members, as they were trained on)."
         )
-    surplus = next((one for one in found if one.low is not None and one.low > 1), None)
+    surplus = next((estimate for estimate in estimates if estimate.low is not None and estimate.low > 1), None)
     if surplus is not None:
         remarks.append(
             f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
@@ -249,7 +249,7 @@ def judge_transcript(
         skipped=tuple(skipped),
         steps=transcript.steps_counted,
         epsilon=epsilon,
-        noise=found,
+        noise=estimates,
         between_steps=z,
         canaries=bound,
         level=level,
@@ -270,11 +270,11 @@ def _zero(
         )
         return None
     everybody = members if canaries is None else torch.cat([members, canaries.inputs.to(members)])
-    found = zero_coordinates(model, fitted(transcript.header, model)[0], everybody)
-    if isinstance(found, str):
-        skipped.append(f"noise on coordinates without a gradient: {found}")
+    coordinates = zero_coordinates(model, fitted(transcript.header, model)[0], everybody)
+    if isinstance(coordinates, str):
+        skipped.append(f"noise on coordinates without a gradient: {coordinates}")
         return None
-    return found
+    return coordinates
 
 
 def _scores(
@@ -299,48 +299,52 @@ def _against_itself(
     claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, expected_batch: float | None
 ) -> list[str]:
     """Lists contradictions between claim and statements, before anything is measured."""
-    found = [*claim.errors]
+    contradictions = [*claim.errors]
     if claim.steps is not None and transcript.steps_counted > claim.steps:
-        found.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
+        contradictions.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
     least = min((sigma for sigma in stated.multipliers if not math.isnan(sigma)), default=None)
     if least is not None and claim.noise_multiplier is not None and least < claim.noise_multiplier * (1 - _ROUNDED):
-        found.append(
+        contradictions.append(
             f"the transcript states a noise multiplier of {least:g}, and {claim.noise_multiplier:g} is claimed"
         )
-    if expected_batch is not None and any(abs(one - expected_batch) > _ROUNDED * one for one in stated.divisors):
-        found.append(f"sums were divided by {_range(stated.divisors)}, and a divisor of {expected_batch:g} is claimed")
-    return found
+    if expected_batch is not None and any(
+        abs(divisor - expected_batch) > _ROUNDED * divisor for divisor in stated.divisors
+    ):
+        contradictions.append(
+            f"sums were divided by {_range(stated.divisors)}, and a divisor of {expected_batch:g} is claimed"
+        )
+    return contradictions
 
 
 def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated) -> list[str]:
-    found = []
+    remarks = []
     if len(stated.divisors) > 1:
-        found.append(
+        remarks.append(
             f"Divisors range over {_range(stated.divisors)}: they must be public, and the size of a batch is not."
         )
     if claim.steps is not None and transcript.steps_counted < claim.steps:
-        found.append(
+        remarks.append(
             f"The transcript has {transcript.steps_counted} steps and the claim is about {claim.steps}: what is "
             "missing was not looked at."
         )
     if stated.resumed:
-        found.append(
+        remarks.append(
             f"The training was gone on with {stated.resumed} times; steps that were taken twice from a checkpoint were "
             "released twice, and count twice."
         )
     if not stated.followed:
-        found.append(
+        remarks.append(
             "Nothing shows that these updates moved the model: only under plain SGD with parameters kept at every step "
             "does a step follow from the one before."
         )
-    return found
+    return remarks
 
 
 def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
     """Lists contradictions of the transcript with itself or the finished model."""
-    found = stated.odd[:1]
+    problems = stated.odd[:1]
     if stated.broken:
-        found.append(
+        problems.append(
             f"parameters before step {stated.broken[0]} do not follow from the step before it by plain SGD, nor at "
             f"{len(stated.broken) - 1} other steps: updates were changed or left out, or are not those that were taken"
         )
@@ -351,8 +355,8 @@ def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str
         if all(name in bare for name in names):
             model = torch.cat([bare[name].detach().reshape(-1).to(last.after) for name in names])
             if model.shape != last.after.shape or not _same(last.after, model, last):
-                found.append("the finished model does not follow from the last step of the transcript")
-    return found
+                problems.append("the finished model does not follow from the last step of the transcript")
+    return problems
 
 
 def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
@@ -387,19 +391,22 @@ def _too_little(
     A transcript may state more noise than its owner claims, so that the noise present is enough for the claim.
     """
     where = least.where + (", less the mean of the releases before," if least.centred else "")
-    told = (
+    sentence = (
         f"the noise on {where} is at most {least.high:.3g} times what is stated (found {least.ratio:.3g}, "
         f"z = {least.z:.1f} over {least.coordinates} numbers)"
     )
     if least.high < _LEAST_RATIO:
-        return True, f"{told}: next to none"
+        return True, f"{sentence}: next to none"
     epsilon = _proved(claim, transcript, stated, least.high)
     if epsilon is None or math.isinf(epsilon):
-        return True, told
+        return True, sentence
     most = min(stated.multipliers) * least.high
     if epsilon <= claim.epsilon and (claim.noise_multiplier is None or claim.noise_multiplier <= most):
-        return False, f"{told}, although so much would still prove an epsilon of {epsilon:.3g}"
-    return True, f"{told}; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}"
+        return False, f"{sentence}, although so much would still prove an epsilon of {epsilon:.3g}"
+    return (
+        True,
+        f"{sentence}; so much noise everywhere would prove an epsilon of {epsilon:.3g} and not {claim.epsilon:g}",
+    )
 
 
 def _asked(

@@ -109,7 +109,7 @@ class TranscriptHeader:
         Raises:
             ValueError: names the field.
         """
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         if unknown := sorted(map(str, found.keys() - known)):
             raise ValueError(f"it has the unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("format", "version", "names", "shapes") if name not in found]:
@@ -330,15 +330,15 @@ def file_fault(path: Path, header: TranscriptHeader) -> str | None:
     """Describes the fault of a step's file by its header and length, without reading its numbers; None if valid."""
     try:
         with path.open("rb") as file:
-            found = check(file).tensors
+            tensors = check(file).tensors
     except (FileRefused, OSError) as error:
         return str(error)
-    if missing := sorted(_NEEDED - found.keys()):
+    if missing := sorted(_NEEDED - tensors.keys()):
         return f"it must have the tensor {missing[0]!r}"
-    if unknown := sorted(found.keys() - _KEYS):
+    if unknown := sorted(tensors.keys() - _KEYS):
         return f"it has the unknown tensor {unknown[0]!r}; tensors are {', '.join(sorted(_KEYS))}"
     dim = header.layout.dim
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         floats = name in ("released", "parameters")
         types = ("F32", "F64") if floats else ("F64",) if name in _NUMBERS else ("I64",)
         if tensor.dtype not in types:
@@ -352,21 +352,23 @@ def file_fault(path: Path, header: TranscriptHeader) -> str | None:
 def _read_step(path: Path, number: int, header: TranscriptHeader) -> WatchedStep:
     if (wrong := file_fault(path, header)) is not None:
         raise TranscriptRefused(f"cannot read {path}: {wrong}")
-    found = read_tensors(path).tensors
-    numbers = {name: float(found[name]) for name in _NUMBERS if name in found}
-    if int(found["step"]) != number:
-        raise TranscriptRefused(f"{path} must hold step {number}, got step {int(found['step'])}: files were exchanged")
+    tensors = read_tensors(path).tensors
+    numbers = {name: float(tensors[name]) for name in _NUMBERS if name in tensors}
+    if int(tensors["step"]) != number:
+        raise TranscriptRefused(
+            f"{path} must hold step {number}, got step {int(tensors['step'])}: files were exchanged"
+        )
     for name, value in numbers.items():
         if not (value > 0 or (value == 0 and name in ("noise_std", "noise_multiplier", "lr"))):
             raise TranscriptRefused(f"{name} of {path} must be positive, got {value}")
-    absent = tuple(found["absent"].tolist()) if "absent" in found else ()
+    absent = tuple(tensors["absent"].tolist()) if "absent" in tensors else ()
     if any(not 0 <= at < len(header.names) for at in absent):
         raise TranscriptRefused(f"absent of {path} must be positions of {len(header.names)} names, got {list(absent)}")
     return WatchedStep(
         step=number,
-        session=int(found["session"]),
-        released=found["released"],
-        parameters=found.get("parameters"),
+        session=int(tensors["session"]),
+        released=tensors["released"],
+        parameters=tensors.get("parameters"),
         absent=absent,
         expected_batch=numbers["expected_batch"],
         noise_std=numbers["noise_std"],
@@ -390,9 +392,9 @@ def _json(path: Path) -> dict[str, Any]:
         content = read_bytes(path)
         if len(content) > _LARGEST_JSON:
             raise TranscriptRefused(f"{path} may have at most {_LARGEST_JSON} bytes, got {len(content)}")
-        found = json.loads(content)
+        document = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise TranscriptRefused(f"cannot read {path}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise TranscriptRefused(f"{path} must be a JSON object")
-    return found
+    return document

@@ -142,12 +142,12 @@ class NoiseTests:
 
     def _take(self, row: int, whitened: Float[Tensor, " dim"], step: WatchedStep) -> None:
         squares = whitened.square()
-        there = np.ones(len(self._names), dtype=bool)
-        there[list(step.absent)] = False
+        present = np.ones(len(self._names), dtype=bool)
+        present[list(step.absent)] = False
         ends = squares.cumsum(0)[self._ends - 1].numpy()
         tensors = len(self._names)
-        self._energy[row, :tensors] += np.where(there, np.diff(ends, prepend=0.0), 0.0)
-        self._degrees[row, :tensors] += np.where(there, self._sizes, 0)
+        self._energy[row, :tensors] += np.where(present, np.diff(ends, prepend=0.0), 0.0)
+        self._degrees[row, :tensors] += np.where(present, self._sizes, 0)
         if self._zero is not None and not step.absent:
             self._energy[row, tensors] += float(squares[self._zero].sum())
             self._degrees[row, tensors] += self._zero.numel()

@@ -218,7 +218,7 @@ def watch(
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
     """Returns the PyTorch optimizer that moves the parameters."""
-    names = {one.__name__ for one in type(optimizer).__mro__}
+    names = {base.__name__ for base in type(optimizer).__mro__}
     if refused := names & _NO_SUMS:
         raise ValueError(f"optimizer must hand on one noisy sum, got {sorted(refused)[0]}, which does not")
     inner = getattr(optimizer, "original_optimizer", optimizer)
@@ -240,13 +240,13 @@ def _named(inner: torch.optim.Optimizer, model: nn.Module | None) -> tuple[tuple
         return tuple(str(number) for number in range(len(own))), own
     bare, _ = without_wrappers(dict(model.named_parameters()))
     known = {id(parameter) for parameter in own}
-    found = {name: parameter for name, parameter in bare.items() if id(parameter) in known}
-    if len(found) < len(known):
+    parameters = {name: parameter for name, parameter in bare.items() if id(parameter) in known}
+    if len(parameters) < len(known):
         raise ValueError(
-            f"model must hold the parameters of the optimizer, got {len(found)} of {len(known)}; give the model that "
-            "the optimizer was made for"
+            f"model must hold the parameters of the optimizer, got {len(parameters)} of {len(known)}; give the model "
+            "that the optimizer was made for"
         )
-    return tuple(found), list(found.values())
+    return tuple(parameters), list(parameters.values())
 
 
 def _prepare(folder: Path, header: TranscriptHeader) -> None:
@@ -256,12 +256,12 @@ def _prepare(folder: Path, header: TranscriptHeader) -> None:
             raise TranscriptRefused(f"folder must be empty or hold a transcript, got {folder}; name another one")
         write_bytes(folder / HEADER, header.to_bytes())
         return
-    found = read_header_file(folder)
-    for one in fields(header):
-        there, here = getattr(found, one.name), getattr(header, one.name)
-        if one.name != "optimizer" and there != here:
+    existing = read_header_file(folder)
+    for field in fields(header):
+        stored, here = getattr(existing, field.name), getattr(header, field.name)
+        if field.name != "optimizer" and stored != here:
             raise TranscriptRefused(
-                f"{one.name} of the transcript in {folder} must be as it was, {_brief(there)}, got {_brief(here)}; "
+                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got {_brief(here)}; "
                 "name another folder for another run"
             )
 
@@ -278,8 +278,8 @@ def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
         broken.append(cut)
     sessions = 0
     if whole:
-        there = read_transcript(folder)
-        if there.taken is not None and there.taken > len(there) + len(there.lost):
+        transcript = read_transcript(folder)
+        if transcript.taken is not None and transcript.taken > len(transcript) + len(transcript.lost):
             raise TranscriptRefused(
                 f"the transcript in {folder} stopped at its limit of disk, and steps are missing; name another folder"
             )

@@ -41,7 +41,7 @@ class _OpacusScales(StatedScales):
     """Scales of Opacus's optimizers, read during a step, since schedulers change them."""
 
     def __init__(self, optimizer: Any) -> None:
-        mro = {one.__name__ for one in type(optimizer).__mro__}
+        mro = {base.__name__ for base in type(optimizer).__mro__}
         clipping: Clipping = "by_layer" if getattr(optimizer, "max_grad_norms", None) else "flat"
         super().__init__(f"Opacus {type(optimizer).__name__}", clipping, {})
         self.adaptive = "AdaClipDPOptimizer" in mro
@@ -62,17 +62,17 @@ class _OpacusScales(StatedScales):
         }
 
     def now(self) -> dict[str, float]:
-        found = self.stated()
+        scales = self.stated()
         if self._optimizer.loss_reduction == "mean":
             # Opacus also divides by the number of accumulated batches, whose gradients are still there.
-            found["expected_batch"] *= self._optimizer.accumulated_iterations
+            scales["expected_batch"] *= self._optimizer.accumulated_iterations
         if not self.adaptive:
-            return found | {"noise_std": found["noise_multiplier"] * found["clip_norm"]}
+            return scales | {"noise_std": scales["noise_multiplier"] * scales["clip_norm"]}
         if self._noted is None:
             raise ValueError("the step hook of a watched adaptive optimizer was replaced; attach it before watch")
         clip_norm, std = self._noted
         self._noted = None
-        return found | {"clip_norm": clip_norm, "noise_std": std}
+        return scales | {"clip_norm": clip_norm, "noise_std": std}
 
     def open(self) -> None:
         if self.adaptive:

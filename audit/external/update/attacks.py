@@ -250,8 +250,8 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
     if shared.labels is not None or shared.convention.unreadable:
         return shared
     named = next(name for name in catalog.names("attacks") if catalog.attack(name).kind == "labels")
-    (found,) = attack_update(shared, world, [(named, {})], seed=seed)
-    result = found.result
+    (finding,) = attack_update(shared, world, [(named, {})], seed=seed)
+    result = finding.result
     if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
         return shared
     labels = torch.arange(len(result.counts), device=result.counts.device).repeat_interleave(result.counts)
@@ -280,7 +280,7 @@ def attack_update(
         candidates: possible members of the batch; None without membership attacks.
         seed: of the generators and of that split.
     """
-    found = []
+    findings = []
     for name, given in asked:
         attack = catalog.attack(name)
         settings = attack.settings(**given)
@@ -295,14 +295,14 @@ def attack_update(
             target = observed(shared, own, everybody, kind=attack.kind)
             result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
-            found.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
+            findings.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:
-            found.append(UpdateFinding(**about, why_not=f"{name} failed: {in_one_line(error)}"))
+            findings.append(UpdateFinding(**about, why_not=f"{name} failed: {in_one_line(error)}"))
         else:
             values = _p_values(result, candidates) if attack.kind == "membership" and candidates is not None else ()
             corrected = tuple(map(float, stats.false_discovery_control(values))) if values else ()
-            found.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
-    return found
+            findings.append(UpdateFinding(**about, result=result, p_values=values, q_values=corrected))
+    return findings
 
 
 def _lacks(shared: SharedFile) -> str:

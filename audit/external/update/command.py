@@ -56,9 +56,9 @@ def audit_update(request: UpdateAuditRequest, tell: Callable[[str], None]) -> Up
     """
     attacks = _attacks(request)
     loaded = load_update(request)
-    informed, found = _attacked(loaded, attacks, request, tell)
-    answer = _report(request, loaded, informed, found)
-    return answer if request.out is None else _write(request.out, answer, found, loaded.names)
+    informed, findings = _attacked(loaded, attacks, request, tell)
+    answer = _report(request, loaded, informed, findings)
+    return answer if request.out is None else _write(request.out, answer, findings, loaded.names)
 
 
 def _attacked(
@@ -70,22 +70,22 @@ def _attacked(
     """Returns the update with labels, recovered if an attack needs them, and the results of the attacks."""
     needy = [name for name, _ in attacks if Knows.LABELS in catalog.attack(name).requires.knows]
     informed = with_labels(loaded.shared, loaded.world, seed=request.seed) if needy else loaded.shared
-    found = []
+    findings = []
     for attack in attacks:
         tell(attack[0])
         shared = informed if attack[0] in needy else loaded.shared
-        found += attack_update(shared, loaded.world, [attack], candidates=loaded.candidates, seed=request.seed)
-    return informed, found
+        findings += attack_update(shared, loaded.world, [attack], candidates=loaded.candidates, seed=request.seed)
+    return informed, findings
 
 
 def _compared(loaded: LoadedUpdate, found: Sequence[UpdateFinding], seed: int) -> dict[str, GuessComparison]:
     """Compares the reconstructions of each attack with guesses."""
     target = observed(loaded.shared, loaded.world, kind="reconstruction")
     return {
-        one.name: comparison
-        for one in found
-        if isinstance(one.result, Reconstruction)
-        and (comparison := beside_guesses(target, one.result, seed=seed)) is not None
+        finding.name: comparison
+        for finding in found
+        if isinstance(finding.result, Reconstruction)
+        and (comparison := beside_guesses(target, finding.result, seed=seed)) is not None
     }
 
 
@@ -112,16 +112,17 @@ def _report(
             noise_multiplier=request.noise_multiplier,
         ),
         data={
-            name: DataSource(source=one.source, sha256=one.sha256, n=len(one.labels)) for name, one in sources.items()
+            name: DataSource(source=source.source, sha256=source.sha256, n=len(source.labels))
+            for name, source in sources.items()
         },
         input_shape=world.input_shape,
         input_range=(world.low, world.high),
         classes=world.classes,
         parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
         seed=request.seed,
-        attacks=tuple(result_of(one, compared.get(one.name), names, rate) for one in found),
+        attacks=tuple(result_of(finding, compared.get(finding.name), names, rate) for finding in found),
         notes=(
-            *[n for one in sources.values() for n in one.notes],
+            *[note for source in sources.values() for note in source.notes],
             *informed.notes,
             *filter(None, [shared.convention.ambiguous]),
         ),
@@ -136,18 +137,20 @@ def _report(
 
 def _untested(found: Sequence[UpdateFinding], request: UpdateAuditRequest, *, labels: bool) -> list[str]:
     """Lists the tests not run, a sentence each, with the option that enables them."""
-    told = [one.why_not for one in found if one.why_not]
-    tried = {one.name for one in found}
+    sentences = [finding.why_not for finding in found if finding.why_not]
+    tried = {finding.name for finding in found}
     if others := [
         name for name, kind in sorted(_on_updates().items()) if kind == "reconstruction" and name not in tried
     ]:
-        told.append(f"{', '.join(others)}: pass --attacks with their names")
+        sentences.append(f"{', '.join(others)}: pass --attacks with their names")
     if request.candidates is None:
-        told.append("who was in the batch: pass --candidates FILE, and --public FILE for examples that were not in it")
+        sentences.append(
+            "who was in the batch: pass --candidates FILE, and --public FILE for examples that were not in it"
+        )
     if not labels:
-        told.append("attacks at the labels of the batch: pass --labels where the server knows them")
-    told.append("what several updates of one client give away together: pass the transcript of a whole training")
-    return told
+        sentences.append("attacks at the labels of the batch: pass --labels where the server knows them")
+    sentences.append("what several updates of one client give away together: pass the transcript of a whole training")
+    return sentences
 
 
 def result_of(
@@ -202,7 +205,7 @@ def _largest(errors: Tensor | None) -> float | None:
 def _on_updates() -> dict[str, str]:
     """Returns the kind of each attack in the catalogue that reads a single update."""
     attacks = {name: catalog.attack(name) for name in catalog.names("attacks")}
-    return {name: one.kind for name, one in attacks.items() if one.requires.access == Access.UPDATE}
+    return {name: attack.kind for name, attack in attacks.items() if attack.requires.access == Access.UPDATE}
 
 
 def _attacks(request: UpdateAuditRequest) -> list[tuple[str, Mapping[str, Any]]]:
@@ -219,16 +222,16 @@ def _attacks(request: UpdateAuditRequest) -> list[tuple[str, Mapping[str, Any]]]
 
 def _write(folder: Path, report: UpdateReport, found: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:
     """Writes arrays first, and last the document with their digests, so that a document implies all its files."""
-    results = {one.name: one.result for one in found if isinstance(one.result, Reconstruction)}
+    results = {finding.name: finding.result for finding in found if isinstance(finding.result, Reconstruction)}
     file = io.BytesIO()
     arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
     write_bytes(folder / UpdateReport.ARRAYS, file.getvalue())
     files = {UpdateReport.ARRAYS: digest_of_bytes(file.getvalue())}
     columns: dict[str, Any] = {"name": list(names)}
-    for one in found:
-        if one.q_values:
-            columns |= {f"p_value_{one.name}": one.p_values, f"q_value_{one.name}": one.q_values}
+    for finding in found:
+        if finding.q_values:
+            columns |= {f"p_value_{finding.name}": finding.p_values, f"q_value_{finding.name}": finding.q_values}
     if len(columns) > 1:
         path, digest = write_arrays(columns, folder, Path(UpdateReport.CANDIDATES).stem)
         files[path.name] = digest

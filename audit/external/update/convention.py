@@ -53,7 +53,7 @@ def named_convention(name: str | None) -> UpdateIs | None:
     Raises:
         ValueError: there is none of that name.
     """
-    known = next((one for one in get_args(UpdateIs) if one == name), None)
+    known = next((convention for convention in get_args(UpdateIs) if convention == name), None)
     if name is not None and known is None:
         raise ValueError(f"--update-is must be one of {', '.join(get_args(UpdateIs))}, got {name!r}")
     return known
@@ -167,9 +167,9 @@ def mean_gradient(
     layer = None if probe is None else logit_layer(model, probe, public)
     digits = max(torch.finfo(tensors[name].dtype).eps for name in layout.names if tensors[name].is_floating_point())
     evidence = _evidence(layer, layout, values, declared, digits)
-    found = _decided(evidence, declared, weights=weights, length=float(values.norm()))
-    coefficient = evidence.decay / found.factor
-    notes = list(found.notes)
+    convention = _decided(evidence, declared, weights=weights, length=float(values.norm()))
+    coefficient = evidence.decay / convention.factor
+    notes = list(convention.notes)
     if declared.weight_decay is not None:
         if evidence.decay and abs(coefficient - declared.weight_decay) > 0.1 * abs(coefficient):
             notes.append(
@@ -188,8 +188,8 @@ def mean_gradient(
             for size, shape in zip(layout.sizes, layout.shapes, strict=True)
         ]
     )
-    gradient = values / found.factor - coefficient * decayed * before
-    return gradient.to(torch.float32), replace(found, weight_decay=coefficient, notes=tuple(notes))
+    gradient = values / convention.factor - coefficient * decayed * before
+    return gradient.to(torch.float32), replace(convention, weight_decay=coefficient, notes=tuple(notes))
 
 
 _ANY = ScaleRange(low=0.0, high=math.inf, sign=0)
@@ -230,8 +230,8 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
     # A difference has the rounding errors of the subtracted weights.
     of_weights = torch.finfo(torch.float32).eps * abs(layer.values).max()
     rounding = max(digits * abs(shown).max(), of_weights) / 2
-    multiple, left = decay(layer, shown, rounding)
-    if left > _SUMS:
+    multiple, residual = decay(layer, shown, rounding)
+    if residual > _SUMS:
         return _Evidence(
             why_none="the last layer's gradient must add up to 0 over the classes, as that of every cross-entropy "
             "does, and the update's does not: another loss, noise, or an optimizer that scales entries, as Adam does",
@@ -246,7 +246,7 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
         if sparing:
             taken[:, -1] = 0.0
         shown = shown - taken
-    rounding = max(digits * abs(shown).max() / 2, left * rounding)
+    rounding = max(digits * abs(shown).max() / 2, residual * rounding)
     clipped = declared.clip_norm is not None
     fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
     # Clipped examples have weights of at most 1, so label counts need not be whole.
@@ -264,7 +264,7 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
     fits, lr = evidence.fits, declared.lr
     if declared.update_is is not None and named:
         ((name, factor),) = named.items()
-        if any(one.fits(factor) for one in fits) or _unopposed(evidence, factor):
+        if any(fit.fits(factor) for fit in fits) or _unopposed(evidence, factor):
             return Convention(words=_WORDS[name], factor=factor)
         shows = f"its last layer shows {_described(fits[0].factor, declared.batch_size, weights)}" if fits else ""
         shows = shows or (evidence.why_none if evidence.excluded else "its last layer is of another size or sign")
@@ -276,7 +276,7 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
         )
     if declared.update_is is not None:  # a difference or weights at an undeclared rate
         sign = 1 if weights else -1
-        own = [one for one in fits if one.factor * sign > 0 and one.by != "noise"]
+        own = [fit for fit in fits if fit.factor * sign > 0 and fit.by != "noise"]
         if len(own) == 1:
             return _by_fit(own[0], declared, weights)
         return Convention(
@@ -285,7 +285,7 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
             ambiguous=f"--update-is {declared.update_is} leaves the scale open, and so does the last layer; pass --lr, "
             "until then no result is to be trusted",
         )
-    hits = [name for name, factor in named.items() if any(one.fits(factor) for one in fits)]
+    hits = [name for name, factor in named.items() if any(fit.fits(factor) for fit in fits)]
     if len(hits) == 1:
         (name,) = hits
         unused = f" --lr {lr:g} was not used." if lr is not None and name in ("gradient", "sum") else ""
@@ -295,7 +295,7 @@ def _decided(evidence: _Evidence, declared: Declared, *, weights: bool, length: 
             factor=named[name],
             notes=() if plain else (f"The update is {_WORDS[name]}, by what its last layer shows.{unused}",),
         )
-    signed = [one for one in fits if one.factor * evidence.sizes.sign >= 0 and one.by != "noise"]
+    signed = [fit for fit in fits if fit.factor * evidence.sizes.sign >= 0 and fit.by != "noise"]
     if not hits and len(signed) == 1:
         return _by_fit(signed[0], declared, weights)
     if weights and lr is not None and _unopposed(evidence, lr):
@@ -326,7 +326,7 @@ def _named(declared: Declared, weights: bool) -> dict[str, float]:
 def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, float], length: float) -> Convention:
     """Selects the convention of clipped gradients by length, at most the clip norm: each example has its own factor."""
     assert declared.clip_norm is not None  # noqa: S101 -- by the caller
-    signs = {math.copysign(1, one.factor) for one in evidence.fits}
+    signs = {math.copysign(1, fit.factor) for fit in evidence.fits}
     sign = signs.pop() if len(signs) == 1 else evidence.sizes.sign
     most = declared.clip_norm * (1 + 1e-4)
     within = [name for name, factor in named.items() if length <= abs(factor) * most and factor * sign >= 0]
@@ -379,7 +379,9 @@ def _described(factor: float, batch: int, weights: bool) -> str:
         return f"new weights after a step at a rate of {factor:.4g}" if factor > 0 else "no step down the gradient"
     if factor < 0:
         return f"{_WORDS['difference']} at a rate of {-factor:.4g}, which is a gradient times {factor:.4g}"
-    known = next((name for name, one in (("gradient", 1.0), ("sum", batch)) if abs(factor / one - 1) < 0.02), "")
+    known = next(
+        (name for name, multiple in (("gradient", 1.0), ("sum", batch)) if abs(factor / multiple - 1) < 0.02), ""
+    )
     return _WORDS[known] if known else f"a mean gradient times {factor:.4g}"
 
 

@@ -128,8 +128,10 @@ def _shape(
     request: UpdateAuditRequest, groups: Mapping[str, Examples], labels: list[int] | None
 ) -> tuple[tuple[int, ...], int]:
     """Returns the shape of an input and the least number of classes; without examples, from the built-in model."""
-    least = max([2, *(1 + int(one.labels.max()) for one in groups.values()), *(1 + label for label in labels or ())])
-    shapes = {name: tuple(one.inputs.shape[1:]) for name, one in groups.items()}
+    least = max(
+        [2, *(1 + int(examples.labels.max()) for examples in groups.values()), *(1 + label for label in labels or ())]
+    )
+    shapes = {name: tuple(examples.inputs.shape[1:]) for name, examples in groups.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"--candidates must have inputs of the shape of --public, {shapes['public']}, got {shapes}")
     if shapes:

@@ -50,14 +50,14 @@ def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> 
         return None
     labels = found.labels.to(target.released.device)
     coins = keyed(seed_of({"seed": seed}, "guesses"))
-    left = match.left(found.inputs.to(target.released), labels)
+    residual = match.left(found.inputs.to(target.released), labels)
     guessed = min(match.left(_guess(target, labels, coins), labels) for _ in range(GUESSES))
     return GuessComparison(
-        unexplained=left / match.scale,
+        unexplained=residual / match.scale,
         guessed=guessed / match.scale,
         guesses=GUESSES,
         public=target.population is not None,
-        better=_nearer(left, guessed, noise=match.expected, free=found.inputs.numel()),
+        better=_nearer(residual, guessed, noise=match.expected, free=found.inputs.numel()),
     )
 
 

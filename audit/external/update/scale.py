@@ -98,7 +98,7 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
         public: public examples; None for none.
     """
     entered: dict[str, tuple[Tensor, Tensor]] = {}
-    linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
     def entering(name: str):
         def hook(_: nn.Module, given: tuple[Tensor, ...], answer: Tensor) -> None:
@@ -106,7 +106,7 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
 
         return hook
 
-    handles = [one.register_forward_hook(entering(name)) for name, one in linear.items()]
+    handles = [module.register_forward_hook(entering(name)) for name, module in linear.items()]
     try:
         with torch.no_grad():
             answers = model(probe)
@@ -153,9 +153,9 @@ def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, fl
     multiple = float(sums[of_weights] @ weights[of_weights] / max(weights[of_weights] @ weights[of_weights], 1e-300))
     unit = math.sqrt(len(shown)) * rounding
     without = _root_mean_square(sums) / unit
-    left = _root_mean_square((sums - multiple * weights)[of_weights]) / unit
-    if without > 3 and left < 0.1 * without:
-        return multiple, left
+    residual = _root_mean_square((sums - multiple * weights)[of_weights]) / unit
+    if without > 3 and residual < 0.1 * without:
+        return multiple, residual
     return 0.0, without
 
 
@@ -185,7 +185,7 @@ def by_examples(
     tolerance = min(1e-2, max(1e-4, 30 * noise / sizes[-1]))
     labels = np.argsort(-np.linalg.norm(left, axis=1), kind="stable")[: max(4 * rank, 2)]
     # For each example: its coordinates, its error under G^+, and a / N.
-    found: list[tuple[ndarray, ndarray, float]] = []
+    examples: list[tuple[ndarray, ndarray, float]] = []
     for label in map(int, labels):
         for start in _starts(layer, right)[: 1 if alone else None]:
             coordinates, error, off = _example(layer, left, right, label, start)
@@ -194,14 +194,14 @@ def by_examples(
             if off > tolerance or own == 0 or not np.isfinite(own):
                 continue
             # Within a batch, an example's input and another's error are orthogonal under G^+.
-            apart = all(max(abs(c @ inverse), abs(coordinates @ i)) < 0.1 * abs(own) for c, i, _ in found)
+            apart = all(max(abs(c @ inverse), abs(coordinates @ i)) < 0.1 * abs(own) for c, i, _ in examples)
             if apart or alone:
-                found.append((coordinates, inverse, 1 / own))
-        if len(found) == batch and not alone:
+                examples.append((coordinates, inverse, 1 / own))
+        if len(examples) == batch and not alone:
             break
-    factors = batch * np.array([own for *_, own in found])
+    factors = batch * np.array([own for *_, own in examples])
     if alone:
-        return [ScaleFit(factor=float(one), error=tolerance, by="examples") for one in factors]
+        return [ScaleFit(factor=float(factor), error=tolerance, by="examples") for factor in factors]
     if len(factors) < min(2, batch):
         return []
     middle = float(np.median(factors))
@@ -279,7 +279,7 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
     biggest = int(np.abs(sums).argmax())
     if sums[biggest] == 0:
         return []
-    found: list[ScaleFit] = []
+    fits: list[ScaleFit] = []
     for count in range(batch + 1):
         scale = (expected[biggest] - count) / sums[biggest]
         counts = np.rint(expected - scale * sums)
@@ -290,13 +290,13 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
         if np.log(np.minimum(7 * error, 1)).sum() + math.log(batch + 1) > math.log(1e-3):
             continue
         scale = float(sums @ (expected - counts) / (sums @ sums))
-        left = np.abs(expected - scale * sums - counts)
+        residual = np.abs(expected - scale * sums - counts)
         moved = float(np.linalg.norm(scale * sums))
-        if bool((left <= 3.5 * error).all()) and moved > 5 * float(error.max()):
+        if bool((residual <= 3.5 * error).all()) and moved > 5 * float(error.max()):
             off = float(error.max()) / moved
-            if not any(abs(one.factor * scale - 1) < off for one in found):
-                found.append(ScaleFit(factor=1 / scale, error=off, by="labels"))
-    return found
+            if not any(abs(fit.factor * scale - 1) < off for fit in fits):
+                fits.append(ScaleFit(factor=1 / scale, error=off, by="labels"))
+    return fits
 
 
 def by_noise(layer: LogitLayer, shown: ndarray, noise: float) -> list[ScaleFit]:

@@ -16,16 +16,18 @@ def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict
     """
     own = model.state_dict()
     # The most frequent prefix of the model's names is taken as the prefix of all of them.
-    prefixes = {name.removesuffix(one) for name in tensors for one in own if name == one or name.endswith("." + one)}
+    prefixes = {
+        name.removesuffix(known) for name in tensors for known in own if name == known or name.endswith("." + known)
+    }
     hits = {prefix: sum(prefix + name in tensors for name in own) for prefix in sorted(prefixes)}
     if not hits:
         raise ValueError(
             f"the update must have a parameter of the model, as {next(iter(own), '')!r}, and has "
             f"{', '.join(map(repr, list(tensors)[:3])) or 'no tensors'}"
         )
-    prefix = max(hits, key=lambda one: (hits[one], -len(one)))
-    found = {name: tensors[prefix + name] for name in own if prefix + name in tensors}
-    for name, tensor in found.items():
+    prefix = max(hits, key=lambda prefix: (hits[prefix], -len(prefix)))
+    parameters = {name: tensors[prefix + name] for name in own if prefix + name in tensors}
+    for name, tensor in parameters.items():
         if tensor.shape != own[name].shape:
             raise ValueError(
                 f"{name!r} of the update must have the shape of the model's, {list(own[name].shape)}, got "
@@ -34,9 +36,9 @@ def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict
         if own[name].is_floating_point() and not tensor.is_floating_point():
             raise ValueError(f"{name!r} of the update must have floating-point entries, got {tensor.dtype}")
     notes = [f"The prefix {prefix!r} was taken off the names of the update's tensors."] if prefix else []
-    if others := [name for name in tensors if name.removeprefix(prefix) not in found]:
+    if others := [name for name in tensors if name.removeprefix(prefix) not in parameters]:
         notes.append(f"Tensors beside the model's were left out: {', '.join(others[:8])}.")
-    return found, tuple(notes)
+    return parameters, tuple(notes)
 
 
 def moved_parameters(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -28,11 +28,11 @@ def statistics_moved(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[st
     """Lists batch norms whose running statistics in a file differ from the model's."""
     return [
         name
-        for name, one in model.named_modules()
-        if isinstance(one, _NORMS)
+        for name, module in model.named_modules()
+        if isinstance(module, _NORMS)
         and any(
             f"{name}.{of}" in tensors and not torch.equal(tensors[f"{name}.{of}"].to(value), value)
-            for of, value in one.named_buffers()
+            for of, value in module.named_buffers()
         )
     ]
 
@@ -44,11 +44,11 @@ def of_batches(model: nn.Module) -> nn.Module:
         ValueError: it has no batch norm.
     """
     own = copy.deepcopy(model)
-    norms = [one for one in own.modules() if isinstance(one, _NORMS)]
+    norms = [norm for norm in own.modules() if isinstance(norm, _NORMS)]
     if not norms:
         raise ValueError("--training-mode must be of a model with batch norms, and it has none; leave it out")
-    for one in norms:
-        one.running_mean = one.running_var = one.num_batches_tracked = None
+    for norm in norms:
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     return own
 
 
@@ -59,16 +59,16 @@ def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
         model: before the step.
         tensors: after it, with running statistics.
     """
-    found = {}
+    statistics = {}
     for name in statistics_moved(model, tensors):
-        one = model.get_submodule(name)
+        norm = model.get_submodule(name)
         keys = [f"{name}.running_mean", f"{name}.running_var"]
         # Cumulative averages have no momentum: their weight depends on earlier batches, not all of the file's owner.
-        if isinstance(one, _NORMS) and one.momentum and one.running_mean is not None and set(keys) <= set(tensors):
-            old = torch.cat([value for value in (one.running_mean, one.running_var) if value is not None]).double()
+        if isinstance(norm, _NORMS) and norm.momentum and norm.running_mean is not None and set(keys) <= set(tensors):
+            old = torch.cat([value for value in (norm.running_mean, norm.running_var) if value is not None]).double()
             new = torch.cat([tensors[key] for key in keys]).to(old)
-            found[name] = ((new - (1 - one.momentum) * old) / one.momentum).float()
-    return found
+            statistics[name] = ((new - (1 - norm.momentum) * old) / norm.momentum).float()
+    return statistics
 
 
 def observed_in_training(
@@ -89,7 +89,9 @@ def observed_in_training(
         batch_size: examples in the batch.
         statistics: of the batch, from `batch_statistics`; weighted to equal the norm of the gradient.
     """
-    shown = torch.cat([target.released.new_zeros(0), *(one.to(target.released) for one in statistics.values())])
+    shown = torch.cat(
+        [target.released.new_zeros(0), *(statistic.to(target.released) for statistic in statistics.values())]
+    )
     weight = target.released.norm() / shown.norm().clamp(min=torch.finfo(shown.dtype).tiny)
     released = torch.cat([target.released, weight * shown])
 
@@ -105,13 +107,13 @@ def observed_in_training(
                 point = {n: p.detach().clone() for n, p in model.named_parameters()}
                 trained = [point[name].requires_grad_() for name in layout.names]
                 total = loss(functional_call(model, point, (inputs,)), labels).sum() / batch_size
-                found = torch.autograd.grad(total, trained, create_graph=tracked)
+                gradients = torch.autograd.grad(total, trained, create_graph=tracked)
         finally:
             for handle in handles:
                 handle.remove()
         by_channel = [entered[name].movedim(1, 0).flatten(1) for name in statistics]
-        own = [weight * torch.cat([one.mean(dim=1), one.var(dim=1)]) for one in by_channel]
-        simulated = torch.cat([*(one.reshape(-1) for one in found), *own])
+        own = [weight * torch.cat([activations.mean(dim=1), activations.var(dim=1)]) for activations in by_channel]
+        simulated = torch.cat([*(gradient.reshape(-1) for gradient in gradients), *own])
         return simulated if tracked else simulated.detach()
 
     def contributions(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -52,26 +52,26 @@ def verdict_of(
             word="something recovered",
             sentence=f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look.",
         )
-    asked = any(one.q_values for one in found)
-    nobody = f"none of {len(names)} candidates is shown to have been in it" if asked else "nobody was asked about"
-    if not any(one.result is not None and one.kind in ("reconstruction", "labels") for one in found):
+    tested = any(finding.q_values for finding in found)
+    nobody = f"none of {len(names)} candidates is shown to have been in it" if tested else "nobody was asked about"
+    if not any(finding.result is not None and finding.kind in ("reconstruction", "labels") for finding in found):
         return UpdateVerdict(
             word="cannot be told",
             sentence=f"No attack on inputs or labels ran, so what this update leaks is not known; {nobody}.",
         )
-    ran = f"{sum(one.result is not None for one in found)} of {len(found)} attacks ran"
+    ran = f"{sum(finding.result is not None for finding in found)} of {len(found)} attacks ran"
     return UpdateVerdict(word="no leak shown", sentence=f"{ran}, and none returned more than a public guess; {nobody}.")
 
 
 def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:
     """Lists results proved of the batch, or shown by a test."""
     proved = {
-        one.name: int(one.result.certified.sum())
-        for one in found
-        if isinstance(one.result, Reconstruction) and one.result.certified is not None
+        finding.name: int(finding.result.certified.sum())
+        for finding in found
+        if isinstance(finding.result, Reconstruction) and finding.result.certified is not None
     }
     best = max(proved, key=lambda name: proved[name], default="")
-    shown, said = set[int]().union(*(shown_places(one, rate) for one in found)), []
+    shown, said = set[int]().union(*(shown_places(finding, rate) for finding in found)), []
     if best and proved[best]:
         said.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
     if shown:
@@ -85,29 +85,32 @@ def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) 
 def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
     """Lists unproved results better than a public guess: labels, then the inputs that explain the update best."""
     said = []
-    for one in found:
-        if not isinstance(one.result, LabelEstimate):
+    for finding in found:
+        if not isinstance(finding.result, LabelEstimate):
             continue
         # If several counts are possible, only labels common to all of them.
-        counts = one.result.counts if one.result.status == "ok" else one.result.lower
+        counts = finding.result.counts if finding.result.status == "ok" else finding.result.lower
         if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
             labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
-            said.append(f"{_counted(len(named), 'label')} recovered by {one.name}: {labels}")
-    better = {name: one for name, one in compared.items() if one.better}
+            said.append(f"{_counted(len(named), 'label')} recovered by {finding.name}: {labels}")
+    better = {name: comparison for name, comparison in compared.items() if comparison.better}
     # Proved inputs are already reported, and inspection adds nothing to a proof.
     proved = {
-        one.name
-        for one in found
-        if isinstance(one.result, Reconstruction)
-        and one.result.certified is not None
-        and bool(one.result.certified.all())
+        finding.name
+        for finding in found
+        if isinstance(finding.result, Reconstruction)
+        and finding.result.certified is not None
+        and bool(finding.result.certified.all())
     }
-    if left := {name: one for name, one in better.items() if name not in proved}:
-        best = min(left, key=lambda name: left[name].unexplained)
-        counts = {one.name: len(one.result.inputs) for one in found if isinstance(one.result, Reconstruction)}
-        rest = [name for name in left if name != best]
+    if unproved := {name: comparison for name, comparison in better.items() if name not in proved}:
+        best = min(unproved, key=lambda name: unproved[name].unexplained)
+        counts = {
+            finding.name: len(finding.result.inputs) for finding in found if isinstance(finding.result, Reconstruction)
+        }
+        rest = [name for name in unproved if name != best]
         said.append(
-            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which {left_words(left[best])}"
+            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which "
+            f"{left_words(unproved[best])}"
         )
     return said
 
@@ -136,23 +139,26 @@ def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | N
         found: results of the attacks.
         given: labels of the batch; None if the owner gave none.
     """
-    for one in found:
-        if given is None or not isinstance(one.result, LabelEstimate):
+    for finding in found:
+        if given is None or not isinstance(finding.result, LabelEstimate):
             continue
-        counts = torch.bincount(torch.tensor(list(given)), minlength=len(one.result.counts)).to(one.result.counts)
-        if len(counts) > len(one.result.counts) or bool(
-            ((counts < one.result.lower) | (counts > one.result.upper)).any()
+        counts = torch.bincount(torch.tensor(list(given)), minlength=len(finding.result.counts)).to(
+            finding.result.counts
+        )
+        if len(counts) > len(finding.result.counts) or bool(
+            ((counts < finding.result.lower) | (counts > finding.result.upper)).any()
         ):
             return (
-                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {one.name}, which names "
-                f"{', '.join(map(str, one.result.labels.tolist())) or 'none of them'}; attacks were given wrong labels"
+                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {finding.name}, which names "
+                f"{', '.join(map(str, finding.result.labels.tolist())) or 'none of them'}; attacks were given wrong "
+                "labels"
             )
     return ""
 
 
 def rate_of(found: Sequence[UpdateFinding]) -> float:
     """Returns the false discovery rate of each attack; over all attacks with q-values they add up to the whole."""
-    return FALSE_DISCOVERIES / max(1, sum(bool(one.q_values) for one in found))
+    return FALSE_DISCOVERIES / max(1, sum(bool(finding.q_values) for finding in found))
 
 
 def shown_places(one: UpdateFinding, rate: float) -> set[int]:
