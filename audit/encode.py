@@ -60,10 +60,10 @@ class Encoder:
         """
         with torch.no_grad():
             images = _prepared(inputs, self.side, colour=self.head is not None)
-            found = self.network(images) if self.head is None else seen_by(self.head, self.network, images)
-        if not bool(found.isfinite().all()):
+            features = self.network(images) if self.head is None else seen_by(self.head, self.network, images)
+        if not bool(features.isfinite().all()):
             raise ValueError(f"features of {self.about['encoder']} must be finite, got NaN or infinity: other weights?")
-        return found.flatten(1).float()
+        return features.flatten(1).float()
 
 
 def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], side: int | None) -> Encoder:
@@ -89,9 +89,9 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
         raise ValueError(f"inputs must be images, to be resized or for {name!r}, got shape {input_shape}")
     given = None if weights is None else read_tensors(weights)
     blank = _prepared(torch.zeros(1, *input_shape), side, colour=vision)
-    head, told = None, ""
+    head, weights_name = None, ""
     if vision:
-        colours, classifier, told = torchvision_models.published(name, download=given is None)
+        colours, classifier, weights_name = torchvision_models.published(name, download=given is None)
         network = nn.Sequential(colours, classifier).eval()
         try:
             with torch.no_grad():
@@ -106,7 +106,7 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
     if given is not None:
         filled(classifier, given.tensors)
     digest = content_digest(*network.state_dict().values()) if given is None else given.sha256
-    about = {"encoder": name, "weights": told if weights is None else weights.name, "weights_sha256": digest}
+    about = {"encoder": name, "weights": weights_name if weights is None else weights.name, "weights_sha256": digest}
     return Encoder(network.eval(), head, side, about)
 
 
@@ -154,23 +154,24 @@ def write_features(
     if out.suffix != ".npz":
         raise ValueError(f"the file of features must end in .npz, got {out.name}")
     training, test, splits = everybody(data)
-    found = encoder(name, weights=weights, input_shape=splits.input_shape, side=side)
-    found.network.to(device)
-    origin = {**found.about, "side": str(side or "as it is"), "data": data, "data_digest": splits.digest}
+    feature_encoder = encoder(name, weights=weights, input_shape=splits.input_shape, side=side)
+    feature_encoder.network.to(device)
+    origin = {**feature_encoder.about, "side": str(side or "as it is"), "data": data, "data_digest": splits.digest}
     parts = {"": training} if test is None else {"_train": training, "_test": test}
     arrays: dict[str, Tensor] = {}
     for suffix, part in parts.items():
-        arrays |= {f"x{suffix}": _encoded(found, part.inputs, batch, device), f"y{suffix}": part.labels}
+        arrays |= {f"x{suffix}": _encoded(feature_encoder, part.inputs, batch, device), f"y{suffix}": part.labels}
     if public is not None:
-        others, _, seen = everybody(public)
-        if seen.input_shape[: 1 if side else None] != splits.input_shape[: 1 if side else None]:
+        others, _, public_splits = everybody(public)
+        if public_splits.input_shape[: 1 if side else None] != splits.input_shape[: 1 if side else None]:
             raise ValueError(
-                f"images of {public} must be like those of {data}, {splits.input_shape}, got {seen.input_shape}; "
-                "--size brings sizes together, and ?channels= the colours of data of your own"
+                f"images of {public} must be like those of {data}, {splits.input_shape}, got "
+                f"{public_splits.input_shape}; --size brings sizes together, and ?channels= the colours of data of "
+                "your own"
             )
-        mean, std = own.statistics(_encoded(found, others.inputs, batch, device))
+        mean, std = own.statistics(_encoded(feature_encoder, others.inputs, batch, device))
         arrays |= {"mean": mean, "std": std}
-        origin |= {"public": public, "public_digest": seen.digest}
+        origin |= {"public": public, "public_digest": public_splits.digest}
     content = {key: value.numpy() for key, value in arrays.items()}
     write_whole(out, lambda file: np.savez(file, allow_pickle=False, origin=json.dumps(origin), **content))
     return origin | {"dim": str(arrays[f"x{next(iter(parts))}"].shape[1])}

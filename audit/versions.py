@@ -50,8 +50,8 @@ class Environment(NamedTuple):
             here: as returned by `installed`.
         """
         needed = {"python", *CORE}
-        there = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
-        return {name: mine for name, mine in self.versions.items() if there[name] != mine}
+        versions_here = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
+        return {name: mine for name, mine in self.versions.items() if versions_here[name] != mine}
 
     def __str__(self) -> str:
         """Describes the environment for use inside a sentence."""
@@ -69,9 +69,9 @@ def version(name: str) -> str | None:
 def installed() -> dict[str, str]:
     """Returns the versions of Python and all installed dependencies, without Python's patch level and build tags."""
     extras = (name for distributions in EXTRAS.values() for name in distributions)
-    found = {name: version(name) for name in (*CORE, *extras)}
+    versions = {name: version(name) for name in (*CORE, *extras)}
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python} | {name: one.partition("+")[0] for name, one in found.items() if one}
+    return {"python": python} | {name: number.partition("+")[0] for name, number in versions.items() if number}
 
 
 @cache
@@ -91,12 +91,12 @@ def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = Non
     if not known:
         return "no versions were tested together"
     nearest = min(known, key=lambda one: len(one.differing(here)))
-    differing = ", ".join(f"{name} {one}" for name, one in nearest.differing(here).items())
+    differing = ", ".join(f"{name} {number}" for name, number in nearest.differing(here).items())
     absent = ", ".join(name for name in here if name not in nearest.versions)
-    found = f"tested together ({nearest})"
+    sentence = f"tested together ({nearest})"
     if differing:
-        found = f"not tested together; the nearest that were ({nearest}) have {differing}"
-    return f"{found}, without {absent}" if absent else found
+        sentence = f"not tested together; the nearest that were ({nearest}) have {differing}"
+    return f"{sentence}, without {absent}" if absent else sentence
 
 
 def show_versions() -> None:
@@ -105,4 +105,8 @@ def show_versions() -> None:
     For bug reports; `leakbench doctor` also describes the machine.
     """
     here = {"leakbench": version("leakbench") or "not installed"} | installed()
-    print("\n".join([*(f"{name:<20} {one}" for name, one in here.items()), f"{'versions':<20} {verdict(installed())}"]))
+    print(
+        "\n".join(
+            [*(f"{name:<20} {number}" for name, number in here.items()), f"{'versions':<20} {verdict(installed())}"]
+        )
+    )

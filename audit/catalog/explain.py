@@ -96,9 +96,9 @@ def explain(name: str) -> Explanation:
         entries = importlib.import_module(f"leakbench.benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
         # Arguments set by the data for a model, and by a suite for the data, are not settings.
-        told = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
+        own_settings = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
         about = entries.about(name)
-        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=told)
+        return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=own_settings)
     return _of_method(kind, name, summary, file_text(kind, name) or summary)
 
 
@@ -146,13 +146,16 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
 
 def _of_a_defense(name: str) -> tuple[Setting, ...]:
     """Returns the settings of a defense, including its noise multiplier, each with its accepted values."""
-    found = list(settings("defenses", name).values())
+    accepted = list(settings("defenses", name).values())
     noise = read_settings(find("defenses", name)).get(BUDGETED)
     if noise is not None:
-        found.append(replace(noise, required=False, default=CALIBRATED))
-    if any(setting.annotation == BoundKind for setting in found) and not adapts(name):
-        found = [replace(one, annotation=FixedBoundKind) if one.annotation == BoundKind else one for one in found]
-    return tuple(found)
+        accepted.append(replace(noise, required=False, default=CALIBRATED))
+    if any(setting.annotation == BoundKind for setting in accepted) and not adapts(name):
+        accepted = [
+            replace(setting, annotation=FixedBoundKind) if setting.annotation == BoundKind else setting
+            for setting in accepted
+        ]
+    return tuple(accepted)
 
 
 def _facts(name: str) -> InAStep | str:

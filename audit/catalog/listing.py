@@ -39,12 +39,12 @@ def names(kind: EntryKind) -> tuple[str, ...]:
     """Returns all names of a kind, sorted; imports no method."""
     if kind == "suites":
         folder = importlib.resources.files("leakbench.benchmarks.suites")
-        found = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+        entry_names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
     elif kind in ("data", "models"):
-        found = importlib.import_module(f"leakbench.benchmarks.{kind}").names()
+        entry_names = importlib.import_module(f"leakbench.benchmarks.{kind}").names()
     else:
-        found = {*method_files(kind), *entry_points(kind)}
-    return tuple(sorted(found))
+        entry_names = {*method_files(kind), *entry_points(kind)}
+    return tuple(sorted(entry_names))
 
 
 def check(kind: MethodKind, name: str) -> None:
@@ -139,10 +139,10 @@ def _entry_points(kind: MethodKind, _path: tuple[str, ...]) -> dict[str, list[im
     repeats it ten times per cell.
     """
     # Lists, because two distributions may use the same name, which `_from_catalogue` refuses by naming both.
-    found: dict[str, list[importlib.metadata.EntryPoint]] = {}
+    points: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=f"leakbench.{kind}"):
-        found.setdefault(point.name, []).append(point)
-    return found
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def parameters(name: str) -> int | None:
@@ -164,14 +164,14 @@ def text_of_suite(name: str) -> str:
 def column(package: str, title: str) -> dict[str, str]:
     """Returns a column of the tables in a package's README: name of an entry -> its cell."""
     text = importlib.resources.files(package).joinpath("README.md").read_text(encoding="utf-8")
-    found, place = {}, None
+    by_name, place = {}, None
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if not cells or cells[0] == "name":
             place = cells.index(title) if title in cells else None
         elif place is not None and cells[0].startswith("`"):
-            found[cells[0].strip("`")] = cells[place]
-    return found
+            by_name[cells[0].strip("`")] = cells[place]
+    return by_name
 
 
 def file_text(kind: MethodKind, name: str) -> str:

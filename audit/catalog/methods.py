@@ -82,14 +82,14 @@ def find(kind: MethodKind, name: str) -> Callable[..., Any]:
     check(kind, name)
     try:
         if plugins.is_path(name):
-            found, place = plugins.load(KINDS[kind], name), name
+            method, place = plugins.load(KINDS[kind], name), name
         else:
-            found, place = _from_catalogue(kind, name)
+            method, place = _from_catalogue(kind, name)
     except ImportError as error:
         raise missing(kind, name, error) from error
-    if not callable(found):
-        raise CatalogError(f"{place} must hold a function named {_own_name(name)!r}, got {type(found).__name__}")
-    return found
+    if not callable(method):
+        raise CatalogError(f"{place} must hold a function named {_own_name(name)!r}, got {type(method).__name__}")
+    return method
 
 
 def attack(name: str) -> Attack[Any]:
@@ -107,7 +107,7 @@ def attack(name: str) -> Attack[Any]:
     except AttackProcessError as error:
         raise CatalogError(f"attack {name!r}: {error}") from error
     except CatalogError as error:  # from that process, which received the absolute path
-        whole, given = (one.rpartition(":")[0] for one in (own, name))
+        whole, given = (spelling.rpartition(":")[0] for spelling in (own, name))
         raise type(error)(str(error).replace(whole, given) if whole else str(error)) from None
 
 
@@ -147,9 +147,9 @@ def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
     if kind == "attacks":
         check(kind, name)
         return read_settings(attack(name) if foreign(kind, name) else attack_here(name), ignoring=BUDGETED)
-    found = find(kind, name)
-    _refuse_positional(name, found)
-    return read_settings(found, ignoring=BUDGETED)
+    factory = find(kind, name)
+    _refuse_positional(name, factory)
+    return read_settings(factory, ignoring=BUDGETED)
 
 
 def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:

@@ -70,11 +70,11 @@ def load(what: str, name: str) -> Any:
     path, function = _parts(name)
     first = path.resolve()
     module = _module(first, " ".join(map(_content, _source_files(first))))
-    found = getattr(module, function, None)
-    if found is None:
+    method = getattr(module, function, None)
+    if method is None:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise CatalogError(f"no function {function!r} in {path}; it has {', '.join(own) or 'none'}")
-    return found
+    return method
 
 
 def source_files(name: str) -> list[Path]:
@@ -171,7 +171,7 @@ def _content(path: Path) -> str:
 
 def _beside(folder: Path) -> dict[str, Path]:
     """Returns modules that were imported from a folder, by name, with their files as spelled there."""
-    found = {}
+    modules = {}
     start = os.path.normpath(folder)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -179,8 +179,8 @@ def _beside(folder: Path) -> dict[str, Path]:
         if not file or name.partition(".")[0] in OURS or (start != "." and start not in _normal(file)):
             continue
         if (path := Path(file)).is_relative_to(folder) and path in _files_of(folder.joinpath(*name.split("."))):
-            found[name] = path
-    return found
+            modules[name] = path
+    return modules
 
 
 @cache
@@ -190,9 +190,9 @@ def _normal(file: str) -> str:
 
 def _forget_edited(folder: Path) -> None:
     """Drops imports from a folder if any of its files was edited since, so that they are read again."""
-    there = _beside(folder)
-    if any(file in _read and not (file.is_file() and _content(file) == _read[file]) for file in there.values()):
-        for name, file in there.items():
+    modules = _beside(folder)
+    if any(file in _read and not (file.is_file() and _content(file) == _read[file]) for file in modules.values()):
+        for name, file in modules.items():
             sys.modules.pop(name, None)
             _read.pop(file, None)
         importlib.invalidate_caches()
@@ -238,13 +238,13 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _source_files(first: Path) -> list[Path]:
-    found, waiting = {first}, [first]
+    files, waiting = {first}, [first]
     while waiting:
         for path in _imported(waiting.pop(), first.parent):
-            if path not in found:
-                found.add(path)
+            if path not in files:
+                files.add(path)
                 waiting.append(path)
-    return sorted(found)
+    return sorted(files)
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
@@ -262,14 +262,14 @@ def _imported(path: Path, folder: Path) -> list[Path]:
             start = folder if not node.level else [path.parent, *path.parent.parents][node.level - 1]
             module = [node.module] if node.module else []
             places |= {(start, ".".join([*module, *more])) for more in ([], *([alias.name] for alias in node.names))}
-    found = []
+    files = []
     for start, name in places:
         parts = [part for part in name.split(".") if part]
         if (start == folder and parts and parts[0] in OURS) or not start.is_relative_to(folder):
             continue
         for i in range(start == folder, len(parts) + 1):
-            found += [file for file in _files_of(start.joinpath(*parts[:i])) if file.is_file()]
-    return found
+            files += [file for file in _files_of(start.joinpath(*parts[:i])) if file.is_file()]
+    return files
 
 
 def _files_of(place: Path) -> list[Path]:

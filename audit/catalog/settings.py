@@ -151,7 +151,7 @@ def parse_settings(assignments: Iterable[str]) -> dict[str, Any]:
 
 def _arguments(doc: str) -> dict[str, str]:
     """Returns name -> text of the section `Args:` of a Google docstring."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     current = None
     lines = iter(doc.splitlines())
     for line in lines:
@@ -163,10 +163,10 @@ def _arguments(doc: str) -> dict[str, str]:
         name, colon, text = line.strip().partition(":")
         # A colon in a continuation line, which is indented further, starts no argument.
         if colon and not line.startswith("     ") and name.isidentifier():
-            current, found[name] = name, text.strip()
+            current, texts[name] = name, text.strip()
         elif current:
-            found[current] = f"{found[current]} {line.strip()}".strip()
-    return found
+            texts[current] = f"{texts[current]} {line.strip()}".strip()
+    return texts
 
 
 def _read(text: str, annotation: Any) -> Any:

@@ -72,19 +72,19 @@ def besides(
         other_examples: of the same step in a run with other public examples, used for masks.
         public: whether public examples were read; bases are then attributed to them.
     """
-    found = []
+    sent = []
     repeated, drawn, read = _told(again), _told(other_coins), _told(other_examples)
-    for (what, after_noise), told in _told(plan).items():
-        of_examples = public and (what == "basis" or _differs(told, read.get((what, after_noise))))
-        of_coins = _differs(told, drawn.get((what, after_noise)))
+    for (what, after_noise), tensor in _told(plan).items():
+        of_examples = public and (what == "basis" or _differs(tensor, read.get((what, after_noise))))
+        of_coins = _differs(tensor, drawn.get((what, after_noise)))
         source: KnownFrom = "public examples" if of_examples else "public coins" if of_coins else "releases"
-        if _differs(told, repeated.get((what, after_noise))):
+        if _differs(tensor, repeated.get((what, after_noise))):
             source = "other coins"
         codecs = _after(plan) if after_noise else _released(plan)
         whole = _bitmap(codecs) if what == "mask" else _matrices(codecs)
         size = {"public coins": SEED, "releases": 0}.get(source, whole)
-        found.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
-    return tuple(found)
+        sent.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
+    return tuple(sent)
 
 
 def masked(plan: StepPlan) -> bool:
@@ -94,13 +94,13 @@ def masked(plan: StepPlan) -> bool:
 
 def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
     """Returns the side information, by its kind and whether it belongs only to the map after the noise."""
-    found: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
+    tensors: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
     for after_noise, codecs in ((False, _released(plan)), (True, _after(plan))):
         if (mask := _mask(codecs)) is not None:
-            found["mask", after_noise] = mask
+            tensors["mask", after_noise] = mask
         if (directions := _directions(codecs)) is not None:
-            found["basis", after_noise] = directions
-    return found
+            tensors["basis", after_noise] = directions
+    return tensors
 
 
 def _differs(told: Tensor, otherwise: Tensor | None) -> bool:
@@ -131,8 +131,8 @@ def _bitmap(codecs: list[object]) -> int:
 
 def _directions(codecs: list[object]) -> Tensor | None:
     """Returns the sums of all directions, which distinguish bases; None if all spans are kept whole."""
-    found = [codec.decode(torch.ones(codec.size)) for codec in _subspaces(codecs)]
-    return torch.cat(found) if _matrices(codecs) else None
+    directions = [codec.decode(torch.ones(codec.size)) for codec in _subspaces(codecs)]
+    return torch.cat(directions) if _matrices(codecs) else None
 
 
 def _matrices(codecs: list[object]) -> int:

@@ -66,7 +66,7 @@ class InAStep:
             "numbers_first_step": list(self.first),
             "numbers_last_step": list(self.last),
             "bytes_last_step": BYTES * sum(self.last),
-            "sent_besides": [one.to_dict() for one in self.besides],
+            "sent_besides": [information.to_dict() for information in self.besides],
             "shares": list(self.shares),
             "events": list(self.events),
             "proves_nothing": self.reason or None,
@@ -82,13 +82,16 @@ class InAStep:
             return f"{parts} number{'s' if sum(sizes) != 1 else ''} ({BYTES * sum(sizes):,} bytes)"
 
         over = told(self.last) if self.first == self.last else f"{told(self.first)} at first, {told(self.last)} at last"
-        found = [f"sends, of {self.parameters:,} parameters: {over}", *(one.line() for one in self.besides)]
+        lines = [
+            f"sends, of {self.parameters:,} parameters: {over}",
+            *(information.line() for information in self.besides),
+        ]
         if len(self.shares) > 1:
             shares = ", ".join(f"{share:.3g}" for share in self.shares)
-            found.append(f"shares of 1 / sigma^2: {shares}")
-        found.append("reads public examples: " + ("yes" if self.public else "no"))
-        found += [f"proves nothing: {self.reason}"] if self.reason else self.events
-        return [*found, *(f"unverified: {sentence}" for sentence in self.unverified)]
+            lines.append(f"shares of 1 / sigma^2: {shares}")
+        lines.append("reads public examples: " + ("yes" if self.public else "no"))
+        lines += [f"proves nothing: {self.reason}"] if self.reason else self.events
+        return [*lines, *(f"unverified: {sentence}" for sentence in self.unverified)]
 
 
 def _event(entry: Entry, sigma: float) -> str:

@@ -94,9 +94,9 @@ def audit_runs(
     check_level(level)
     row = _row(method, "errors", sample_rate, steps)
     bound: CountBound = row.bound  # pyright: ignore[reportAssignmentType] -- checked by `_row`
-    found = judged(positives, negatives, choice, lambda errors, each: bound(errors, delta, each), level=level)
+    best = judged(positives, negatives, choice, lambda errors, each: bound(errors, delta, each), level=level)
     return EpsilonEstimate(
-        value=found.value,
+        value=best.value,
         delta=delta,
         level=level,
         method=method,
@@ -104,15 +104,15 @@ def audit_runs(
         relation=relation,
         positives=len(positives),
         negatives=len(negatives),
-        looks=found.looks,
-        ceiling=_ceiling(lambda errors: bound(errors, delta, found.level), found.errors),
+        looks=best.looks,
+        ceiling=_ceiling(lambda errors: bound(errors, delta, best.level), best.errors),
         kind=row.kind,
         detail={
-            "threshold": found.threshold,
-            "misses": found.errors.misses,
-            "of_positives": found.errors.positives,
-            "alarms": found.errors.alarms,
-            "of_negatives": found.errors.negatives,
+            "threshold": best.threshold,
+            "misses": best.errors.misses,
+            "of_positives": best.errors.positives,
+            "alarms": best.errors.alarms,
+            "of_negatives": best.errors.negatives,
             "choice": choice.words,
             **({"sample_rate": sample_rate, "steps": steps} if method == "pld" else {}),
         },
@@ -147,11 +147,11 @@ def audit_canaries(
         ValueError: for an argument out of range, or coins that are clearly not fair.
     """
     declared = _declared(guesses)
-    found = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
+    guess_sets = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
     fairness = fair(included)
     flags = np.asarray(included)
     sizes = int(flags.sum()), int((~flags).sum())
-    bound = _of_guesses(found, declared, method, "canaries", delta, level, relation, sizes)
+    bound = _of_guesses(guess_sets, declared, method, "canaries", delta, level, relation, sizes)
     return replace(bound, detail=bound.detail | {"p_of_fair_coins": fairness})
 
 
@@ -185,7 +185,7 @@ def audit_random_split(
         ValueError: for an argument out of range.
     """
     declared = [(count, 0) for count in answered]
-    found = [
+    guess_sets = [
         pair_guesses(
             members,
             non_members,
@@ -197,7 +197,7 @@ def audit_random_split(
         for count, _ in _declared(declared)
     ]
     sizes = len(members), len(non_members)
-    return _of_guesses(found, declared, method, "random split", delta, level, "replace_one", sizes)
+    return _of_guesses(guess_sets, declared, method, "random split", delta, level, "replace_one", sizes)
 
 
 def audit_labels(
@@ -234,9 +234,11 @@ def audit_labels(
     rate = 1 - level
     spent = 0.0 if proxy_error == 0 else rate / 2
     lost = given_away(len(np.asarray(scores)), proxy_error, 1 - spent) if spent else given_away(1, proxy_error, level)
-    found = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
+    guess_sets = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
     fairness = fair(included)
-    kept = [Guesses(one.canaries, one.guessed, max(0, one.correct - lost)) for one in found]
+    kept = [
+        Guesses(guess_set.canaries, guess_set.guessed, max(0, guess_set.correct - lost)) for guess_set in guess_sets
+    ]
     flags = np.asarray(included)
     sizes = int(flags.sum()), int((~flags).sum())
     bound = _of_guesses(kept, declared, method, "labels", delta, 1 - (rate - spent), "replace_one", sizes)
@@ -286,9 +288,9 @@ def _of_guesses(
     row = _row(method, "guesses", None, None)
     bound: GuessBound = row.bound  # pyright: ignore[reportAssignmentType] -- checked by `_row`
     each = 1 - (1 - level) / len(found)
-    values = [bound(one, delta, each) for one in found]
+    values = [bound(guess_set, delta, each) for guess_set in found]
     best = int(np.argmax(values))
-    chosen, asked = found[best], declared[best]
+    chosen, declared_guesses = found[best], declared[best]
     return EpsilonEstimate(
         value=values[best],
         delta=delta,
@@ -302,7 +304,7 @@ def _of_guesses(
         ceiling=bound(chosen.perfect, delta, each),
         detail={
             "coins": chosen.canaries,
-            "asked": sum(asked),
+            "asked": sum(declared_guesses),
             "guessed": chosen.guessed,
             "correct": chosen.correct,
         },

@@ -77,8 +77,8 @@ def clopper_pearson(errors: Errors, delta: float, level: float = 0.95) -> float:
     check_delta(delta)
     check_level(level)
     misses, alarms = np.array([errors.misses]), np.array([errors.alarms])
-    (found,) = epsilon_implied(misses, errors.positives, alarms, errors.negatives, delta, level=level)
-    return float(found)
+    (epsilon,) = epsilon_implied(misses, errors.positives, alarms, errors.negatives, delta, level=level)
+    return float(epsilon)
 
 
 def gaussian_shift(errors: Errors, level: float = 0.95) -> float:
@@ -164,14 +164,14 @@ def _distribution(
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
     # With little noise the losses are large; a proportional grid keeps its number of points.
     interval = max(GRID, GRID * steps**0.5 / noise_multiplier**2)
-    one = privacy_loss_distribution.from_gaussian_mechanism(
+    single_step = privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
         sampling_prob=sample_rate,
         value_discretization_interval=interval,
         pessimistic_estimate=pessimistic,
         use_connect_dots=pessimistic,  # the tighter grid, which has no optimistic estimate
     )
-    return one.self_compose(steps)
+    return single_step.self_compose(steps)
 
 
 def bayesian(errors: Errors, delta: float, level: float = 0.95) -> float:

@@ -117,8 +117,8 @@ def judged(
         thresholds = (choice.threshold,) if isinstance(choice, FixedThreshold) else choice.thresholds
         looks, candidates = len(thresholds), [(t, errors_at(positives, negatives, t)) for t in thresholds]
     each = 1 - (1 - level) / looks
-    found = [Judged(bound(errors, each), errors, threshold, looks, each) for threshold, errors in candidates]
-    return max(found, key=lambda one: one.value)
+    bounds = [Judged(bound(errors, each), errors, threshold, looks, each) for threshold, errors in candidates]
+    return max(bounds, key=lambda one: one.value)
 
 
 def errors_at(positives: ndarray, negatives: ndarray, threshold: float) -> Errors:
@@ -140,15 +140,15 @@ def best_threshold(positives: ndarray, negatives: ndarray) -> float:
 
 
 def _of_splits(positives: ndarray, negatives: ndarray, choice: SplitThreshold) -> list[tuple[float, Errors]]:
-    coins, found = np.random.default_rng(choice.seed), []
+    coins, candidates = np.random.default_rng(choice.seed), []
     for _ in range(choice.splits):
         (chosen_p, judging_p), (chosen_n, judging_n) = (
             _two(values, choice.share, coins, name)
             for name, values in (("positives", positives), ("negatives", negatives))
         )
         threshold = best_threshold(chosen_p, chosen_n)
-        found.append((threshold, errors_at(judging_p, judging_n, threshold)))
-    return found
+        candidates.append((threshold, errors_at(judging_p, judging_n, threshold)))
+    return candidates
 
 
 def _two(values: ndarray, share: float, coins: np.random.Generator, name: str) -> tuple[ndarray, ndarray]:

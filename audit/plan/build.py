@@ -44,8 +44,8 @@ def load_splits(request: TrainingRequest, device: torch.device, *, of: Update | 
         device: device of the result.
         of: a shared update, whose data set is used instead.
     """
-    asked = of or request.training
-    splits = load_data(asked.data, request.seed, asked.sizes, device)
+    source = of or request.training
+    splits = load_data(source.data, request.seed, source.sizes, device)
     return splits if of is not None else without_mislabelled(splits, request.training)
 
 

@@ -76,14 +76,14 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
         SuiteError: sizes that the data do not have, or a model that does not fit them.
     """
     _check_fits(suite)
-    found, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
+    resolved, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
         # A model trained without the members leaks nothing at any budget: a cell per seed tests the attack.
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
-                _add(found, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
-    return found
+                _add(resolved, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
+    return resolved
 
 
 def _check_fits(suite: Suite) -> None:
@@ -97,11 +97,11 @@ def _check_fits(suite: Suite) -> None:
     check_sizes(suite, len(first.private), n_share=None if shared is None else len(shared.private))
     if share is not None and shared is not None and any(_picks(attack) for attack in suite.attack_grid()):
         # Examples of earlier steps, and of the negative control, are no candidates: an attacker could rule them out.
-        left = len(shared.non_member) - share.batch * (share.step + 1)
-        if (prior := share.prior or Update.prior) - 1 > left:
+        remaining = len(shared.non_member) - share.batch * (share.step + 1)
+        if (prior := share.prior or Update.prior) - 1 > remaining:
             raise SuiteError(
-                f"{suite.source}: share.prior: must be at most {max(left, 0) + 1}, the image and the non-members that "
-                f"are in no step, got {prior}"
+                f"{suite.source}: share.prior: must be at most {max(remaining, 0) + 1}, the image and the non-members "
+                f"that are in no step, got {prior}"
             )
     _check_model(f"{suite.source}: task.model", task.model, first)
     _check_views(suite, first)
@@ -243,7 +243,7 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
     reason = _cannot_run(trained.defense)
-    told = vars(trained)  # the training's fields, repeated in the request of every cell
+    training_fields = vars(trained)  # the training's fields, repeated in the request of every cell
 
     def cell(request: Request, aimed: _Aimed | None, skip: str) -> Cell:
         attack = None if aimed is None else aimed.choice
@@ -251,19 +251,19 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
         changes = suite.changes_for(run.choice, attack, shared=shared)
         # A paper's figure applies to a model trained on its members, under the unchanged suite file.
         figures = [] if trained.never_saw or changes else suite.reported_for(choice, run.budget, attack)
-        told = tuple((f.metric, f.value, f.source) for f in figures)
+        reported = tuple((f.metric, f.value, f.source) for f in figures)
         needs: tuple[Artifact, ...] = ()
         if aimed is not None and aimed.needs is not None and not skip:
             try:
                 needs = aimed.needs(request)
             except ValueError as error:
                 raise SuiteError(f"{suite.source}: attack: {error}") from None
-        return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, told, needs, changes)
+        return Cell(request, OF_MODEL if aimed is None else aimed.subject, skip, reported, needs, changes)
 
     # Utility first: the training time is counted in the first cell of a job.
-    group = [cell(Request(**told, kind="utility"), None, reason)]
+    group = [cell(Request(**training_fields, kind="utility"), None, reason)]
     for aimed in attacks:
-        request, why = Request(**told, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
+        request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
             if aimed.canaries:
                 why = why or _no_canaries(trained, aimed.choice.name)
@@ -345,17 +345,17 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
 
 def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     """Returns digests of the user's own data and model, because the content behind a path may change."""
-    found = {}
+    digests = {}
     # The user's own data are named as `folder:PATH`, a model as `FILE.py:FUNCTION`.
     if ":" in data:
-        found["data_digest"] = load_data(data, seed, sizes).digest
+        digests["data_digest"] = load_data(data, seed, sizes).digest
     path = Path(model.rpartition(":")[0]).expanduser()
     if path.suffix == ".py" and path.is_file():
         content = [file.read_bytes() for file in plugins.source_files(str(path.resolve()) + ":f")]
         # A single file has its own digest; with local imports, all files are hashed.
-        parts = content if len(content) == 1 else [hashlib.sha256(one).digest() for one in content]
-        found["model_digest"] = hashlib.sha256(b"".join(parts)).hexdigest()
-    return found
+        parts = content if len(content) == 1 else [hashlib.sha256(source).digest() for source in content]
+        digests["model_digest"] = hashlib.sha256(b"".join(parts)).hexdigest()
+    return digests
 
 
 def _cannot_run(defense: MethodAsked) -> str:

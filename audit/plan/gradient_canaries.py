@@ -47,7 +47,7 @@ def unit_directions(
     else:
         drawn = torch.randn(count, size, generator=coins)
     if codec is not None:
-        drawn = torch.stack([codec.decode(one) for one in drawn])
+        drawn = torch.stack([codec.decode(direction) for direction in drawn])
     if kind == "orthonormal":
         # After decoding: a basis that is not orthonormal would destroy it.
         return torch.linalg.qr(drawn.T.double()).Q.T.to(drawn.dtype).contiguous()

@@ -32,7 +32,7 @@ def public_masks(
         step=0, steps=steps, steps_per_epoch=sampling.steps_per_epoch, layout=layout, parameters=nothing, seed=seed,
         device=device,
     )  # fmt: skip
-    found: list[Coordinates | None] = []
+    masks: list[Coordinates | None] = []
     for step in range(steps):
         try:
             _, plan = defense.plan(None, replace(start, step=step))
@@ -40,5 +40,5 @@ def public_masks(
             return [None] * steps
         codec = plan.blocks[0].codec
         alone = len(plan.blocks) == 1 and type(codec) is Coordinates
-        found.append(codec if alone and isinstance(codec, Coordinates) else None)
-    return found
+        masks.append(codec if alone and isinstance(codec, Coordinates) else None)
+    return masks

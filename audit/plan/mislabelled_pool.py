@@ -30,11 +30,11 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
             f"taken from, got {table.number}"
         )
     _, rest = _reserved(splits, table.number)
-    left = _some(splits.non_member, rest)
+    non_members = _some(splits.non_member, rest)
     # Without a separate test set, the non-members stand in for it and shrink in the same way.
     same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
     digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
-    return replace(splits, non_member=left, test=left if same else splits.test, digest=digest)
+    return replace(splits, non_member=non_members, test=non_members if same else splits.test, digest=digest)
 
 
 def withheld(splits: Splits, count: int) -> Split:

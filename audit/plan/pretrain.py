@@ -191,13 +191,13 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
 
 def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """Returns a layer's input in a pass over inputs."""
-    seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    layer_inputs: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: layer_inputs.append(given[0]))
     try:
         model(inputs)
     finally:
         hook.remove()
-    return seen[0]
+    return layer_inputs[0]
 
 
 def _pretrained(

@@ -326,7 +326,7 @@ class Request(TrainingRequest):
     def of_training(self) -> TrainingRequest:
         """Returns the training alone: equal for all cells that attack the same training."""
         # An instance of the base class, not a copy of this one: instances of two dataclasses are never equal.
-        names = [one.name for one in dataclasses.fields(TrainingRequest)]
+        names = [attribute.name for attribute in dataclasses.fields(TrainingRequest)]
         return TrainingRequest(**{name: getattr(self, name) for name in names})
 
     def canonical(self) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _without_defaults(instance: Any) -> dict[str, Any]:
     harmless, but a new field with a factory changes every id.
     """
     return {
-        one.name: getattr(instance, one.name)
-        for one in dataclasses.fields(instance)
-        if one.default is dataclasses.MISSING or getattr(instance, one.name) != one.default
+        attribute.name: getattr(instance, attribute.name)
+        for attribute in dataclasses.fields(instance)
+        if attribute.default is dataclasses.MISSING or getattr(instance, attribute.name) != attribute.default
     }

@@ -67,7 +67,7 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
     Raises:
         RecordError: an artifact failed, or its file is missing, torn or edited.
     """
-    found = {}
+    results = {}
     for artifact in artifacts:
         path = folder / f"{artifact.name}.json"
         try:
@@ -81,8 +81,8 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
             whole, content = False, {}
         if not whole:
             raise RecordError(f"artifact {path} was edited after it was written; run the same command again")
-        found[artifact.name] = content["result"]
-    return found
+        results[artifact.name] = content["result"]
+    return results
 
 
 class Made(Mapping[str, dict[str, Any]]):
@@ -124,7 +124,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
     Raises:
         StaleError: edited results, or results of other code.
     """
-    found, stale = {}, []
+    results, stale = {}, []
     for name, artifact in wanted.items():
         path = folder / f"{name}.json"
         # A dangling link does not exist either; it is refused below instead of counting as missing.
@@ -133,7 +133,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
         result, differs = _read(path, artifact)
         # A failed artifact has neither a result nor a difference: it counts as missing, and is recomputed.
         if result and not differs:
-            found[name] = result
+            results[name] = result
         elif differs and not recompute:
             stale.append(f"{artifact.words}: {'; '.join(differs)}")
     if stale:
@@ -141,7 +141,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
             f"{len(stale)} point{'s' if len(stale) > 1 else ''} in {folder} cannot be kept ({stale[0]}); "
             "compute them again with --recompute, or name another --out"
         )
-    return found
+    return results
 
 
 def write_document(document: dict[str, Any], path: Path) -> Path:

@@ -66,8 +66,8 @@ def stored(directory: Path) -> list[Stored]:
     refuse_links(directory, *(directory / part for name in STORES for part in (*Path(name).parents, name)))
     if not directory.is_dir():
         raise RecordError(f"no folder of results {directory}; name what --out of leakbench run named")
-    found = [_read(path) for folder in folders for path in folder.glob("*.json") if _is_ours(path)]
-    return sorted(found, key=lambda one: (-one.size, one.name))
+    artifacts = [_read(path) for folder in folders for path in folder.glob("*.json") if _is_ours(path)]
+    return sorted(artifacts, key=lambda one: (-one.size, one.name))
 
 
 def one_of(directory: Path, name: str) -> Stored:
@@ -76,11 +76,13 @@ def one_of(directory: Path, name: str) -> Stored:
     Raises:
         RecordError: there is none, or several.
     """
-    found = [one for one in stored(directory) if name and one.name.startswith(name)]
-    if len(found) != 1:
-        what = "no artifact" if not found else f"{len(found)} artifacts"
-        raise RecordError(f"{what} of {directory} begin{'s' * (len(found) < 2)} with {name!r}; see leakbench cache ls")
-    return found[0]
+    artifacts = [artifact for artifact in stored(directory) if name and artifact.name.startswith(name)]
+    if len(artifacts) != 1:
+        what = "no artifact" if not artifacts else f"{len(artifacts)} artifacts"
+        raise RecordError(
+            f"{what} of {directory} begin{'s' * (len(artifacts) < 2)} with {name!r}; see leakbench cache ls"
+        )
+    return artifacts[0]
 
 
 def removable(directory: Path, *, everything: bool = False) -> list[Stored]:
@@ -90,7 +92,7 @@ def removable(directory: Path, *, everything: bool = False) -> list[Stored]:
         directory: results folder.
         everything: return all artifacts; records stay, and a recomputed cell recomputes its artifacts.
     """
-    return [one for one in stored(directory) if everything or one.state != "usable"]
+    return [artifact for artifact in stored(directory) if everything or artifact.state != "usable"]
 
 
 def _is_ours(path: Path) -> bool:

@@ -130,9 +130,11 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
         return f"its delta {claim.delta:g} is not that of its budget, {budget['delta']:g}"
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
-    asked = budget.get("noise_multiplier")
-    if asked is not None and record.noise_multiplier != asked:
-        return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {asked:.6g}"
+    requested_multiplier = budget.get("noise_multiplier")
+    if requested_multiplier is not None and record.noise_multiplier != requested_multiplier:
+        return (
+            f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {requested_multiplier:.6g}"
+        )
     if KINDS[record.kind].own_task:
         return unproved_share(record, tolerance=_OTHER_VERSIONS)
     steps, most = task["steps"], task.get("largest_batch")
@@ -144,7 +146,7 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
     # The bound of random allocation is not continuous.
-    if asked is not None or sampling.kind == "random_allocation":
+    if requested_multiplier is not None or sampling.kind == "random_allocation":
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
     return _unspent(budget, proved)
@@ -158,10 +160,10 @@ def _unspent(budget: Mapping[str, Any], proved: Claim) -> str:
         "tpr": lambda: proved.trade_off.tpr_at(budget["fpr"]),
     }
     for name, reached in limits.items():
-        if (asked := budget.get(name)) is not None:
+        if (limit := budget.get(name)) is not None:
             spent = reached()
-            if spent < _SPENT * asked:
-                return f"its {name} {spent:.4g} is not that of its budget, {asked:g}, to which noise is calibrated"
+            if spent < _SPENT * limit:
+                return f"its {name} {spent:.4g} is not that of its budget, {limit:g}, to which noise is calibrated"
             return ""
     return "its budget names nothing that its noise was calibrated to"
 
@@ -180,7 +182,7 @@ def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
         for other in others
         if not KINDS[other.kind].own_task and other.noise_multiplier is not None and _alike(record, other)
     }
-    if not trained or any(math.isclose(record.noise_multiplier, one, rel_tol=1e-9) for one in trained):
+    if not trained or any(math.isclose(record.noise_multiplier, multiplier, rel_tol=1e-9) for multiplier in trained):
         return ""
     return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its training, {min(trained):.6g}"
 

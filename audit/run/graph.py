@@ -50,12 +50,12 @@ class Graph(Generic[Item]):
         for name, needs in self.needs.items():
             if unknown := sorted(need for need in needs if need not in self.items):
                 raise ValueError(f"everything that {name} needs must be in the graph, and {unknown[0]} is not")
-        left = dict(self.needs)
-        while free := [name for name, needs in left.items() if all(need not in left for need in needs)]:
+        remaining = dict(self.needs)
+        while free := [name for name, needs in remaining.items() if all(need not in remaining for need in needs)]:
             for name in free:
-                del left[name]
-        if left:
-            raise ValueError(f"no piece of work may wait for itself, got a circle among {', '.join(sorted(left))}")
+                del remaining[name]
+        if remaining:
+            raise ValueError(f"no piece of work may wait for itself, got a circle among {', '.join(sorted(remaining))}")
 
     def take(self) -> str | None:
         """Returns the name of the next ready unit and marks it as started; None if none is ready."""

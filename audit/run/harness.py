@@ -112,20 +112,20 @@ def run(
         read_manifests(folder)  # reports a bad manifest now, not when the board is shown
         # In the runner only, before any computation: workers import the source later, after possible edits.
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
-        found = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
-        there = found.records
+        existing = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
+        records = existing.records
         sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
         # Before any computation: an interrupted run must not look complete without the strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
-        there |= _skipped(plan, there, suite.digest, device, origins, folder)
-        todo = _missing(plan, there)
+        records |= _skipped(plan, records, suite.digest, device, origins, folder)
+        todo = _missing(plan, records)
         waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
         # Cells and artifacts: a bank of shadow models takes longer than the cells that read it.
-        told = Told(report, len(plan.cells) + len(waiting))
-        computed = _computed(todo, waiting, directory, device, jobs, origins, told.doing)
-        there |= _collected(computed, todo, len(waiting), found.remarks, told, fail_fast=fail_fast)
+        progress = Told(report, len(plan.cells) + len(waiting))
+        computed = _computed(todo, waiting, directory, device, jobs, origins, progress.doing)
+        records |= _collected(computed, todo, len(waiting), existing.remarks, progress, fail_fast=fail_fast)
         # After --fail-fast some are missing.
-        return [there[cell.id] for cell in plan.cells if cell.id in there]
+        return [records[cell.id] for cell in plan.cells if cell.id in records]
 
 
 def _collected(
@@ -138,7 +138,7 @@ def _collected(
     fail_fast: bool,
 ) -> dict[str, Record]:
     """Returns the computed records, by id, each reported as it arrives."""
-    found: dict[str, Record] = {}
+    collected: dict[str, Record] = {}
     cells = told.total - waiting
     told.finished = cells - sum(len(job.cells) for job in todo)
     for remark in remarks:
@@ -147,12 +147,12 @@ def _collected(
     # Closing also on a break or an error ends the workers.
     with closing(computed):
         for (piece, _), records in computed:
-            found |= {record.id: record for record in records}
+            collected |= {record.id: record for record in records}
             told.finished += len(records) if isinstance(piece, Job) else 1
             told.now(piece.words)
             if fail_fast and any(record.status == "failed" for record in records):
                 break
-    return found
+    return collected
 
 
 def manifest_of(plan: Plan, suite: Suite, secure_noise: bool, command: Sequence[str] = ()) -> Manifest:
@@ -215,12 +215,12 @@ def _skipped(
     folder: Path,
 ) -> dict[str, Record]:
     """Writes the missing records of skipped cells."""
-    found = {}
+    records = {}
     for cell in plan.skipped:
         if not _says(there.get(cell.id), cell, origins[cell.id]):
-            found[cell.id] = _record(cell, suite_digest, device, Outcome(skipped=cell.skip), origins[cell.id])
-            write(found[cell.id], folder)
-    return found
+            records[cell.id] = _record(cell, suite_digest, device, Outcome(skipped=cell.skip), origins[cell.id])
+            write(records[cell.id], folder)
+    return records
 
 
 def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
@@ -242,8 +242,8 @@ def _artifacts(todo: Sequence[Job], store: Path, *, recompute: bool) -> dict[str
         sweep(store)
     # For pending jobs only: finished cells need no artifact any more.
     needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
-    there = read_kept(needed, store, recompute=recompute).keys()
-    return {name: artifact for name, artifact in needed.items() if name not in there}
+    stored = read_kept(needed, store, recompute=recompute).keys()
+    return {name: artifact for name, artifact in needed.items() if name not in stored}
 
 
 def _computed(

@@ -63,8 +63,8 @@ def _refusal(error: BaseException, request: Request) -> str:
     detect; any other such update is an error of this library or of the attack.
     """
     noisy = request.release_noise == "calibrated"
-    told = isinstance(error, NotApplicable) or (noisy and isinstance(error, InconsistentObservation))
-    if request.attack is None or not told:
+    refused = isinstance(error, NotApplicable) or (noisy and isinstance(error, InconsistentObservation))
+    if request.attack is None or not refused:
         return ""
     return f"{request.attack.name} {DOES_NOT_APPLY}{' '.join(str(error).split())}"
 
@@ -86,5 +86,5 @@ def _sentence(error: BaseException, request: Request) -> str:
             file = written.with_name(Path(own[-1].filename).name)
             return f"{words} ({file}, line {own[-1].lineno}, in {own[-1].name})"
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
-    asked = "".join(f"; {catalog.KINDS[m.kind]} {catalog.origin(m.kind, m.name)}" for m in methods)
-    return f"{words} ({place}{asked})"
+    origins = "".join(f"; {catalog.KINDS[m.kind]} {catalog.origin(m.kind, m.name)}" for m in methods)
+    return f"{words} ({place}{origins})"

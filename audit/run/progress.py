@@ -85,7 +85,7 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
             spent = last - start
             # Assumes that all units take equally long, including earlier runs': a rough guide. The first twentieth is
             # skipped: imports and kernel compilation would inflate the estimate.
-            left = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
-            print(f"[{done}/{total}] {spent:.0f} s{left}: {what}", file=sys.stderr, flush=True)
+            remaining = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
+            print(f"[{done}/{total}] {spent:.0f} s{remaining}: {what}", file=sys.stderr, flush=True)
 
         yield line

@@ -45,7 +45,8 @@ def library() -> Provenance:
         commit=commit or None,
         dirty=bool(_git("status", "--porcelain", "--", *COMPUTING)) if commit else None,
         source=_digest(files, ROOT),
-        versions={"python": platform.python_version()} | {name: one for name in PACKAGES if (one := version(name))},
+        versions={"python": platform.python_version()}
+        | {name: installed for name in PACKAGES if (installed := version(name))},
     )
 
 
@@ -55,16 +56,16 @@ def third_party(*methods: MethodAsked | None) -> dict[str, str]:
     Args:
         *methods: of a request; None without an attack.
     """
-    found = {}
+    digests = {}
     for method in methods:
         if method is None:
             continue
         role = f"{catalog.KINDS[method.kind]} {method.name}"
         if plugins.is_path(method.name):
-            found[role] = _digest(plugins.source_files(method.name), plugins.folder(method.name))
+            digests[role] = _digest(plugins.source_files(method.name), plugins.folder(method.name))
         elif (module := catalog.module_of(method.kind, method.name)) is not None:
-            found[role] = _code_of(module)
-    return found
+            digests[role] = _code_of(module)
+    return digests
 
 
 def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
@@ -95,12 +96,12 @@ def _code_of(module: str) -> str:
 
 
 def _digest(files: list[Path], root: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         content = path.read_bytes()
         # With name and length, so that no two trees of files give the same stream of bytes.
-        found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _git(*arguments: str) -> str:

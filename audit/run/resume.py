@@ -55,7 +55,7 @@ def kept(
         StaleError: records of other code, or whose claim or settings differ from their cell's, named.
         RecordError: a torn or edited record; nothing is computed or overwritten.
     """
-    found, stale = Kept(), {}
+    existing, stale = Kept(), {}
     for cell in cells:
         path = folder / f"{cell.id}.json"
         # A dangling link does not exist either, and `read` refuses it by name.
@@ -66,7 +66,7 @@ def kept(
         except RecordError as error:
             if not recompute:
                 raise
-            found.remarks.append(f"{error}; computed again")
+            existing.remarks.append(f"{error}; computed again")
             continue
         # Failed cells are recomputed anyway, and the harness compares the reasons of skipped ones.
         if record.status == "ok":
@@ -80,9 +80,9 @@ def kept(
             if not fault and verify:
                 fault = contradiction(record, folder)
             if fault:
-                found.remarks.append(f"record {record.id} ({_name(record)}) counts as missing: {fault}")
+                existing.remarks.append(f"record {record.id} ({_name(record)}) counts as missing: {fault}")
                 continue
-        found.records[cell.id] = record
+        existing.records[cell.id] = record
     words = "; ".join(f"{_listed(names)}: {differs}" for differs, names in stale.items())
     count = sum(map(len, stale.values()))
     if stale and not recompute:
@@ -91,8 +91,8 @@ def kept(
             "compute them again with --recompute, or name another --out"
         )
     if stale:
-        found.remarks.append(f"{count} records are computed again ({words})")
-    return found
+        existing.remarks.append(f"{count} records are computed again ({words})")
+    return existing
 
 
 def refuse_other_code(origin: Provenance) -> None:
@@ -110,28 +110,30 @@ def refuse_other_code(origin: Provenance) -> None:
 
 def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
     """Returns the differences between a record and the record its cell would have now, in words."""
-    found = record.provenance.differences(now)
-    asked, attack = cell.request, cell.request.attack
+    mismatches = record.provenance.differences(now)
+    request, attack = cell.request, cell.request.attack
     expected = {
-        "suite": asked.suite,
-        "kind": asked.kind,
-        "control": asked.control,
-        "defense": asked.defense.to_dict(),
+        "suite": request.suite,
+        "kind": request.kind,
+        "control": request.control,
+        "defense": request.defense.to_dict(),
         "attack": None if attack is None else attack.to_dict(),
-        "seed": asked.seed,
-        "budget": asked.budget.to_dict(),
+        "seed": request.seed,
+        "budget": request.budget.to_dict(),
         "requires": None if attack is None else catalog.attack(attack.name).requires.to_dict(),
     }
     # In file form, in which dataclasses are dictionaries.
     content = json.loads(record.to_json())
-    found += [
+    mismatches += [
         f"its {key} is not that of its cell" for key, value in expected.items() if not _equal(content[key], value)
     ]
-    task = {key: value for key, value in asked.task.items() if key not in UNRESOLVED}
-    found += [f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)]
-    if found:  # of other code, whose plans may not even run
-        return found
-    return [fault] if (fault := _claim_fault(record, asked)) else []
+    task = {key: value for key, value in request.task.items() if key not in UNRESOLVED}
+    mismatches += [
+        f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)
+    ]
+    if mismatches:  # of other code, whose plans may not even run
+        return mismatches
+    return [fault] if (fault := _claim_fault(record, request)) else []
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -148,8 +150,8 @@ def _claim_fault(record: Record, request: Request) -> str:
     claim = record.claim
     if claim is None or claim.epsilon is None:
         return ""
-    asked = request.budget.noise_multiplier
-    if record.noise_multiplier is None or asked not in (None, record.noise_multiplier):
+    requested_multiplier = request.budget.noise_multiplier
+    if record.noise_multiplier is None or requested_multiplier not in (None, record.noise_multiplier):
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
     if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"

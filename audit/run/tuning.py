@@ -72,10 +72,10 @@ def tune(
         if (points := _points(suite, choice, budget))
     ]
     _check_public(suite)
-    there = _tried([point for _, _, grid in grids for point in grid], directory, device, jobs, report, recompute)
+    results = _tried([point for _, _, grid in grids for point in grid], directory, device, jobs, report, recompute)
     tuned = suite
     for choice, budget, grid in grids:
-        tried = [there[point.name] for point in grid]
+        tried = [results[point.name] for point in grid]
         # `max` takes the first of equals: the order of the grid decides, not the order of completion.
         best = max(tried, key=lambda point: point["accuracy"])
         values = {key: best[key] for key in grid[0].request["tried"]}
@@ -104,10 +104,10 @@ def _tried(
     # By name, so that a point shared by several budgets is computed once.
     points = {point.name: point for point in grid}
     sweep(folder)
-    there = read_kept(points, folder, recompute=recompute)
+    results = read_kept(points, folder, recompute=recompute)
     graph: Graph[tuple[Artifact, Provenance]] = Graph()
     for name, point in points.items():
-        if name not in there:
+        if name not in results:
             graph.add(name, (point, origin_of(point)))
     done, total = len(points) - len(graph), len(points)
     report(done, total, "choosing settings on public data")
@@ -205,10 +205,10 @@ def _check_public(suite: Suite) -> None:
                 f"{suite.task.data!r} with seed {seed} hold members of seed {suite.tune.seed}; "
                 f"take one seed, the same for seeds and tune.seed"
             )
-    needed, there = len(splits.private) + suite.tune.validation, len(splits.public)
-    if needed >= there:
+    needed, available = len(splits.private) + suite.tune.validation, len(splits.public)
+    if needed >= available:
         raise SuiteError(
-            f"{suite.source}: tune: must leave public examples for methods that read some, got {there} of which "
+            f"{suite.source}: tune: must leave public examples for methods that read some, got {available} of which "
             f"{len(splits.private)} are trained on and {suite.tune.validation} judge; "
             "raise task.public, or lower tune.validation or task.private"
         )
@@ -246,5 +246,5 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
         execution=task.execution(device),
     )
     accuracy = score_utility(logits_of(run.model, judges.inputs), judges.labels)["accuracy"]
-    found = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
-    return content["tried"] | found
+    measured = {"accuracy": accuracy.value, "low": accuracy.low, "high": accuracy.high, "n": accuracy.n}
+    return content["tried"] | measured

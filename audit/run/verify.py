@@ -154,9 +154,9 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
     # Other statements of an attack about its scores enter no metric.
-    found = MembershipScores(ids=ids, scores=scores, exact=False)
+    membership_scores = MembershipScores(ids=ids, scores=scores, exact=False)
     # Without a budget, as for an external model, no epsilon was computed for a single cell.
-    again = score_membership(found, members, delta=record.budget.get("delta"))
+    again = score_membership(membership_scores, members, delta=record.budget.get("delta"))
     knows = () if record.requires is None else record.requires["knows"]
     said = record.metrics.get(random_split.NAME)
     # Older records lack this metric; in others it is a number if the split was random.
@@ -175,8 +175,10 @@ def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
         raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
     if apart and (record.task.get("canaries") or {}).get("kind") not in canaries.APART:
         raise ValueError("its bound assumes canaries in directions of their own, and its canaries are others")
-    found = InclusionScores(ids=ids, scores=scores, exact=False)
-    return canaries.score_canaries(found, included, delta=record.budget["delta"], gaussian=gaussian, apart=apart)
+    inclusion_scores = InclusionScores(ids=ids, scores=scores, exact=False)
+    return canaries.score_canaries(
+        inclusion_scores, included, delta=record.budget["delta"], gaussian=gaussian, apart=apart
+    )
 
 
 def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
@@ -186,8 +188,10 @@ def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     shape = record.task["input_shape"]
 
     def pictures(cells: Iterable[Any]) -> torch.Tensor:
-        there = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
-        return torch.from_numpy(np.stack(there) if there else np.zeros((0, math.prod(shape)), "f4")).reshape(-1, *shape)
+        arrays = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
+        return torch.from_numpy(np.stack(arrays) if arrays else np.zeros((0, math.prod(shape)), "f4")).reshape(
+            -1, *shape
+        )
 
     def _all(images: torch.Tensor, rows: int) -> torch.Tensor | None:
         return images if len(images) == rows else None
@@ -214,7 +218,7 @@ def _choices(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     if "failed" in record.flags:  # of at least one target: then there is no overall rate to compare
         return {}
     right = table["picked"].to_numpy() == table["sought"].to_numpy()
-    return {"prior_success": share_metric([np.array([float(one)]) for one in right])}
+    return {"prior_success": share_metric([np.array([float(hit)]) for hit in right])}
 
 
 def _labels(record: Record, table: pd.DataFrame) -> dict[str, Metric]:

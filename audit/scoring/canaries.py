@@ -66,26 +66,26 @@ def score_canaries(
         ValueError: lengths differ, or there are too few canaries to guess.
     """
     method = ASSUMES_NOTHING if not gaussian else ASSUMES_APART if apart else ASSUMES_GAUSSIANS
-    found = _bound(scores, included, delta, method, LEVEL)
+    estimate = _bound(scores, included, delta, method, LEVEL)
     # The assumption-free method loses 2 n delta of its confidence, which at the claim's delta may be all of it.
     at_verdict = delta if gaussian else min(delta, (1 - SURE) / (_SPENT * len(included)))
     sure = _bound(scores, included, at_verdict, method, SURE)
     metric = Metric(
-        value=found.value,
+        value=estimate.value,
         n=len(included),
         better="lower",
         reason="it is a low end by itself: nothing but a proof gives an upper one",
         detail={
-            "canaries": found.detail["coins"],
-            "guessed": found.detail["guessed"],
-            "correct": found.detail["correct"],
-            "ceiling": found.ceiling,
+            "canaries": estimate.detail["coins"],
+            "guessed": estimate.detail["guessed"],
+            "correct": estimate.detail["correct"],
+            "ceiling": estimate.ceiling,
             "value_at_verdict": sure.value,
             "ceiling_at_verdict": sure.ceiling,
             "delta_at_verdict": at_verdict,
             "delta": delta,
-            "relation": found.relation,
-            "method": found.method,
+            "relation": estimate.relation,
+            "method": estimate.method,
         },
     )
     return {NAME: metric}
@@ -129,12 +129,12 @@ def _bound(
 ) -> EpsilonEstimate:
     # Sorted by id: ties are not broken by position, but sums are rounded alike.
     order = scores.ids.cpu().argsort()
-    asked = max(1, len(included) // SHARE)
+    guesses_per_side = max(1, len(included) // SHARE)
     return audit_canaries(
         scores.scores.cpu()[order].numpy(),
         included.cpu()[order].numpy(),
         method=method,
-        guesses=[(asked, asked)],
+        guesses=[(guesses_per_side, guesses_per_side)],
         delta=delta,
         level=level,
     )

@@ -86,16 +86,16 @@ def compare_choice(choice: Pick, result: Reconstruction) -> dict[str, ImageValue
         choice: see `chosen`.
         result: the result that it follows from.
     """
-    found = {
+    absent_metrics = {
         name: absent(1, PICKED)
         for name, metric in METRICS.items()
         # These two follow from the others, and from the ledger.
         if metric.kind == "reconstruction" and name not in ("leak", "rero_bound")
     }
     if result.status == "failed":
-        return found | {name: absent(1, _FAILED) for name in ("prior_success", "objective")}
+        return absent_metrics | {name: absent(1, _FAILED) for name in ("prior_success", "objective")}
     kappa = 1 / choice.candidates
-    return found | {
+    return absent_metrics | {
         "prior_success": ImageValues(
             n=1, values=np.array([float(choice.right)]), detail={"kappa": kappa, "candidates": choice.candidates}
         ),

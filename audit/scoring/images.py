@@ -63,10 +63,10 @@ def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
     Args:
         targets: metric -> its values, for each target; all with the same metrics, at least one target.
     """
-    found = {name: _summary(name, [target[name] for target in targets]) for name in targets[0]}
-    if {"gain_over_mean", "gain_over_match"} <= found.keys():
-        found["leak"] = leak_verdict(found["gain_over_mean"], found["gain_over_match"])
-    return found
+    metrics = {name: _summary(name, [target[name] for target in targets]) for name in targets[0]}
+    if {"gain_over_mean", "gain_over_match"} <= metrics.keys():
+        metrics["leak"] = leak_verdict(metrics["gain_over_mean"], metrics["gain_over_match"])
+    return metrics
 
 
 def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
@@ -180,20 +180,20 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
 
 def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str, float | int | str | None]:
     """Merges details of all targets: counts add up; of the other values the largest, or worst, is kept."""
-    found: dict[str, float | int | str | None] = {}
+    merged: dict[str, float | int | str | None] = {}
     for key in dict.fromkeys(key for detail in details for key in detail):
         values = [value for detail in details if (value := detail.get(key)) is not None]
         numbers = [value for value in values if not isinstance(value, str)]
         # Strings: of a status the worse, otherwise the common value.
         words = [value for value in values if isinstance(value, str)]
-        found[key] = (
+        merged[key] = (
             next((word for word in words if word != "ok"), words[0])
             if words
             else (sum(numbers) if key in _ADDED else max(numbers))
             if numbers
             else None
         )
-    return found
+    return merged
 
 
 _ADDED = ("matched", ">=120", "reconstructions")

@@ -51,36 +51,36 @@ def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
     Raises:
         ValueError: no batch, an empty batch, or more labels than examples.
     """
-    if not batches or any(len(one.labels) == 0 for one in batches):
+    if not batches or any(len(batch.labels) == 0 for batch in batches):
         raise ValueError("batches must be one or more, of one or more examples each")
-    if any(len(one.found) > len(one.labels) for one in batches):
+    if any(len(batch.found) > len(batch.labels) for batch in batches):
         raise ValueError("labels named must be at most as many as the batch has examples")
-    shared = [_common(one) / len(one.labels) for one in batches]
+    shared = [_common(batch) / len(batch.labels) for batch in batches]
     exact = [share == 1.0 for share in shared]
     metrics = {"label_overlap": _mean(shared), "label_exact": _mean(exact)}
-    floors = [_floor(one) for one in batches]
-    there = [floor for floor in floors if floor is not None]
-    if len(there) < len(floors):
+    floors = [_floor(batch) for batch in batches]
+    known_floors = [floor for floor in floors if floor is not None]
+    if len(known_floors) < len(floors):
         reason = "there are no public examples to guess from"
         return metrics | {"label_overlap_floor": Metric(value=None, n=len(floors), better="lower", reason=reason)}
-    return metrics | {"label_overlap_floor": _mean(there)}
+    return metrics | {"label_overlap_floor": _mean(known_floors)}
 
 
 def label_columns(batches: Sequence[LabelledBatch]) -> dict[str, Any]:
     """Returns columns of true and recovered labels, an example per row; the recovered ones sorted."""
-    found: list[int] = []
-    for one in batches:
-        named = sorted(int(label) for label in one.found)
-        found += [*named, *[NOT_NAMED] * (len(one.labels) - len(named))]
+    recovered: list[int] = []
+    for batch in batches:
+        named = sorted(int(label) for label in batch.found)
+        recovered += [*named, *[NOT_NAMED] * (len(batch.labels) - len(named))]
     shares = [
         share
-        for one in batches
-        for share in ([None] * len(one.labels) if one.shares is None else one.shares.double().tolist())
+        for batch in batches
+        for share in ([None] * len(batch.labels) if batch.shares is None else batch.shares.double().tolist())
     ]
     return {
-        "target": [t for t, one in enumerate(batches) for _ in one.labels],
-        "label": [int(label) for one in batches for label in one.labels],
-        "named": found,
+        "target": [t for t, batch in enumerate(batches) for _ in batch.labels],
+        "label": [int(label) for batch in batches for label in batch.labels],
+        "named": recovered,
         "public_share": shares,
     }
 
@@ -111,8 +111,8 @@ def public_shares(labels: Tensor, public: Tensor | None, classes: int) -> Tensor
 
 def _common(one: LabelledBatch) -> int:
     most = 1 + int(max(one.labels.max(), *one.found.tolist(), 0))
-    found, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (one.found, one.labels))
-    return int(torch.minimum(found, truth).sum())
+    recovered, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (one.found, one.labels))
+    return int(torch.minimum(recovered, truth).sum())
 
 
 def _floor(one: LabelledBatch) -> float | None:
@@ -121,8 +121,8 @@ def _floor(one: LabelledBatch) -> float | None:
         return None
     shares: Mapping[int, float] = dict(zip(one.labels.tolist(), one.shares.tolist(), strict=True))
     size = len(one.labels)
-    there = torch.bincount(one.labels.cpu())
-    return sum(min(int(there[label]), size * share) for label, share in shares.items()) / size
+    counts = torch.bincount(one.labels.cpu())
+    return sum(min(int(counts[label]), size * share) for label, share in shares.items()) / size
 
 
 def _mean(values: Sequence[float]) -> Metric:

@@ -72,8 +72,8 @@ def score_membership(
               for part, where in ((CALIBRATION, half), (REPORT, ~half))}  # fmt: skip
     metrics["auc"] = _with_halves(metrics["auc"], {part: auc(*groups) for part, groups in halves.items()})
     for name, level in FPRS.items():
-        found = {part: tpr_at_fpr(*groups, level) for part, groups in halves.items()}
-        metrics[name] = _with_halves(metrics[name], found)
+        by_half = {part: tpr_at_fpr(*groups, level) for part, groups in halves.items()}
+        metrics[name] = _with_halves(metrics[name], by_half)
     metrics |= split_advantage(values, truth, half)
     if delta is None:
         return metrics
@@ -91,10 +91,10 @@ def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
     """
     if any(part.value is None for part in halves.values()):
         return whole
-    told = {half_key(CALIBRATION, "value"): halves[CALIBRATION].value}
+    detail = {half_key(CALIBRATION, "value"): halves[CALIBRATION].value}
     report = halves[REPORT]
-    told |= {half_key(REPORT, what): getattr(report, what) for what in ("value", "low", "high", "n")}
-    return replace(whole, detail=whole.detail | told)
+    detail |= {half_key(REPORT, what): getattr(report, what) for what in ("value", "low", "high", "n")}
+    return replace(whole, detail=whole.detail | detail)
 
 
 def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Metric:
@@ -225,8 +225,10 @@ def split_advantage(
     # Value on the half that chose the threshold; the metric itself is of the other half.
     reached = float((chosen_on.positives > threshold).mean() - (chosen_on.negatives > threshold).mean())
     return {
-        name: _with_halves(found, {CALIBRATION: replace(found, value=there, low=None, high=None), REPORT: found})
-        for name, found, there in (
+        name: _with_halves(
+            metric, {CALIBRATION: replace(metric, value=on_calibration, low=None, high=None), REPORT: metric}
+        )
+        for name, metric, on_calibration in (
             ("advantage", advantage, reached),
             ("balanced_accuracy", balanced, (1 + reached) / 2),
         )
@@ -272,8 +274,8 @@ def implied_epsilon(
         "method": "Clopper-Pearson upper ends of both error rates, on the half that did not choose the threshold",
     }
     reason = "it is a low end by itself: few trials give no upper end"
-    found = Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
-    return _with_halves(found, {CALIBRATION: replace(found, value=float(implied.max())), REPORT: found})
+    metric = Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+    return _with_halves(metric, {CALIBRATION: replace(metric, value=float(implied.max())), REPORT: metric})
 
 
 def _errors(groups: _Groups, thresholds: Float[ndarray, " t"]) -> tuple[ndarray, int, ndarray, int]:
@@ -317,9 +319,9 @@ def _delong(positives: ndarray, negatives: ndarray) -> tuple[float, bool, float]
 
 def _placements(scores: ndarray, rising: ndarray) -> ndarray:
     """Returns the fraction of `rising` that each score exceeds, ties counted half."""
-    left = np.searchsorted(rising, scores, side="left")
-    right = np.searchsorted(rising, scores, side="right")
-    return (left + right) / (2 * len(rising))
+    below = np.searchsorted(rising, scores, side="left")
+    not_above = np.searchsorted(rising, scores, side="right")
+    return (below + not_above) / (2 * len(rising))
 
 
 def _order_statistic_interval(rising: ndarray, falling: ndarray, fpr: float) -> tuple[float, float]:

@@ -55,17 +55,17 @@ def epsilon_lower(
         return unmeasured(len(ids), f"a random split must have at least {SHARE} pairs, got {pairs}")
     seed = seed_of_split(ids, members)
     settings = {"method": "one_run", "answered": [pairs // SHARE], "delta": delta, "seed": seed}
-    found, sure = (audit_random_split(positives, negatives, level=level, **settings) for level in (LEVEL, SURE))
+    estimate, sure = (audit_random_split(positives, negatives, level=level, **settings) for level in (LEVEL, SURE))
     return Metric(
-        value=found.value,
+        value=estimate.value,
         n=len(ids),
         better="lower",
         reason="it is a low end by itself: nothing but a proof gives an upper one",
         detail={
             "pairs": pairs,
-            "guessed": found.detail["guessed"],
-            "correct": found.detail["correct"],
-            "ceiling": found.ceiling,
+            "guessed": estimate.detail["guessed"],
+            "correct": estimate.detail["correct"],
+            "ceiling": estimate.ceiling,
             "value_at_verdict": sure.value,
             "delta": delta,
             "relation": "replace_one",

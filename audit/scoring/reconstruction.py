@@ -118,34 +118,34 @@ def compare(
     """
     result = _checked(result, inputs, labels, low, high)
     failed = result.status == "failed"
-    found = compare_pictures(
+    image_values = compare_pictures(
         result.inputs, inputs, low=low, high=high, floor_image=floor_image, match_images=match_images, failed=failed
     )
     n = len(inputs)
     if match_images is not None:
-        found["psnr_match"].detail.update(of=_tries(result.restarts))
+        image_values["psnr_match"].detail.update(of=_tries(result.restarts))
     if failed:
         return {
-            name: found.get(name, absent(n, _FAILED))
+            name: image_values.get(name, absent(n, _FAILED))
             for name, metric in METRICS.items()
             # These follow from the others, or from the ledger, or concern a choice among candidates.
             if metric.kind == "reconstruction" and name not in ("leak", "rero_bound", "prior_success")
         }
     pair = Matched.of(result.inputs, inputs, low=low, high=high, floor_image=floor_image)
-    found["lpips"] = lpips_values(pair.recovered, pair.truth, lpips_weights)
-    found["label_accuracy"] = _label_accuracy(result.labels, labels, labels_given)
+    image_values["lpips"] = lpips_values(pair.recovered, pair.truth, lpips_weights)
+    image_values["label_accuracy"] = _label_accuracy(result.labels, labels, labels_given)
     # The attack's objective is a single number for the whole batch.
-    found["objective"] = ImageValues(
+    image_values["objective"] = ImageValues(
         n=len(result.inputs),
         values=np.array([result.objective]),
         reason="one number for the whole batch, by the attack's own measure",
         detail={} if result.residual_ratio is None else {"residual_ratio": result.residual_ratio},
     )
-    found["iip"] = _identified(pair, other_images, low, high)
-    found |= _claimed_by_attack(result, pair)
+    image_values["iip"] = _identified(pair, other_images, low, high)
+    image_values |= _claimed_by_attack(result, pair)
     for name in ("psnr", "mse"):
-        found[name].detail.update(matched=len(pair.columns), restarts=result.restarts, status=result.status)
-    return found
+        image_values[name].detail.update(matched=len(pair.columns), restarts=result.restarts, status=result.status)
+    return image_values
 
 
 def compare_pictures(
@@ -248,7 +248,7 @@ def match(
             "floor_image must be given when there are fewer reconstructions than truths, "
             f"got {len(found)} for {len(truth)}"
         )
-    rows, columns = (torch.as_tensor(one) for one in linear_sum_assignment(_squares(found, truth).numpy()))
+    rows, columns = (torch.as_tensor(indices) for indices in linear_sum_assignment(_squares(found, truth).numpy()))
     # Unmatched truths score like the floor. Without a floor there are none, and the clone is overwritten.
     recovered = truth.clone() if floor is None else floor.clone()
     recovered[columns] = found[rows]
@@ -302,13 +302,13 @@ def _checked(result: Reconstruction, inputs: Tensor, labels: Tensor, low: float,
     """Returns a copy of a result after checking that it fits this batch."""
     if not low < high:
         raise ValueError(f"low must be below high, got {low} and {high}")
-    found = checked_reconstruction(result, len(inputs), inputs)
-    if len(inputs) == 0 or len(labels) != len(inputs) or inputs.shape[1:] != found.inputs.shape[1:]:
+    checked = checked_reconstruction(result, len(inputs), inputs)
+    if len(inputs) == 0 or len(labels) != len(inputs) or inputs.shape[1:] != checked.inputs.shape[1:]:
         raise ValueError(
-            f"inputs and labels must be the true batch, of the shape {list(found.inputs.shape)} that was "
+            f"inputs and labels must be the true batch, of the shape {list(checked.inputs.shape)} that was "
             f"reconstructed, got {list(inputs.shape)} and {len(labels)} labels"
         )
-    return found
+    return checked
 
 
 def _mse(images: Tensor, truth: Tensor) -> ndarray:
@@ -344,15 +344,15 @@ def _identified(pair: Matched, others: Tensor | None, low: float, high: float) -
         return absent(len(pair.truth), "there are no other images that the truth would have to be told from")
     if len(pair.rows) == 0:
         return absent(len(pair.truth), "nothing was reconstructed")
-    found = pair.recovered[pair.columns]
+    reconstructions = pair.recovered[pair.columns]
     crowd = torch.cat([pair.truth, unit(others, low, high)])
-    distances = _squares(found, crowd)
-    own = distances[torch.arange(len(found)), pair.columns].clone()
-    distances[torch.arange(len(found)), pair.columns] = torch.inf
+    distances = _squares(reconstructions, crowd)
+    own = distances[torch.arange(len(reconstructions)), pair.columns].clone()
+    distances[torch.arange(len(reconstructions)), pair.columns] = torch.inf
     # Strictly nearer: an image equal to its truth and to another image identifies neither.
     hits = (own < distances.min(dim=1).values).double().numpy()
-    detail: dict[str, float | int | str | None] = {"size_of_d": len(crowd), "reconstructions": len(found)}
-    return ImageValues(n=len(found), values=hits, detail=detail)
+    detail: dict[str, float | int | str | None] = {"size_of_d": len(crowd), "reconstructions": len(reconstructions)}
+    return ImageValues(n=len(reconstructions), values=hits, detail=detail)
 
 
 def _claimed_by_attack(result: Reconstruction, pair: Matched) -> dict[str, ImageValues]:

@@ -160,8 +160,8 @@ def _upper(ranked: ndarray, share: int, draw: np.random.Generator) -> float:
     """Returns the 97.5 % bootstrap quantile of (1/N) times the sum of the `share` largest values."""
     # Only the top is resampled: each value occurs Poisson(1) times in a resample, up to the sum of all.
     top = ranked[: min(len(ranked), share + math.ceil(8 * math.sqrt(share)) + 1)]
-    found = np.empty(RESAMPLES)
+    sums = np.empty(RESAMPLES)
     for at in range(RESAMPLES):
         before = np.minimum(draw.poisson(1.0, len(top)).cumsum(), share)
-        found[at] = np.diff(before, prepend=0) @ top
-    return float(np.quantile(found, 0.975)) / len(ranked)
+        sums[at] = np.diff(before, prepend=0) @ top
+    return float(np.quantile(sums, 0.975)) / len(ranked)

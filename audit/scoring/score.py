@@ -90,9 +90,9 @@ def _reconstruction(result: Reconstruction, truth: GroundTruth, delta: float | N
 def _labels(result: LabelEstimate, truth: GroundTruth, delta: float | None) -> dict[str, Metric]:
     if truth.labels is None:
         raise ValueError("this truth is about membership, it has no labels")
-    found = checked_labels(result, len(truth.labels), like=truth.labels)
-    shares = public_shares(truth.labels, truth.public_labels, len(found.counts))
-    return score_labels([LabelledBatch(found.labels, truth.labels, shares)])
+    estimate = checked_labels(result, len(truth.labels), like=truth.labels)
+    shares = public_shares(truth.labels, truth.public_labels, len(estimate.counts))
+    return score_labels([LabelledBatch(estimate.labels, truth.labels, shares)])
 
 
 SCORERS: dict[type, Callable[[Any, Any, float | None], dict[str, Metric]]] = {

@@ -129,9 +129,9 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
 
     # Single-threaded: each job has one core, and multi-threaded sums round in a varying order.
     with threadpool_limits(limits=1):
-        found = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
+        judged = [_judged(features, truth, fit_on=halves == half, seed=seed) for half in (False, True)]
         hard = _of_hard_labels(labelled[0], labelled[1], seed)
-    areas, values = zip(*found, strict=True)
+    areas, values = zip(*judged, strict=True)
     labels = of_labels(*(_numbers(part) for part in (members, non_members)))
     # Half of the level is for labels, which the weakest attack uses, and a quarter for each of the others.
     tests = {"labels": 2 * labels, "classifier": 4 * 2 * min(values), "hard labels": 4 * hard}
@@ -160,23 +160,23 @@ def features_of(examples: Examples) -> ndarray:
     if inputs.shape[1] <= _WIDE:
         whole = inputs.double().nan_to_num()
         return torch.cat([labels, _statistics(whole), whole], dim=1).numpy()
-    told = torch.cat([_statistics(part.double().nan_to_num()) for part in inputs.split(_ROWS)])
+    statistics = torch.cat([_statistics(part.double().nan_to_num()) for part in inputs.split(_ROWS)])
     projected, coins = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
     for part in inputs.split(_WIDE, dim=1):
         # Projection axes of some columns at a time: all of them would exceed the size of the inputs.
         projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=coins)
-    return torch.cat([labels, told, projected.double() / math.sqrt(_PROJECTED)], dim=1).numpy()
+    return torch.cat([labels, statistics, projected.double() / math.sqrt(_PROJECTED)], dim=1).numpy()
 
 
 def _statistics(inputs: Tensor) -> Tensor:
     """Returns mean, deviation, ends, zeros, roughness and distance from bytes of each row, [n, 7]."""
     # Rounding, compression and cropping are more visible in these than in any single pixel.
-    found = [
+    columns = [
         inputs.mean(1), inputs.std(1, unbiased=False), inputs.amin(1), inputs.amax(1), (inputs == 0).double().mean(1),
         inputs.diff(dim=1).abs().mean(1) if inputs.shape[1] > 1 else inputs[:, 0],
         (inputs * 255).sub((inputs * 255).round()).abs().mean(1),
     ]  # fmt: skip
-    return torch.stack(found, dim=1)
+    return torch.stack(columns, dim=1)
 
 
 _OWN = 8
@@ -214,8 +214,8 @@ def _of_hard_labels(members: Examples, non_members: Examples, seed: int) -> floa
     if len(kinds) == 1 or len(kinds) > len(labels) / _FEWEST:
         return 1.0
     features = np.concatenate([features_of(part)[:, 1:] for part in (members, non_members)])
-    told, inputs = features[:, : _OWN - 1], _components(features[:, _OWN - 1 :], seed)
-    linear = _missed(np.hstack([told, inputs]), labels, seed)
+    statistics, inputs = features[:, : _OWN - 1], _components(features[:, _OWN - 1 :], seed)
+    linear = _missed(np.hstack([statistics, inputs]), labels, seed)
     missed = np.stack([_missed_by_neighbours(inputs, labels), linear])
     expected = missed.mean(axis=1) * len(members)
     reached = np.abs(missed[:, : len(members)].sum(axis=1) - expected)
@@ -254,15 +254,15 @@ def _missed(features: ndarray, labels: ndarray, seed: int) -> ndarray:
 
     parts, missed = np.random.default_rng([seed, 3]).permutation(len(labels)) % _FOLDS, np.ones(len(labels))
     for part in range(_FOLDS):
-        fitted, asked = parts != part, parts == part
+        fitted, held_out = parts != part, parts == part
         if len(np.unique(labels[fitted])) < 2:
             continue
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=100))
         with warnings.catch_warnings(action="ignore"):  # about convergence, which does not affect validity
             model.fit(features[fitted], labels[fitted])
-        places = np.searchsorted(model.classes_, labels[asked]).clip(max=len(model.classes_) - 1)
-        known = model.classes_[places] == labels[asked]
-        missed[asked] = 1 - model.predict_proba(features[asked])[np.arange(len(places)), places] * known
+        places = np.searchsorted(model.classes_, labels[held_out]).clip(max=len(model.classes_) - 1)
+        known = model.classes_[places] == labels[held_out]
+        missed[held_out] = 1 - model.predict_proba(features[held_out])[np.arange(len(places)), places] * known
     return missed
 
 
@@ -291,17 +291,19 @@ def _judged(features: ndarray, truth: ndarray, *, fit_on: ndarray, seed: int) ->
     from sklearn.decomposition import PCA
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    seen, asked = features[fit_on], features[~fit_on]
+    fitted, held_out = features[fit_on], features[~fit_on]
     columns = features.shape[1] - _OWN
-    if np.ptp(seen[:, _OWN:], axis=0).max() == 0:
+    if np.ptp(fitted[:, _OWN:], axis=0).max() == 0:
         # Constant inputs have no components: PCA would divide by their zero variance.
-        seen, asked = seen[:, :_OWN], asked[:, :_OWN]
+        fitted, held_out = fitted[:, :_OWN], held_out[:, :_OWN]
     elif columns > _COMPONENTS:
-        components = PCA(min(_COMPONENTS, len(seen) - 1), random_state=seed).fit(seen[:, _OWN:])
-        seen, asked = (np.hstack([part[:, :_OWN], components.transform(part[:, _OWN:])]) for part in (seen, asked))
+        components = PCA(min(_COMPONENTS, len(fitted) - 1), random_state=seed).fit(fitted[:, _OWN:])
+        fitted, held_out = (
+            np.hstack([part[:, :_OWN], components.transform(part[:, _OWN:])]) for part in (fitted, held_out)
+        )
     # No validation set: scikit-learn makes one by default from 10,000 examples on.
     model = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=8, random_state=seed)
-    ranks = stats.rankdata(model.fit(seen, truth[fit_on]).predict_proba(asked)[:, 1])
+    ranks = stats.rankdata(model.fit(fitted, truth[fit_on]).predict_proba(held_out)[:, 1])
     members = truth[~fit_on]
     p, q = int(members.sum()), int((~members).sum())
     reached = float(ranks[members].sum())

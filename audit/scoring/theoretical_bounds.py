@@ -40,12 +40,12 @@ def beside_claim(metrics: dict[str, Metric], curve: Any, *, informed: bool = Fal
     largest = {"auc": curve.auc, "advantage": curve.advantage, "balanced_accuracy": (1 + curve.advantage) / 2}
     largest |= {name: curve.tpr_at(fpr) for name, fpr in FPRS.items()}
     said = {LARGEST_BY: curve.by} | ({LARGEST_NOTE: SHARED_NOISE} if informed else {})
-    found = {
+    bounded = {
         name: replace(metric, detail=metric.detail | {LARGEST_UNDER_CLAIM: largest[name]} | said)
         for name, metric in metrics.items()
         if name in largest
     }
     # The AUC carries the whole curve: a page draws it with the measured curve, and cannot compute it.
     roc = {roc_key(fpr): curve.tpr_at(fpr) for fpr in ROC_RATES}
-    found["auc"] = replace(found["auc"], detail=found["auc"].detail | roc)
-    return metrics | found
+    bounded["auc"] = replace(bounded["auc"], detail=bounded["auc"].detail | roc)
+    return metrics | bounded

@@ -179,17 +179,17 @@ class BatteryOutcome:
     @property
     def accused_by(self) -> tuple[str, ...]:
         """Tests with a violation."""
-        return tuple(one.test for one in self.outcomes if one.found == "violation")
+        return tuple(outcome.test for outcome in self.outcomes if outcome.found == "violation")
 
     @property
     def asked(self) -> int:
         """Number of tests that applied."""
-        return sum(one.found != "n/a" for one in self.outcomes)
+        return sum(outcome.found != "n/a" for outcome in self.outcomes)
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Tests in which the trainer raised, in scenarios that allow no refusal."""
-        return tuple(one.test for one in self.outcomes if one.why.startswith(FAILED))
+        return tuple(outcome.test for outcome in self.outcomes if outcome.why.startswith(FAILED))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the outcomes for JSON."""
@@ -198,7 +198,7 @@ class BatteryOutcome:
             "level": self.level,
             "runs": self.runs,
             "seconds": round(self.seconds, 3),
-            "tests": [asdict(one) for one in self.outcomes],
+            "tests": [asdict(outcome) for outcome in self.outcomes],
         }
 
 
@@ -224,20 +224,20 @@ def battery(
     """
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), got {level}")
-    begun, found, runs = time.perf_counter(), {}, 0
+    begun, by_test, runs = time.perf_counter(), {}, 0
     for scenario in scenarios(seed):
         own = [test for test in TESTS if test.scenario == scenario.name]
         if only is not None and scenario.name not in only:
-            found |= {test.name: _not_asked(test, _LEFT_OUT) for test in own}
+            by_test |= {test.name: _not_asked(test, _LEFT_OUT) for test in own}
             continue
-        asked = _Asking(trainer, scenario, own, level / len(TESTS))
-        found |= asked.outcomes()
-        runs += asked.runs
+        asking = _Asking(trainer, scenario, own, level / len(TESTS))
+        by_test |= asking.outcomes()
+        runs += asking.runs
         if progress is not None:
-            progress(f"{scenario.name}: {asked.runs} runs, {runs} so far")
-    outcomes = tuple(found[test.name] for test in TESTS)
-    if all(one.found == "n/a" for one in outcomes):
-        reasons = dict.fromkeys(one.why for one in outcomes if one.why != _LEFT_OUT)
+            progress(f"{scenario.name}: {asking.runs} runs, {runs} so far")
+    outcomes = tuple(by_test[test.name] for test in TESTS)
+    if all(outcome.found == "n/a" for outcome in outcomes):
+        reasons = dict.fromkeys(outcome.why for outcome in outcomes if outcome.why != _LEFT_OUT)
         raise ValueError(f"no test of the battery could be asked: {'; '.join(reasons)}")
     return BatteryOutcome(outcomes=outcomes, level=level, runs=runs, seconds=time.perf_counter() - begun)
 
@@ -261,22 +261,22 @@ class _Asking:
             return self._outcomes()
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             begins = "refused: " if self.scenario.may_be_refused else FAILED
-            told = " ".join(str(error).split())[:200] or type(error).__name__
-            told = f"it asked for the end of the program ({told})" if isinstance(error, SystemExit) else told
-            return {test.name: _not_asked(test, begins + told) for test in self.tests}
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = f"it asked for the end of the program ({reason})" if isinstance(error, SystemExit) else reason
+            return {test.name: _not_asked(test, begins + reason) for test in self.tests}
 
     def _outcomes(self) -> dict[str, TestOutcome]:
         scenario = self.scenario
         first = self._run(scenario.sets.present)
-        claim, found, open_tests = first.claim, {}, []
+        claim, by_test, open_tests = first.claim, {}, []
         for test in self.tests:
             why = self._inapplicable(test, first)
             if why:
-                found[test.name] = _not_asked(test, why)
+                by_test[test.name] = _not_asked(test, why)
             else:
                 open_tests.append(test)
         if not open_tests:
-            return found
+            return by_test
         if claim.relation != "add_remove" and scenario.sets.blanked is not None:
             self.negative = scenario.sets.blanked
         calibration = self._features(open_tests, scenario.calibration)
@@ -290,10 +290,10 @@ class _Asking:
                 old, new = scores[test.name], fresh[test.name]
                 rule = rules[test.name]
                 scores[test.name] = torch.cat([old[0], rule(new[0])]), torch.cat([old[1], rule(new[1])])
-                found[test.name] = self._judged(test, claim, *scores[test.name])
-            if any(found[test.name].found == "violation" for test in open_tests):
+                by_test[test.name] = self._judged(test, claim, *scores[test.name])
+            if any(by_test[test.name].found == "violation" for test in open_tests):
                 break
-        return found
+        return by_test
 
     def _inapplicable(self, test: DeclaredTest, answer: TrainerAnswer) -> str:
         claim = answer.claim

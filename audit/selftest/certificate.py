@@ -63,7 +63,7 @@ class ExaminedTrainer:
     @property
     def accused(self) -> int:
         """Repetitions with a violation."""
-        return sum(bool(one.accused_by) for one in self.outcomes)
+        return sum(bool(outcome.accused_by) for outcome in self.outcomes)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -73,7 +73,7 @@ class ExaminedTrainer:
     @property
     def by(self) -> dict[str, int]:
         """Tests with a violation, and the number of repetitions with it."""
-        return dict(Counter(name for one in self.outcomes for name in one.accused_by))
+        return dict(Counter(name for outcome in self.outcomes for name in outcome.accused_by))
 
     @property
     def as_it_should(self) -> bool:
@@ -92,8 +92,8 @@ class ExaminedTrainer:
             "low": low,
             "high": high,
             "by": self.by,
-            "runs": [one.runs for one in self.outcomes],
-            "seconds": [round(one.seconds, 2) for one in self.outcomes],
+            "runs": [outcome.runs for outcome in self.outcomes],
+            "seconds": [round(outcome.seconds, 2) for outcome in self.outcomes],
             "first": self.outcomes[0].to_dict(),
         }
 
@@ -171,14 +171,14 @@ def _opacus() -> list[Candidate]:
 
 def representatives() -> list[str]:
     """Returns the first defense of each kind of plan that proves something."""
-    found: dict[object, str] = {}
+    by_kind: dict[object, str] = {}
     for name in catalog.names("defenses"):
         if catalog.foreign("defenses", name):
             continue
         made = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)
         if kind := _kind(made):
-            found.setdefault(kind, name)
-    return sorted(found.values())
+            by_kind.setdefault(kind, name)
+    return sorted(by_kind.values())
 
 
 def _kind(defense: Defense) -> frozenset[object]:
@@ -224,9 +224,9 @@ def document(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> di
         "schema": SCHEMA,
         "seed": seed,
         "level": level,
-        "as_it_should": all(one.as_it_should for one in found),
+        "as_it_should": all(trainer.as_it_should for trainer in found),
         "tests": [{"name": test.name, "question": test.question} for test in TESTS],
-        "trainers": [one.to_dict() for one in found],
+        "trainers": [trainer.to_dict() for trainer in found],
     }
 
 
@@ -236,10 +236,10 @@ def line(one: ExaminedTrainer) -> str:
     verdict = ("caught" if one.as_it_should else "NOT CAUGHT") if one.candidate.planted else _accused(one)
     first, many = one.outcomes[0], len(one.outcomes) > 1
     by = ", ".join(f"{name} {count}" if many else name for name, count in one.by.items())
-    asked = f"{first.asked} of {len(TESTS)} tests"
-    asked += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
+    coverage = f"{first.asked} of {len(TESTS)} tests"
+    coverage += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
     share = f"{one.accused}/{len(one.outcomes)} [{low:.2f}, {high:.2f}]"
-    rest = f"{by or '-':<34} {asked}, {first.runs} runs, {first.seconds:.0f} s"
+    rest = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
     return f"{one.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
 
 
@@ -249,11 +249,11 @@ def _accused(one: ExaminedTrainer) -> str:
 
 def summary(found: Sequence[ExaminedTrainer]) -> str:
     """Returns a sentence on the results."""
-    bugs, others = ([one for one in found if one.candidate.planted is kind] for kind in (True, False))
-    caught = sum(one.as_it_should for one in bugs)
+    bugs, others = ([trainer for trainer in found if trainer.candidate.planted is kind] for kind in (True, False))
+    caught = sum(trainer.as_it_should for trainer in bugs)
     said = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
     if others:
-        accused = sum(not one.as_it_should for one in others)
+        accused = sum(not trainer.as_it_should for trainer in others)
         said.append(f"{accused} of {len(others)} correct trainers accused")
     return "; ".join(said)
 
@@ -272,31 +272,31 @@ def verdict_on(one: ExaminedTrainer) -> str:
         lines.append(f"{outcome.test:<14} {outcome.found}: {counts}; {rates}allowed {outcome.allowed:.3f}")
     accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
-    asked = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    coverage = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
     if len(one.outcomes) > 1:
         end += f" in {one.accused} of {len(one.outcomes)} repetitions"
-    return "\n".join([*lines, f"{end} ({asked}, {shown.seconds:.0f} s)"])
+    return "\n".join([*lines, f"{end} ({coverage}, {shown.seconds:.0f} s)"])
 
 
 def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> str:
     """Returns two tables: of bugs, and of correct trainers."""
     lines = ["# Self-test", "", f"Seed {seed}, level {level:g} of a battery. {summary(found)}.", ""]
     for kind, heading in ((True, "caught"), (False, "accused")):
-        rows = [one for one in found if one.candidate.planted is kind]
+        rows = [trainer for trainer in found if trainer.candidate.planted is kind]
         if not rows:
             continue
         lines += [f"| trainer | | {heading} | 95 % interval | by | runs | seconds |", "|---|---|--:|--:|---|--:|--:|"]
-        for one in rows:
-            low, high = one.interval
-            by = ", ".join(f"`{name}`" for name in one.by) or "-"
+        for trainer in rows:
+            low, high = trainer.interval
+            by = ", ".join(f"`{name}`" for name in trainer.by) or "-"
             cells = [
-                f"`{one.candidate.name}`",
-                one.candidate.words,
-                f"{one.accused} of {len(one.outcomes)}",
+                f"`{trainer.candidate.name}`",
+                trainer.candidate.words,
+                f"{trainer.accused} of {len(trainer.outcomes)}",
                 f"{low:.2f} to {high:.2f}",
                 by,
-                str(one.outcomes[0].runs),
-                f"{one.outcomes[0].seconds:.0f}",
+                str(trainer.outcomes[0].runs),
+                f"{trainer.outcomes[0].seconds:.0f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
@@ -306,13 +306,13 @@ def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> st
 def write(found: Sequence[ExaminedTrainer], folder: Path, *, seed: int, level: float) -> list[Path]:
     """Writes the document and the tables, as selftest.json and selftest.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    told: list[tuple[str, Callable[[], str]]] = [
+    files: list[tuple[str, Callable[[], str]]] = [
         (
             "selftest.json",
             lambda: json.dumps(document(found, seed=seed, level=level), indent=2, allow_nan=False) + "\n",
         ),
         ("selftest.md", lambda: markdown(found, seed=seed, level=level)),
     ]
-    for name, text in told:
+    for name, text in files:
         write_bytes(folder / name, text().encode())
-    return [folder / name for name, _ in told]
+    return [folder / name for name, _ in files]

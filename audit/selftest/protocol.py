@@ -132,7 +132,7 @@ def of_function(function: Any, name: str) -> Trainer:
         raise ValueError(f"trainer {name} must be a function, got {type(function).__name__}")
     taken = inspect.signature(function).parameters
     everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
-    offered = [one.name for one in fields(TrainerTask)]
+    offered = [attribute.name for attribute in fields(TrainerTask)]
     lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in taken]
     if lacking and not everything:
         raise ValueError(f"trainer {name} must take the keywords {', '.join(lacking)}, which are not in its signature")
@@ -156,8 +156,8 @@ def _refuse_another_model(
     """Refuses releases that do not add up to the move of the model, which is public, too: tests read releases alone."""
     if torch.equal(before, after):  # an unmoved model is no evidence
         return
-    steps = task.lr * torch.stack([one.double() for one in releases])
-    largest = [float(one.double().abs().max()) for one in (before, after, steps)]
+    steps = task.lr * torch.stack([vector.double() for vector in releases])
+    largest = [float(vector.double().abs().max()) for vector in (before, after, steps)]
     off = float((before.double() - after.double() - steps.sum(dim=0)).abs().max())
     # The check is meaningless for a run that diverged.
     if math.isfinite(off + sum(largest)) and off > (1 + len(releases)) * _ROUNDING * max(largest):
@@ -171,63 +171,67 @@ _KEYS = ("model", "releases", "claim", "published")
 
 
 def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, name: str) -> TrainerAnswer:
-    found: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"model": answer}
-    unknown = sorted(set(found) - set(_KEYS))
-    if unknown or not isinstance(found.get("model"), nn.Module):
-        got = f"the key {unknown[0]!r}" if unknown else f"{type(found.get('model')).__name__} for the model"
+    returned: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"model": answer}
+    unknown = sorted(set(returned) - set(_KEYS))
+    if unknown or not isinstance(returned.get("model"), nn.Module):
+        got = f"the key {unknown[0]!r}" if unknown else f"{type(returned.get('model')).__name__} for the model"
         raise ValueError(
             f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {got}"
         )
-    after = dict(found["model"].named_parameters())
+    after = dict(returned["model"].named_parameters())
     missing = [each for each in layout.names if each not in after]
     if missing:
         raise ValueError(
             f"trainer {name} must return the model that it was given, and its parameter {missing[0]!r} is gone"
         )
-    given = found.get("releases")
+    given = returned.get("releases")
     if given is None:
         # The final model alone: the sum of all updates.
-        given = [(before - layout.read(found["model"])) / task.lr]
+        given = [(before - layout.read(returned["model"])) / task.lr]
     if not isinstance(given, Iterable):
         raise ValueError(f"releases of trainer {name} must be a list of vectors, got {type(given).__name__}")
-    releases = tuple(torch.as_tensor(one).detach().reshape(-1) for one in given)
-    if not releases or any(len(one) != layout.dim for one in releases):
-        sizes = sorted({len(one) for one in releases})
+    releases = tuple(torch.as_tensor(release).detach().reshape(-1) for release in given)
+    if not releases or any(len(release) != layout.dim for release in releases):
+        sizes = sorted({len(release) for release in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
     # Tests would ignore the imaginary part of a complex number, and any value that is not finite.
-    if any(one.is_complex() for one in releases) or not any(bool(one.isfinite().any()) for one in releases):
+    if any(release.is_complex() for release in releases) or not any(
+        bool(release.isfinite().any()) for release in releases
+    ):
         raise ValueError(
             f"releases of trainer {name} must be real and finite numbers, got complex ones, or none finite"
         )
-    published = found.get("published") or {}
+    published = returned.get("published") or {}
     if not isinstance(published, Mapping):
         raise ValueError(f"published of trainer {name} must be a mapping, got {type(published).__name__}")
-    _refuse_another_model(releases, before, layout.read(found["model"]), task, name)
+    _refuse_another_model(releases, before, layout.read(returned["model"]), task, name)
     return TrainerAnswer(
         releases=releases,
-        buffers={key: value.detach().clone() for key, value in found["model"].named_buffers()},
-        claim=_claim(found.get("claim"), task, name),
+        buffers={key: value.detach().clone() for key, value in returned["model"].named_buffers()},
+        claim=_claim(returned.get("claim"), task, name),
         published=dict(published),
     )
 
 
 def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
     """Returns the trainer's claim; the claim of the requested task if it makes none."""
-    asked = TrainerClaim(events=(Gaussian(task.sample_rate, task.noise_multiplier, task.steps),))
+    requested = TrainerClaim(events=(Gaussian(task.sample_rate, task.noise_multiplier, task.steps),))
     if given is None:
-        return asked
-    known = {one.name for one in fields(TrainerClaim)}
+        return requested
+    known = {attribute.name for attribute in fields(TrainerClaim)}
     if not isinstance(given, Mapping) or set(given) - known:
         raise ValueError(f"claim of trainer {name} must be a mapping with keys of {', '.join(sorted(known))}")
     values = dict(given)
     numbers = [values.get(key, 0.0) for key in ("epsilon", "delta")]
-    if not all(isinstance(one, int | float) for one in numbers) or not isinstance(values.get("events", ()), Iterable):
+    if not all(isinstance(number, int | float) for number in numbers) or not isinstance(
+        values.get("events", ()), Iterable
+    ):
         raise ValueError(f"claim of trainer {name} must have numbers for epsilon and delta, and a list of events")
     if "events" in values:
-        values["events"] = tuple(_event(one, name) for one in values["events"])
+        values["events"] = tuple(_event(event, name) for event in values["events"])
     elif "epsilon" in values:
         values["events"] = None
-    return replace(asked, **values)
+    return replace(requested, **values)
 
 
 def _event(one: Any, name: str) -> Gaussian:

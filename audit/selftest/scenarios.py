@@ -150,11 +150,11 @@ def _layers(seed: int) -> Scenario:
         return nn.Sequential(nn.Flatten(), *hidden, made[-1])
 
     canary = torch.randn(SIDE * SIDE, generator=coins) * HUGE
-    one = canary.view(1, 1, SIDE, SIDE)
+    image = canary.view(1, 1, SIDE, SIDE)
     network = model()
-    label = network(one).argmin(dim=1)  # a wrong class: a loss that is nearly zero has no gradient
+    label = network(image).argmin(dim=1)  # a wrong class: a loss that is nearly zero has no gradient
     parameters = tuple(network.parameters())
-    gradients = torch.autograd.grad(F.cross_entropy(network(one), label), parameters)
+    gradients = torch.autograd.grad(F.cross_entropy(network(image), label), parameters)
     direction = torch.cat([(g / torch.linalg.vector_norm(g)).flatten() for g in gradients])
     return Scenario(
         name="layers",

@@ -31,7 +31,7 @@ def differences(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer 
 
 def whole(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the sum of all releases, whose direction is learned on calibration runs."""
-    return torch.stack([one.double() for one in answer.releases]).sum(dim=0)
+    return torch.stack([release.double() for release in answer.releases]).sum(dim=0)
 
 
 def size(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
@@ -41,9 +41,9 @@ def size(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None)
 
 def support(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the fraction of nonzero coordinates in the canary's support, minus the fraction outside it."""
-    there = answer.releases[0] != 0
+    nonzero = answer.releases[0] != 0
     inside = scenario.direction != 0
-    return there[inside].double().mean() - there[~inside].double().mean()
+    return nonzero[inside].double().mean() - nonzero[~inside].double().mean()
 
 
 def exact_values(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
@@ -79,7 +79,7 @@ def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
     same = (
         again is not None
         and len(again.releases) == len(answer.releases)
-        and all(torch.equal(one, other) for one, other in zip(answer.releases, again.releases, strict=True))
+        and all(torch.equal(release, other) for release, other in zip(answer.releases, again.releases, strict=True))
     )
     return torch.tensor(float(same))
 
@@ -96,4 +96,4 @@ def buffers(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
 
 
 def _steps_along(scenario: Scenario, answer: TrainerAnswer) -> Tensor:
-    return torch.stack([one.double() for one in answer.releases]) @ scenario.direction.double()
+    return torch.stack([release.double() for release in answer.releases]) @ scenario.direction.double()

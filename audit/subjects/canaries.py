@@ -27,16 +27,16 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         NotApplicable: the training has no canaries.
         ValueError: the attack needs access that no suite offers, or the run is too long for its transcript.
     """
-    asked = cell.request.asked_attack
-    attack = catalog.attack(asked.name)
+    requested_attack = cell.request.asked_attack
+    attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
-    if (found := model.canaries) is None:
+    if (inserted_canaries := model.canaries) is None:
         raise NotApplicable("no canaries were put into this training")
     if Knows.POPULATION in attack.requires.knows and model.world.population is None:
         raise NotApplicable("it reads public examples, and the task has none; set task.public")
-    candidates = Candidates.draw(found.examples, cell.request.seed_for(f"candidates {cell.id}"))
+    candidates = Candidates.draw(inserted_canaries.examples, cell.request.seed_for(f"candidates {cell.id}"))
     view = RunView(
         model.run,
         model.world,
@@ -48,13 +48,16 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         steps=model.all_steps,
     )
     coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
-    result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
+    result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
     claim = model.run.claim(model.request.budget.delta)
     # Such a claim is refuted if the trade-off curve of a Gaussian is, which takes fewer canaries.
     steps = claim.gaussians
     gaussian = steps is not None and all(step.sample_rate == 1 for step in steps)
     truth = GroundTruth(
-        members=found.put_in.ids, candidates=found.examples.ids, gaussian=gaussian, apart=_apart(model, found)
+        members=inserted_canaries.put_in.ids,
+        candidates=inserted_canaries.examples.ids,
+        gaussian=gaussian,
+        apart=_apart(model, inserted_canaries),
     )
     metrics = score(result, truth, delta=claim.delta)
     metrics[NAME], violated = held_against(metrics[NAME], claim)
@@ -73,7 +76,7 @@ def _apart(model: TrainedRun, found: Canaries) -> bool:
     """
     if found.directions is None:
         return False
-    seen: set[tuple[int, bytes]] = set()
+    checked_masks: set[tuple[int, bytes]] = set()
     for step in model.all_steps:
         plan = None if step.plan is None else step.plan.plan
         # Exact classes only: mixed coordinates, or a coordinate that counts rows, would couple canaries.
@@ -83,12 +86,12 @@ def _apart(model: TrainedRun, found: Canaries) -> bool:
         if type(codec) not in (Everything, Coordinates):
             return False
         key = place, codec.kept.cpu().numpy().tobytes() if isinstance(codec, Coordinates) else b""
-        if key not in seen:
+        if key not in checked_masks:
             own = codec.encode(found.directions[place])
             inner = (own @ own.T).fill_diagonal_(0.0)
             if float(inner.abs().max()) > _ORTHOGONAL:
                 return False
-            seen.add(key)
+            checked_masks.add(key)
     return True
 
 

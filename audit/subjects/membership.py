@@ -36,8 +36,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     Raises:
         ValueError: there are no candidates, or the attack compares candidates with one another.
     """
-    asked = cell.request.asked_attack
-    attack = catalog.attack(asked.name)
+    requested_attack = cell.request.asked_attack
+    attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
@@ -74,13 +74,13 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         if row.build is None:
             raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
         # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
-        return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(asked.settings)))
+        return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
 
     with progress_events.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder alone reveals participation.
         steps_noisy = model.defense[0].calibrated_multiplier > 0
-        noisy = steps_noisy or any(seen.noise_multiplier > 0 for seen in model.run.transcript.one_offs)
+        noisy = steps_noisy or any(one_off.noise_multiplier > 0 for one_off in model.run.transcript.one_offs)
         if Knows.OTHERS in knows and noisy:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
@@ -88,9 +88,12 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             # By position in content order: keys would reveal positions in the pools, where members come first.
             place = content_order(examples).argsort()
             for alone in model.all_steps.read_by(
-                [partial(asked_about, pick(examples, one[None]), f"alone {int(place[one])}") for one in chosen]
+                [
+                    partial(asked_about, pick(examples, position[None]), f"alone {int(place[position])}")
+                    for position in chosen
+                ]
             ):
-                refuse_comparison(asked.name, result, alone)
+                refuse_comparison(requested_attack.name, result, alone)
     truth = GroundTruth(members=members, candidates=examples.ids)
     columns = {
         "id": column(result.ids),
@@ -102,13 +105,13 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     metrics = beside_claim(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
     flags = _flags(model, row, knows)
-    found = metrics[random_split.NAME]
-    if why := random_split.not_a_random_split([str(one.name) for one in knows], flags):
+    split_bound = metrics[random_split.NAME]
+    if why := random_split.not_a_random_split([str(flag.name) for flag in knows], flags):
         metrics[random_split.NAME] = random_split.unmeasured(len(result.ids), why)
-    elif found.value is not None and math.isfinite(claim.epsilon):
+    elif split_bound.value is not None and math.isfinite(claim.epsilon):
         allowed = claim.epsilon_at(claim.delta, replaced=True)
-        metrics[random_split.NAME] = replace(found, detail=found.detail | {"claimed": finite(allowed)})
-        if float(found.detail["value_at_verdict"] or 0.0) > allowed:
+        metrics[random_split.NAME] = replace(split_bound, detail=split_bound.detail | {"claimed": finite(allowed)})
+        if float(split_bound.detail["value_at_verdict"] or 0.0) > allowed:
             flags.append("claim_violated")
     return Finding(metrics, columns, tuple(flags))
 
@@ -121,7 +124,7 @@ def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     traces of earlier steps.
     """
     delta = model.request.budget.delta
-    if row.reads == "beside the steps" and all(seen.step == 0 for seen in model.run.transcript.one_offs):
+    if row.reads == "beside the steps" and all(one_off.step == 0 for one_off in model.run.transcript.one_offs):
         # One-off releases before any step, at a model that no step had changed: only the other one-off releases, such
         # as feature statistics, may have depended on a record before.
         ledger = model.run.ledger
@@ -143,7 +146,7 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     # Without the others of a batch, no record can be read off a sum, with noise or without.
     noiseless = row.reads in ("last step", "every step") and model.defense[0].calibrated_multiplier == 0
     if row.reads in ("beside the steps", "every step"):
-        noiseless |= any(seen.noise_multiplier == 0 for seen in model.run.transcript.one_offs)
+        noiseless |= any(one_off.noise_multiplier == 0 for one_off in model.run.transcript.one_offs)
     if noiseless and Knows.OTHERS in knows:
         flags.append("deterministic")
     informed = row.reads == "every step" and Knows.OTHERS in knows

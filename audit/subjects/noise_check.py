@@ -30,9 +30,9 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
 
 
 def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
-    seen = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
+    observed = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
     correlated = step.plan is None or step.plan.plan.correlated is not None
-    return view.noise(step).double() / seen.noise_std.double(), correlated
+    return view.noise(step).double() / observed.noise_std.double(), correlated
 
 
 def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
@@ -68,11 +68,11 @@ def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | Non
         noise: over its standard deviation.
         before: standardized noise of another release; None if there is none, or if correlation is part of the plan.
     """
-    found = {"mean": float(noise.sum()) / math.sqrt(noise.numel())}
+    z_scores = {"mean": float(noise.sum()) / math.sqrt(noise.numel())}
     pairs = {"neighbors": (noise[:-1:2], noise[1::2])}
     if before is not None and before.shape == noise.shape:
         pairs["releases"] = (before, noise)
-    return found | {name: float(a @ b) / float(a.norm()) for name, (a, b) in pairs.items() if bool(a.any())}
+    return z_scores | {name: float(a @ b) / float(a.norm()) for name, (a, b) in pairs.items() if bool(a.any())}
 
 
 def deviations(energy: float, degrees: int) -> float:

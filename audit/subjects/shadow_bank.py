@@ -88,19 +88,19 @@ class ShadowStack:
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains and queries the models; returns their outputs as plain JSON values."""
         splits = load_splits(self.request, device)
-        asked = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
+        candidates = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
-        seen = viewed(asked.inputs, self.views)  # refuses inputs that are not images, before any training
-        halves = halves_of(splits, len(asked), self.first + self.count)[self.first :]
-        others = _others(splits, asked, device)
+        augmented = viewed(candidates.inputs, self.views)  # refuses inputs that are not images, before any training
+        halves = halves_of(splits, len(candidates), self.first + self.count)[self.first :]
+        others = _others(splits, candidates, device)
         size = len(splits.private)
         members = []
         for number, half in enumerate(halves, start=self.first):
             order = torch.randperm(len(others), generator=keyed(self.seed_for("others", number)))
-            rest = len(asked) + order[: max(0, size - int(half.sum()))]
+            rest = len(candidates) + order[: max(0, size - int(half.sum()))]
             members.append(torch.cat([half.nonzero()[:, 0], rest]))
-        models = self._trained(join(asked, others), members, public, splits)
-        answers = [logits_of(model, seen.flatten(0, 1)).unflatten(0, seen.shape[:2]) for model in models]
+        models = self._trained(join(candidates, others), members, public, splits)
+        answers = [logits_of(model, augmented.flatten(0, 1)).unflatten(0, augmented.shape[:2]) for model in models]
         none = public.inputs.new_zeros(0, splits.classes)
         population = [logits_of(model, public.inputs) if len(public) else none for model in models]
         return {"logits": packed(torch.stack(answers)), "population": packed(torch.stack(population))}
@@ -190,20 +190,20 @@ def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
     Raises:
         ValueError: an impossible number of models or views, or an attack without these settings.
     """
-    asked = request.asked_attack
-    if Knows.SHADOWS not in catalog.attack(asked.name).requires.knows:
+    requested_attack = request.asked_attack
+    if Knows.SHADOWS not in catalog.attack(requested_attack.name).requires.knows:
         return ()
-    if "shadows" not in asked.settings:
+    if "shadows" not in requested_attack.settings:
         raise ValueError(
-            f"{asked.name} knows shadow models, so it must have a setting `shadows`, how many; it has none"
+            f"{requested_attack.name} knows shadow models, so it must have a setting `shadows`, how many; it has none"
         )
-    models, views = asked.settings["shadows"], asked.settings.get("views", 1)
+    models, views = requested_attack.settings["shadows"], requested_attack.settings.get("views", 1)
     for name, value, rule, fits in (
         ("shadows", models, "an even number, at least 2: they halve the candidates", lambda n: n >= 2 and n % 2 == 0),
         ("views", views, f"a whole number in [1, {MOST_VIEWS}]", lambda n: 1 <= n <= MOST_VIEWS),
     ):
         if type(value) is not int or not fits(value):
-            raise ValueError(f"{name} of {asked.name} must be {rule}, got {value!r}")
+            raise ValueError(f"{name} of {requested_attack.name} must be {rule}, got {value!r}")
     own = replace(request.of_training(), suite="", control=None)
     stacks = [
         ShadowStack(request=own, first=first, count=min(TOGETHER, models - first), views=views)

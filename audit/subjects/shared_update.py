@@ -77,19 +77,19 @@ class SharedUpdates:
             defense = defense.with_noise(0.0)
         # One source for all targets: separate sources would share a key, and repeat the same noise.
         noise = request.seeds.noise_source()
-        seen = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
-        last = seen[-1].shared
+        attacked = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
+        last = attacked[-1].shared
         # Targets are disjoint batches, each with a separate update: a single ledger is the cost to each of them.
         claim = asdict(last.claim(request.budget.delta))
         if not noisy and calibrated > 0:
             claim["reason"] = "the noise is switched off to see what the release alone hides"
-        remarks = dict.fromkeys(remark for one in seen for remark in one.shared.remarks)
-        flags = [*sorted({one.result.status for one in seen} - {"ok"}), *remarks]
+        remarks = dict.fromkeys(remark for target in attacked for remark in target.shared.remarks)
+        flags = [*sorted({target.result.status for target in attacked} - {"ok"}), *remarks]
         if matched and noisy:
             flags.append("noise_matched")
-        metrics, arrays = self._found(seen)
+        metrics, arrays = self._found(attacked)
         if "iip" in metrics:
-            if seen[-1].choice is None:
+            if attacked[-1].choice is None:
                 success, others, batch = metrics["iip"], min(CROWD, len(splits.non_member)), update.batch
             else:
                 # A single record of the batch is sought, so the attacker has a single try.
@@ -118,23 +118,23 @@ class SharedUpdates:
 
     def _found(self, seen: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
         """Returns metrics over all targets, and the arrays that they follow from."""
-        named = [(one, one.result) for one in seen if isinstance(one.result, LabelEstimate)]
+        named = [(target, target.result) for target in seen if isinstance(target.result, LabelEstimate)]
         if not named:
-            choices = [one.choice for one in seen if one.choice is not None]
+            choices = [target.choice for target in seen if target.choice is not None]
             arrays = _choices(choices) if choices else _pictures(seen, seen[-1].shared.truth.floor)
-            return summed_up([one.values for one in seen]), arrays
+            return summed_up([target.values for target in seen]), arrays
         public, classes = self._splits.public.labels, self._splits.classes
         batches = [
-            LabelledBatch(result.labels, one.labels, public_shares(one.labels, public, classes))
-            for one, result in named
+            LabelledBatch(result.labels, target.labels, public_shares(target.labels, public, classes))
+            for target, result in named
         ]
         return score_labels(batches), label_columns(batches)
 
     def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
         """Shares target number `image`, attacks the release, and scores the result."""
         request, update, splits = self._request, self._update, self._splits
-        asked = request.asked_attack
-        attack = catalog.attack(asked.name)
+        requested_attack = request.asked_attack
+        attack = catalog.attack(requested_attack.name)
         knows = attack.requires.knows
         inputs, labels, decoy = self._batch(image)
         world = world_of(splits, self._device)
@@ -156,13 +156,13 @@ class SharedUpdates:
             execution=request.training.execution(),
         )
         coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
-        found = attack(shared.observation, coins, **copy.deepcopy(asked.settings))
-        if isinstance(found, LabelEstimate):
+        answer = attack(shared.observation, coins, **copy.deepcopy(requested_attack.settings))
+        if isinstance(answer, LabelEstimate):
             return _Attacked(
-                inputs, labels, shared, checked_labels(found, len(inputs), splits.classes, inputs), None, {}
+                inputs, labels, shared, checked_labels(answer, len(inputs), splits.classes, inputs), None, {}
             )
         # The true size, even if hidden from the attack: of more guesses the truth would pick the best.
-        result: Reconstruction = checked_reconstruction(found, len(inputs), inputs)
+        result: Reconstruction = checked_reconstruction(answer, len(inputs), inputs)
         if prior is not None:
             choice = chosen(result, prior.given.inputs, prior.place)
             return _Attacked(inputs, labels, shared, result, None, compare_choice(choice, result), choice)
@@ -254,19 +254,25 @@ def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
 
     The floor, the best guess without any update, is the same image for all, stored in the first row only.
     """
-    found: list[list[float] | None] = []
+    reconstructions: list[list[float] | None] = []
     matches: list[list[float] | None] = []
-    for one in seen:
-        if not isinstance(one.result, Reconstruction):
+    for target in seen:
+        if not isinstance(target.result, Reconstruction):
             continue
-        matches += [None] * len(one.inputs) if one.match is None else [column(x.flatten()).tolist() for x in one.match]
-        here = [column(x.flatten()).tolist() for x in one.result.inputs[: len(one.inputs)]]
-        found += here + [None] * (len(one.inputs) - len(here))
+        matches += (
+            [None] * len(target.inputs)
+            if target.match is None
+            else [column(x.flatten()).tolist() for x in target.match]
+        )
+        here = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
+        reconstructions += here + [None] * (len(target.inputs) - len(here))
     return {
-        "target": [t for t, one in enumerate(seen) for _ in one.inputs],
-        "label": [int(label) for one in seen for label in one.labels],
-        "original": [column(x.flatten()).tolist() for one in seen for x in one.inputs],
-        "reconstruction": found,
+        "target": [t for t, target in enumerate(seen) for _ in target.inputs],
+        "label": [int(label) for target in seen for label in target.labels],
+        "original": [column(x.flatten()).tolist() for target in seen for x in target.inputs],
+        "reconstruction": reconstructions,
         "public_match": matches,
-        "floor": [*([] if floor is None else [column(floor.flatten()).tolist()]), *[None] * len(found)][: len(found)],
+        "floor": [*([] if floor is None else [column(floor.flatten()).tolist()]), *[None] * len(reconstructions)][
+            : len(reconstructions)
+        ],
     }

@@ -129,16 +129,22 @@ class TrainedModel:
         transcript, looked_at = model.run.transcript, watched(model.sampling[1])
         # A transcript for attacks on every step holds more steps than these; checking all would cost a second training.
         # Keys are suffixes of the flags.
-        found = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
+        noise_checks = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
         # Each separately: among the coordinates of all those steps, missing noise in a single release would not show.
-        found |= {f"_in_one_off_{number}": noise_found(view, [one]) for number, one in enumerate(transcript.one_offs)}
+        noise_checks |= {
+            f"_in_one_off_{number}": noise_found(view, [one_off]) for number, one_off in enumerate(transcript.one_offs)
+        }
         # Excess noise violates no claim; it is flagged below, because utility suffers from it.
-        patterned = [where for where, (_, _, pattern) in found.items() if pattern > NOISE_TOLERANCE]
-        violated = overspent or patterned or any(deviations < -NOISE_TOLERANCE for _, deviations, _ in found.values())
+        patterned = [where for where, (_, _, pattern) in noise_checks.items() if pattern > NOISE_TOLERANCE]
+        violated = (
+            overspent or patterned or any(deviations < -NOISE_TOLERANCE for _, deviations, _ in noise_checks.values())
+        )
         flags = ["claim_violated"] if violated else []
         flags += [f"dependent_noise{where}" for where in patterned]
         # NaN also counts as wrong: it is not the claimed noise.
         wrong = {
-            where: ratio for where, (ratio, deviations, _) in found.items() if not abs(deviations) <= NOISE_TOLERANCE
+            where: ratio
+            for where, (ratio, deviations, _) in noise_checks.items()
+            if not abs(deviations) <= NOISE_TOLERANCE
         }
         return [*flags, *(f"noise_{ratio:.2g}x_of_claimed{where}" for where, ratio in wrong.items())]

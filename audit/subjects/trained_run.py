@@ -143,10 +143,10 @@ class TrainedRun:
     @cached_property
     def shift(self) -> Shift:
         """The test for a shift between members and non-members, without any model; cached per process and splits."""
-        if (found := _SHIFTS.get(self.splits.digest)) is None:
-            found = shift_between(self.members, examples_of(self.splits.non_member, self.device))
-            _SHIFTS[self.splits.digest] = found
-        return found
+        if (shift := _SHIFTS.get(self.splits.digest)) is None:
+            shift = shift_between(self.members, examples_of(self.splits.non_member, self.device))
+            _SHIFTS[self.splits.digest] = shift
+        return shift
 
     @cached_property
     def defense(self) -> tuple[Defense, bool]:

@@ -80,7 +80,7 @@ def touching(
             case _:
                 return True
 
-    return tuple(one.words for one in changes if touches(one))
+    return tuple(change.words for change in changes if touches(change))
 
 
 def put(node: Any, path: list[str], value: Any, override: str) -> None:
@@ -130,9 +130,9 @@ def values_at(node: object, path: list[str]) -> list[object]:
             return values_at(node[int(key)], below)
         return [
             value
-            for one in node
-            if isinstance(one, Mapping) and one.get("name") == key
-            for value in values_at(one, below)
+            for entry in node
+            if isinstance(entry, Mapping) and entry.get("name") == key
+            for value in values_at(entry, below)
         ]
     return [NOT_SET]
 

@@ -200,13 +200,13 @@ def sentences(error: ValidationError, raw: Mapping[str, Any]) -> list[tuple[str,
         error: raised by its validation.
         raw: the document, for paths as in the file and for near-misses.
     """
-    found = []
+    problems = []
     for details in error.errors():
         above = details["loc"][:-1]  # empty if the document as a whole is wrong
         table = _TABLES.get(tuple(str(part) for part in above))
-        found.append((path_in(raw, details["loc"]), _problem_in(table, details)))
+        problems.append((path_in(raw, details["loc"]), _problem_in(table, details)))
     # A table at the top has no path of its own.
-    return [(path or "top level", problem) for path, problem in found]
+    return [(path or "top level", problem) for path, problem in problems]
 
 
 def path_in(raw: Any, location: Sequence[str | int]) -> str:

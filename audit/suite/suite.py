@@ -171,13 +171,13 @@ class Suite(Document):
             budget: from `budget_grid()`.
             attack: the cell's attack; None for utility, which only matches figures without an attack.
         """
-        told = {**choice.settings, **choice.training, **budget}
+        settings = {**choice.settings, **choice.training, **budget}
         return [
             Reported(metric=row.metric, value=row.value, source=row.source)
             for row in self.reported
             if row.defense == choice.name
             and row.attack == (attack.name if attack else None)
-            and all(key in told and told[key] == value for key, value in row.selectors.items())
+            and all(key in settings and settings[key] == value for key, value in row.selectors.items())
         ]
 
     def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:

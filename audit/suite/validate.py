@@ -38,7 +38,7 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
     Args:
         raw: the document, which is not modified.
     """
-    told, wrong = dict(raw), []
+    document, wrong = dict(raw), []
     kinds: tuple[catalog.MethodKind, ...] = ("defenses", "attacks")
     for kind in kinds:
         entries = raw.get(key := catalog.KINDS[kind])
@@ -54,8 +54,8 @@ def with_every_other(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Probl
             wrong.append((f"{key}[{places[0]}]", f"'{EVERY_OTHER}' must have no settings, got {', '.join(settings)}"))
         # Without other distributions' methods: a suite has the same content on every machine.
         others = [{"name": name} for name in sorted(catalog.method_files(kind)) if name not in named]
-        told[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
-    return told, wrong
+        document[key] = [entry for entry, name in zip(entries, named, strict=True) if name != EVERY_OTHER] + others
+    return document, wrong
 
 
 def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[Decided]], list[Problem]]:
@@ -74,7 +74,7 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
     entries = raw.get(key)
     expanded: list[list[Decided]] = []
     wrong: list[Problem] = []
-    seen: list[tuple[str, Decided]] = []
+    earlier_choices: list[tuple[str, Decided]] = []
     for position, entry in enumerate(entries if isinstance(entries, list) else []):
         if not isinstance(entry, dict):
             continue  # its type is reported by the schema
@@ -83,11 +83,11 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
         # Compared after expansion: differently written entries may request the same cells.
         for choice in choices:
             same = choice | {"name": plugins.resolved(choice["name"])}  # a file may be spelled in several ways
-            repeated = next((where for where, other in seen if other == same), None)
+            repeated = next((where for where, other in earlier_choices if other == same), None)
             if repeated:
                 problems.append((path, f"repeats {repeated}"))
                 break
-            seen.append((path, same))
+            earlier_choices.append((path, same))
         if problems:
             wrong += problems
         else:
@@ -106,14 +106,14 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
             # A suite may need data supplied by its reader; they are loaded before any computation.
             wrong += _refused(f"{table}.data", partial(datasets.check, there=False), data)
         model = content.get("model")
-        told = model if isinstance(model, dict) else {"name": model}
-        name = told.get("name")
+        model_table = model if isinstance(model, dict) else {"name": model}
+        name = model_table.get("name")
         if not isinstance(name, str):
             continue
         if problems := _refused(f"{table}.model", models.check, name):
             wrong += problems
             continue  # the settings of an unknown model are unknown
-        unknown = [key for key in told if key != "name" and not models.takes(name, key)]
+        unknown = [key for key in model_table if key != "name" and not models.takes(name, key)]
         settings = models.defaults(name)
         wrong += [(f"{table}.model.{key}", f"unknown setting of {name!r}; {way_out(key, settings)}") for key in unknown]
     budget = raw.get("budget")
@@ -135,8 +135,8 @@ def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
     if not all(isinstance(value, float) for value in (fpr, *values)) or not values:
         return []
     low = [value for value in values if value <= fpr]
-    told = f"must be above fpr, {fpr:g}, got {low[0]:g}: coins have a true positive rate of fpr" if low else ""
-    return [("budget.tpr", told)] if low else []
+    problem = f"must be above fpr, {fpr:g}, got {low[0]:g}: coins have a true positive rate of fpr" if low else ""
+    return [("budget.tpr", problem)] if low else []
 
 
 def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
@@ -197,10 +197,10 @@ def _misplaced(metric: str, attack: Any) -> str:
         return f"{metric!r} is an attack's, so attack must name one, got none"
     if isinstance(attack, str):
         try:
-            found = catalog.attack(attack).kind
+            kind = catalog.attack(attack).kind
         except CatalogError:
             return ""  # reported where the attack is listed
-        return "" if found == known.kind else f"{metric!r} is of {known.kind}, and {attack} is of {found}"
+        return "" if kind == known.kind else f"{metric!r} is of {known.kind}, and {attack} is of {kind}"
     return ""
 
 
@@ -296,9 +296,9 @@ def _values(value: Any, conform: Callable[[Any], Any], where: str) -> tuple[list
         if not isinstance(value, list):
             return [], [(where, _without_name(error))]
     values, wrong = [], []
-    for position, one in enumerate(value):
+    for position, entry in enumerate(value):
         try:
-            values.append(conform(one))
+            values.append(conform(entry))
         except CatalogError as error:
             wrong.append((f"{where}[{position}]", _without_name(error)))
     if not value:

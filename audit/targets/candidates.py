@@ -83,7 +83,7 @@ def content_order(examples: Examples) -> Int[Tensor, " n"]:
     Their own order reveals the origin, because pools are joined members first; so do their ids if a test set serves as
     non-members, with the highest ids. Copies of an example are ordered by a hash of their ids instead.
     """
-    inputs, labels, ids = (one.detach().cpu().numpy() for one in (examples.inputs, examples.labels, examples.ids))
+    inputs, labels, ids = (tensor.detach().cpu().numpy() for tensor in (examples.inputs, examples.labels, examples.ids))
     marks = []
     for x, y, name in zip(inputs, labels, ids, strict=True):
         content = x.tobytes() + y.tobytes()
@@ -111,15 +111,15 @@ def asked_alone(
         members: true for members.
         coins: generator hidden from attacks, so that none can treat these candidates specially.
     """
-    found = []
+    positions = []
     for inside in (True, False):
         places = torch.nonzero(members == inside).flatten().cpu()
         surest = places[
             scores.cpu()[places].argsort(descending=inside, stable=True)[: math.ceil(len(places) / _SUREST)]
         ]
         for some in (places, surest):
-            found.append(some[torch.randperm(len(some), generator=coins)[:1]])
-    return torch.cat(found).unique()
+            positions.append(some[torch.randperm(len(some), generator=coins)[:1]])
+    return torch.cat(positions).unique()
 
 
 def refuse_comparison(name: str, together: MembershipScores, alone: MembershipScores) -> None:
@@ -137,8 +137,8 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
     Raises:
         ValueError: the two differ by more than rounding.
     """
-    asked = together.ids == alone.ids
-    (among,), others = together.scores[asked], together.scores[~asked]
+    same_id = together.ids == alone.ids
+    (among,), others = together.scores[same_id], together.scores[~same_id]
     (by_itself,) = alone.scores
     # By rank, not by value: an offset, or one large score, would make any difference look like rounding.
     turned = (others - among).sign() != (others - by_itself).sign()

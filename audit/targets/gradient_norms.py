@@ -40,18 +40,18 @@ class GradientNorms:
         layout = engine.layout
         spans = dict(zip(layout.names, layout.slices, strict=True))
         at_once = max(1, _NUMBERS // layout.dim)
-        found: dict[str, list[Tensor]] = {name: [inputs.new_zeros(0, dtype=torch.float64)] for name in spans}
+        squared_norms: dict[str, list[Tensor]] = {name: [inputs.new_zeros(0, dtype=torch.float64)] for name in spans}
         for some, own in zip(inputs.double().split(at_once), labels.split(at_once), strict=True):
             batch = engine.batch(some, own)
             for name, span in spans.items():
                 factors = batch.outer(*span)
                 # |s xᵀ|² = |s|² |x|², so no row is formed.
-                found[name].append(
+                squared_norms[name].append(
                     batch.columns(*span).square().sum(1)
                     if factors is None
                     else factors[0].square().sum(1) * factors[1].square().sum(1)
                 )
-        return {name: torch.cat(parts) for name, parts in found.items()}
+        return {name: torch.cat(parts) for name, parts in squared_norms.items()}
 
 
 def _range_of(inputs: Tensor) -> Domain | None:

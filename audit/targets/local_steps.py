@@ -128,11 +128,11 @@ class _Blind(Context):
 
 def _blind(context: Context) -> Context:
     # Neither the constructor nor `replace`, because both read every field.
-    seen = object.__new__(_Blind)
-    vars(seen).update(vars(context))
+    blind = object.__new__(_Blind)
+    vars(blind).update(vars(context))
     if context.public is not None:
-        vars(seen)["public"] = _NoRows(context.public_size)
-    return seen
+        vars(blind)["public"] = _NoRows(context.public_size)
+    return blind
 
 
 def unknown_to_server(defense: Defense, state: State, context: Context, steps: int) -> str:

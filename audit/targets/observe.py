@@ -115,16 +115,16 @@ def observe(
         The observation. Only its fields `others_removed` and `matched_filter` depend on membership.
     """
     # A copy, because the autograd graph behind a differentiable answer leads to the tensors of the computation.
-    seen = Observed(copy.deepcopy(step), model, layout, world.loss, views)
+    observed = Observed(copy.deepcopy(step), model, layout, world.loss, views)
     return Observation(
-        released=seen.released,
-        # Functions, because a bound method would expose `seen` as its `__self__`.
-        simulate=lambda inputs, labels: seen.simulate(inputs, labels),
-        simulate_many=lambda inputs, labels: seen.simulate_many(inputs, labels),
-        compare_many=(lambda inputs, labels: seen.compare_many(inputs, labels)) if seen.is_dense else None,
-        contributions=lambda inputs, labels: seen.contributions(inputs, labels),
-        residual=lambda predicted: seen.residual(predicted),
-        logits=lambda inputs: seen.logits(inputs),
+        released=observed.released,
+        # Functions, because a bound method would expose `observed` as its `__self__`.
+        simulate=lambda inputs, labels: observed.simulate(inputs, labels),
+        simulate_many=lambda inputs, labels: observed.simulate_many(inputs, labels),
+        compare_many=(lambda inputs, labels: observed.compare_many(inputs, labels)) if observed.is_dense else None,
+        contributions=lambda inputs, labels: observed.contributions(inputs, labels),
+        residual=lambda predicted: observed.residual(predicted),
+        logits=lambda inputs: observed.logits(inputs),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
@@ -137,13 +137,13 @@ def observe(
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
         population=world.population,
-        noise_std=seen.noise_std,
+        noise_std=observed.noise_std,
         candidates=candidates,
         others_removed=others_removed,
         matched_filter=matched_filter,
         prior=prior,
         remainder=remainder,
-        structure=lambda: seen.structure(world.input_shape),
+        structure=lambda: observed.structure(world.input_shape),
     )
 
 
@@ -170,50 +170,55 @@ def observe_local(
         labels: labels of the client's examples, in its order, if the attacker may know them; copied.
         batch_size: number of these examples, if the attacker may know it.
     """
-    seen = LocalUpdate(steps, model, layout, world.loss, lr=lr, max_unroll=max_unroll)
+    local_update = LocalUpdate(steps, model, layout, world.loss, lr=lr, max_unroll=max_unroll)
     dim = layout.dim
 
     def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
         refuse_too_many(len(inputs), dim)
-        return seen.simulate(inputs, labels)
+        return local_update.simulate(inputs, labels)
 
     def surrogate(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
         refuse_too_many(len(inputs), dim)
-        return seen.surrogate(inputs, labels, share)
+        return local_update.surrogate(inputs, labels, share)
 
     def between(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
         refuse_too_many(len(inputs), dim)
-        return seen.contributions_between(inputs, labels, share)
+        return local_update.contributions_between(inputs, labels, share)
 
     def contributed(inputs: Tensor, labels: Tensor) -> Tensor:
         raise NotApplicable(
-            f"the sum of {seen.steps} local steps is no sum over examples: what one adds depends on the steps before"
+            f"the sum of {local_update.steps} local steps is no sum over examples: what one adds depends "
+            "on the steps before"
         )
 
     def equations() -> Structure:
-        found = structure(seen.first_plan, model, layout, seen.start, world.loss, world.input_shape)
-        words = f"the sum of {seen.steps} local steps"
-        size = seen.released.numel()
-        return replace(found, parts=(ReleasedPart(start=0, stop=size, kind="other", of_gradient=False, words=words),))
+        first_structure = structure(
+            local_update.first_plan, model, layout, local_update.start, world.loss, world.input_shape
+        )
+        words = f"the sum of {local_update.steps} local steps"
+        size = local_update.released.numel()
+        return replace(
+            first_structure, parts=(ReleasedPart(start=0, stop=size, kind="other", of_gradient=False, words=words),)
+        )
 
     return Observation(
-        released=seen.released,
+        released=local_update.released,
         simulate=simulate,
         surrogate=surrogate,
         contributions_between=between,
         contributions=contributed,
-        residual=lambda predicted: seen.residual(predicted),
-        logits=lambda inputs: seen.logits(inputs),
+        residual=lambda predicted: local_update.residual(predicted),
+        logits=lambda inputs: local_update.logits(inputs),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
         classes=world.classes,
         step=steps[0].step,
-        expected_batch=seen.expected_batch,
+        expected_batch=local_update.expected_batch,
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
         population=world.population,
-        noise_std=seen.noise_std,
+        noise_std=local_update.noise_std,
         structure=equations,
     )
 
@@ -317,9 +322,9 @@ class RunView:
         # A function, because rows [candidates, m] may take gigabytes: an attack calls it for a few candidates at a
         # time.
         if self.informed and candidates is not None:
-            replay, asked, remainders = self.replayed, self._asked, self._remainders
+            replay, auditors_candidates, remainders = self.replayed, self._asked, self._remainders
             remainder = lambda part=slice(None): remainders.without_others(step, candidates.ids, part)  # noqa: E731 - a name for a partial application
-            filtered = lambda: replay.matched_filter(step, asked)  # noqa: E731
+            filtered = lambda: replay.matched_filter(step, auditors_candidates)  # noqa: E731
         return observe(
             step,
             self.attackers_model,

@@ -115,10 +115,10 @@ class Observed:
 
     def without(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
         """Returns the undivided noisy sums minus the contributions of these data, in float64."""
-        left = self.sums.double()
+        remainder = self.sums.double()
         for part in torch.arange(len(inputs), device=inputs.device).split(max(1, ROWS // self._layout.dim)):
-            left = left - self.contributions(inputs[part], labels[part]).sum(dim=0, dtype=torch.float64)
-        return left
+            remainder = remainder - self.contributions(inputs[part], labels[part]).sum(dim=0, dtype=torch.float64)
+        return remainder
 
     def residual(self, predicted: Float[Tensor, "*guesses m"]) -> Float[Tensor, "*guesses m"]:
         """Returns released minus predicted, whitened: in noise units, without directions that no row can reach."""
@@ -137,15 +137,15 @@ class Observed:
         """Returns `simulate` of several batches in one pass; labels are shared by all batches or given per batch."""
         guesses, b = inputs.shape[:2]
         together, all_labels = inputs.flatten(0, 1), _of_each(labels, guesses, b)
-        found = self._factored(inputs)
-        if found is None or self._views is not None:
+        guess_gradients = self._factored(inputs)
+        if guess_gradients is None or self._views is not None:
             rows = self.rows(together, all_labels)
         else:
             refuse_too_many(guesses * b, self._layout.dim)
 
             def gradients(point: Tensor | None) -> Tensor:
                 if point is None:
-                    return found.rows(together, all_labels)
+                    return guess_gradients.rows(together, all_labels)
                 return per_example_gradients(
                     self._model, self._loss, self._layout, together, all_labels, parameters=point
                 )
@@ -158,13 +158,13 @@ class Observed:
     ) -> tuple[Float[Tensor, " guesses"], Float[Tensor, " guesses"]]:
         """Returns <W simulated, W released> and |W simulated|^2 per guess, W the whitening; for dense releases only."""
         guesses, b = inputs.shape[:2]
-        found, white = self._factored(inputs), self._whitening[0]
-        if found is None:
+        guess_gradients, white = self._factored(inputs), self._whitening[0]
+        if guess_gradients is None:
             simulated = self._whitening * self.simulate_many(inputs, labels)
             return simulated @ (self._whitening * self.released), simulated.square().sum(dim=1)
         bound = self._plan.blocks[0].bound
         scale = None if bound.kind == "unbounded" else lambda norms: bound.scale(norms.double(), norms.dtype)
-        inner, squares = found.compared(inputs, _of_each(labels, guesses, b), self._directions, scale)
+        inner, squares = guess_gradients.compared(inputs, _of_each(labels, guesses, b), self._directions, scale)
         # One block has one noise scale, so the whitening is a scalar.
         size = white / self._step.expected_batch
         return inner * white * size, squares * size.square()

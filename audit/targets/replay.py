@@ -46,18 +46,18 @@ class StepReplay:
         """Returns each block's noisy sums minus all contributions, rounded to the dtype of the sums."""
         assert step.plan is not None and step.noisy is not None  # noqa: S101  by `Observed`, which was made before
         sizes = [noisy.numel() for noisy in step.noisy]
-        if (found := self._noises.get(step.key)) is None:
+        if (noise := self._noises.get(step.key)) is None:
             engine, plan, taken = self._at(step), step.plan.plan, self._took_part(step)
-            left = [noisy.double() for noisy in step.noisy]
+            residuals = [noisy.double() for noisy in step.noisy]
             for part in taken.split(_AT_ONCE) if len(taken) else ():
                 inputs, labels, views = self._entries(step, self._private.inputs[part], self._private.labels[part])
-                for rest, total in zip(left, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
+                for rest, total in zip(residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
                     rest -= total
-            found = torch.cat(left).to(step.noisy[0].dtype)
+            noise = torch.cat(residuals).to(step.noisy[0].dtype)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
-            if sum(one.nbytes for one in self._noises.values()) + found.nbytes <= _KEPT:
-                self._noises[step.key] = found
-        return found.split(sizes)
+            if sum(kept.nbytes for kept in self._noises.values()) + noise.nbytes <= _KEPT:
+                self._noises[step.key] = noise
+        return noise.split(sizes)
 
     def matched_filter(self, step: Step, candidates: Examples) -> MatchedFilter:
         """Returns the statistics from which each candidate's likelihood ratio follows.
@@ -67,26 +67,26 @@ class StepReplay:
             candidates: under the ids of the data set; not modifiable by any attack.
         """
         assert step.plan is not None  # noqa: S101  as in `noise`
-        noise, stds, plan = [left.double() for left in self.noise(step)], step.plan.stds, step.plan.plan
+        noise, stds, plan = [block_noise.double() for block_noise in self.noise(step)], step.plan.stds, step.plan.plan
         # Whitened before the cast to the gradients' dtype: the noise scale may be out of its range.
         units = [1.0 if std == 0 else std for std in stds]
         directions = [values / unit for values, unit in zip(noise, units, strict=True)]
-        engine, found = self._at(step), []
+        engine, matched = self._at(step), []
         for start in range(0, len(candidates), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             inputs, labels, views = self._entries(step, candidates.inputs[part], candidates.labels[part])
-            found.append(engine.matched(plan, directions, inputs, labels, views=views))
+            matched.append(engine.matched(plan, directions, inputs, labels, views=views))
         none = noise[0].new_zeros(0)
         joined = torch.isin(candidates.ids, self._private.ids[self._took_part(step)])
         inner = torch.zeros(len(candidates), dtype=torch.float64, device=none.device)
         squared_norms, missing, shown = inner.clone(), inner.clone(), inner.clone()
-        for number, (left, unit, std) in enumerate(zip(noise, units, stds, strict=True)):
-            products = torch.cat([none, *(part[number][0] for part in found)]) / unit
-            squares = torch.cat([none, *(part[number][1] for part in found)]) / unit**2
+        for number, (block_noise, unit, std) in enumerate(zip(noise, units, stds, strict=True)):
+            products = torch.cat([none, *(part[number][0] for part in matched)]) / unit
+            squares = torch.cat([none, *(part[number][1] for part in matched)]) / unit**2
             if std == 0:
                 # |r - v|: nothing is subtracted for participants, because only noise is left of their r.
                 apart = torch.where(joined, 0.0, squares - 2 * products)
-                missing, shown = missing + (left.square().sum() + apart).clamp(min=0), shown + squares
+                missing, shown = missing + (block_noise.square().sum() + apart).clamp(min=0), shown + squares
             else:
                 inner, squared_norms = inner + products + torch.where(joined, squares, 0.0), squared_norms + squares
         residuals = (missing / torch.where(shown > 0, shown, torch.nan)).sqrt()

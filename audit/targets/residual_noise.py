@@ -89,9 +89,9 @@ class Remainders:
             candidates: ids of all candidates that will be read.
             part: slice of them to return now.
         """
-        asked = candidates[part]
-        refuse_too_many(len(asked), self.run.transcript.layout.dim, width=8)
-        noise, own = self._left_over(step, asked, candidates)
+        ids = candidates[part]
+        refuse_too_many(len(ids), self.run.transcript.layout.dim, width=8)
+        noise, own = self._left_over(step, ids, candidates)
         # Into `own`, which is fresh at every call; `noise` belongs to `kept`, which other cells read.
         return own.add_(noise)
 
@@ -102,24 +102,24 @@ class Remainders:
         drawn in float32 reveals members by the last digits of a release, and a remainder rounded to float32 would hide
         that from the audit.
         """
-        found = self.kept.get(step.key)
-        if found is None or not torch.isin(asked, found.asked).all():
-            found = self.latest.get(step.key)
-        if found is None or not torch.isin(asked, found.asked).all():
+        remainder = self.kept.get(step.key)
+        if remainder is None or not torch.isin(asked, remainder.asked).all():
+            remainder = self.latest.get(step.key)
+        if remainder is None or not torch.isin(asked, remainder.asked).all():
             # Rows for all candidates at once, because each call takes a pass over the batch; unless they are too many.
-            found = self._parted(step, candidates if self._few(step, candidates) else asked)
-            others = sum(one.size for number, one in self.kept.items() if number != step.key)
+            remainder = self._parted(step, candidates if self._few(step, candidates) else asked)
+            others = sum(other.size for number, other in self.kept.items() if number != step.key)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
-            if others + found.size <= _KEPT:
-                self.kept[step.key] = found
+            if others + remainder.size <= _KEPT:
+                self.kept[step.key] = remainder
             else:
                 self.latest.clear()
-                self.latest[step.key] = found
+                self.latest[step.key] = remainder
         # A candidate that took no part contributed 0.
-        own = found.noise.new_zeros(len(asked), len(found.noise))
-        joined = torch.isin(asked, found.joined)
-        own[joined] = found.rows[torch.searchsorted(found.joined, asked[joined])].double()
-        return found.noise, own
+        own = remainder.noise.new_zeros(len(asked), len(remainder.noise))
+        joined = torch.isin(asked, remainder.joined)
+        own[joined] = remainder.rows[torch.searchsorted(remainder.joined, asked[joined])].double()
+        return remainder.noise, own
 
     def _few(self, step: Step, candidates: Tensor) -> bool:
         """True if the rows of all participating candidates fit into memory."""
@@ -138,16 +138,16 @@ class Remainders:
         same batch, and only the exact row that was subtracted leaves no trace when it is added back.
         """
         private, layout = self.private, self.run.transcript.layout
-        seen = Observed(step, self.run.model, layout, self.loss, self.run.views_behind(step))
+        observed = Observed(step, self.run.model, layout, self.loss, self.run.views_behind(step))
         took_part = self._took_part(step)
-        total = seen.sums.new_zeros(seen.sums.shape, dtype=torch.float64)
-        joined, rows = [private.ids.new_empty(0)], [seen.sums.new_zeros(0, seen.sums.numel())]
+        total = observed.sums.new_zeros(observed.sums.shape, dtype=torch.float64)
+        joined, rows = [private.ids.new_empty(0)], [observed.sums.new_zeros(0, observed.sums.numel())]
         for part in took_part.split(max(1, ROWS // layout.dim)) if len(took_part) else ():
-            contributed = seen.contributions(private.inputs[part], private.labels[part])
+            contributed = observed.contributions(private.inputs[part], private.labels[part])
             total += contributed.sum(dim=0, dtype=torch.float64)
             is_asked = torch.isin(private.ids[part], asked)
             joined.append(private.ids[part][is_asked])
             rows.append(contributed[is_asked])
         # Sorted, for the binary searches of `_left_over`.
         ids, order = torch.cat(joined).sort()
-        return LeftOver(seen.sums.double() - total, asked, ids, torch.cat(rows)[order])
+        return LeftOver(observed.sums.double() - total, asked, ids, torch.cat(rows)[order])

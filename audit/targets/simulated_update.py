@@ -167,8 +167,8 @@ def simulate_share(
         client.step(earlier, shared=False, lr=lr)
     if local is not None:
         client.refuse_unknown_plans(step, own)
-    seen = [client.step(number, shared=True, lr=lr) for number in range(step, step + own)]
-    return client.shares(seen, world, public, prior, lr=lr)
+    shared_steps = [client.step(number, shared=True, lr=lr) for number in range(step, step + own)]
+    return client.shares(shared_steps, world, public, prior, lr=lr)
 
 
 class _Client:
@@ -252,12 +252,12 @@ class _Client:
             return self.runner.run(plan, inputs, labels)
 
         # Parameters before the update below, where the gradients are taken.
-        seen = self.stepper.take(step, layout.read(self.model), execute, account)
-        moved = seen.parameters - lr * self.stepper.update
+        taken = self.stepper.take(step, layout.read(self.model), execute, account)
+        moved = taken.parameters - lr * self.stepper.update
         layout.write(self.model, moved)
         self.stepper.hold(moved)
         # A client has no other data for the trial of a step; without sampling, the batch is charged in full.
-        return replace(seen, verdict=self.stepper.judge(execute, account, full()))
+        return replace(taken, verdict=self.stepper.judge(execute, account, full()))
 
     def refuse_unknown_plans(self, step: int, steps: int) -> None:
         """Refuses local steps whose plans a server cannot know from their sum, before the first step is taken."""
@@ -271,17 +271,17 @@ class _Client:
         """Returns the observation of the shared step or steps, the ground truth, and the charge to the batch."""
         inputs, labels = self.batch
         known = world if world.population is None else replace(world, population=copied(world.population))
-        told: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
+        knowledge: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
         layout = self.runner.layout
         if self.local is None:
             if prior is not None:
                 # Computed eagerly: no function in the attack's hands may close over the other records.
                 step = Observed(seen[0], self.model, layout, world.loss)
-                told |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
-            observation = observe(seen[0], self.model, layout, known, **told)
+                knowledge |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
+            observation = observe(seen[0], self.model, layout, known, **knowledge)
         else:
-            told |= {"lr": lr, "max_unroll": self.local.max_unroll}
-            observation = observe_local(seen, self.model, layout, known, **told)
+            knowledge |= {"lr": lr, "max_unroll": self.local.max_unroll}
+            observation = observe_local(seen, self.model, layout, known, **knowledge)
         # Also if the attacker gets no public examples: anybody might have seen them.
         public = None if population is None else population.inputs
         floor = None if public is None else public.mean(dim=0)

@@ -138,7 +138,7 @@ def _operations(model: nn.Module, values: Mapping[str, Tensor], input_shape: tup
     for node in traced.graph.nodes:
         if node.op == "output":
             break
-        inputs = tuple(one.name for one in node.all_input_nodes)
+        inputs = tuple(input_node.name for input_node in node.all_input_nodes)
         about = _about(node, modules)
         about |= {key: tied.get(about[key], about[key]) for key in ("weight", "bias") if about.get(key)}
         operations.append(

@@ -127,8 +127,8 @@ def ratio_of(what: str, above: Float[Tensor, " n"], below: Float[Tensor, " n"], 
     """Compares the ratio of two means of independent draws."""
     # By the delta method: the error is that of (above - ratio * below) / E below.
     ratio, scale = float(above.mean() / below.mean()), float(below.mean())
-    found = mean_of(what, (above - ratio * below) / scale, 0.0)
-    return replace(found, measured=ratio, closed=closed)
+    comparison = mean_of(what, (above - ratio * below) / scale, 0.0)
+    return replace(comparison, measured=ratio, closed=closed)
 
 
 class Panel(NamedTuple):
@@ -183,8 +183,8 @@ class TheoryClaim:
     def examine(self, setup: Setup) -> Examined:
         """Measures the claim."""
         started = time.perf_counter()
-        found = self.measure(setup)
-        return Examined(claim=self, found=found, seconds=time.perf_counter() - started)
+        measured = self.measure(setup)
+        return Examined(claim=self, found=measured, seconds=time.perf_counter() - started)
 
 
 @dataclass(frozen=True, kw_only=True)

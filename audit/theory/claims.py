@@ -24,10 +24,10 @@ def chosen(names: Sequence[str]) -> list[TheoryClaim]:
     for name in names:
         if name not in CLAIMS:
             raise ValueError(f"no claim named {name!r}; there are {', '.join(CLAIMS)}")
-    return [found for name, found in CLAIMS.items() if not names or name in names]
+    return [claim for name, claim in CLAIMS.items() if not names or name in names]
 
 
 def examined(claims: Sequence[TheoryClaim], setup: Setup) -> Iterator[Examined]:
     """Measures the claims in turn."""
-    for one in claims:
-        yield one.examine(setup)
+    for claim in claims:
+        yield claim.examine(setup)

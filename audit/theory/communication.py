@@ -69,12 +69,12 @@ def bytes_of_updates(setup: Setup) -> Measured:
         ("gep", {"rank": RANK, "groups": 1} | masked, BYTES * (RANK + DENSE - floor_of(0.9, DENSE))),
         ("dpdr", {}, BYTES * (DENSE + 4)),
     )
-    found = []
+    comparisons = []
     for name, settings, closed in expected:
         chosen = ", ".join(f"{key} = {str(value).lower()}" for key, value in settings.items())
         what = f"bytes a step, {name}" + f" ({chosen})" * bool(chosen)
-        found.append(_exactly(what, _bytes(_plans(setup, name, settings)[-1]), closed))
-    return Measured(comparisons=tuple(found))
+        comparisons.append(_exactly(what, _bytes(_plans(setup, name, settings)[-1]), closed))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim("3.7", "Under linear cooling to r, random sparsification sends 1 - r/2 of the entries on average.")

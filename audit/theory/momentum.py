@@ -64,8 +64,8 @@ def _walk(
 
 def _coefficients() -> Float[Tensor, " steps"]:
     """Weight of each step's draw in the displacement, in steps of lr: 1 + mu + ... to the end of the run."""
-    left = torch.arange(1, STEPS + 1, dtype=torch.float64)
-    return (1 - MU**left) / (1 - MU)
+    remaining_steps = torch.arange(1, STEPS + 1, dtype=torch.float64)
+    return (1 - MU**remaining_steps) / (1 - MU)
 
 
 @claim(
@@ -104,17 +104,17 @@ def momentum_displacement(setup: Setup) -> Measured:
 )
 def momentum_rule(setup: Setup) -> Measured:
     """Momentum 0.9 at clip norm C against no momentum at C / (1 - mu): noise alone, then signal alone."""
-    larger, found = 1 / (1 - MU), []
+    larger, comparisons = 1 / (1 - MU), []
     with_momentum = _walk(setup, MU, "rule, with").displacement
     without = _walk(setup, 0.0, "rule, without", clip_norm=larger).displacement
     share = _coefficients() * (1 - MU)
     what = "energy of displacement by noise, with momentum / without"
-    found.append(ratio_of(what, with_momentum.square(), without.square(), float(share.square().mean())))
+    comparisons.append(ratio_of(what, with_momentum.square(), without.square(), float(share.square().mean())))
     quiet = {"sigma": 0.0, "signal": True}
     along = _walk(setup, MU, "signal, with", **quiet).displacement.mean()
     plain = _walk(setup, 0.0, "signal, without", clip_norm=larger, **quiet).displacement.mean()
     closed = 1 - MU * (1 - MU**STEPS) / (STEPS * (1 - MU))
-    found.append(
+    comparisons.append(
         Comparison(
             what="displacement by signal, with momentum / without",
             measured=float(along / plain),
@@ -122,4 +122,4 @@ def momentum_rule(setup: Setup) -> Measured:
             tolerance=1e-4,  # of 400 additions in float32
         )
     )
-    return Measured(comparisons=tuple(found))
+    return Measured(comparisons=tuple(comparisons))

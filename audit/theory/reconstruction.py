@@ -42,9 +42,9 @@ def laplace(t: float, n: int) -> float:
     # means[k]: the same for masks that keep k of the entries so far; avoids binomial coefficients that could overflow.
     means = np.zeros(n + 1)
     means[0] = 1.0
-    for seen, weight in enumerate(np.exp(-t * A.numpy() ** 2), start=1):
-        k = np.arange(1, min(n, seen) + 1)
-        means[k] = (1 - k / seen) * means[k] + k / seen * weight * means[k - 1]
+    for count, weight in enumerate(np.exp(-t * A.numpy() ** 2), start=1):
+        k = np.arange(1, min(n, count) + 1)
+        means[k] = (1 - k / count) * means[k] + k / count * weight * means[k - 1]
     return float(means[n])
 
 
@@ -61,13 +61,13 @@ def _observed(
 ) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n dim"]]:
     """Returns releases of the gradient a x under successive masks, and the masks."""
     defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(what, sparsity)
-    seen, masks = [], []
+    releases, masks = [], []
     for step, x in enumerate(inputs.tolist()):
         plan = plan_of(defense, setup.context(DIM, step))
         row = (A * x).unsqueeze(0).to(setup.device)
-        seen.append(released(plan, row, sigma=STD, noise=source).cpu())
+        releases.append(released(plan, row, sigma=STD, noise=source).cpu())
         masks.append(mask_of(plan.blocks[0].codec, setup.device).cpu())
-    return torch.cat(seen), torch.stack(masks)
+    return torch.cat(releases), torch.stack(masks)
 
 
 def _unclipped(setup: Setup, sparsity: float, what: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,14 +89,14 @@ def _same(setup: Setup) -> Tensor:
 )
 def reconstruction_error(setup: Setup) -> Measured:
     """Simulated least squares, the mean over masks alone, golden values, and the bound of Jensen's inequality."""
-    found, energy = [], float(A.square().sum())
+    comparisons, energy = [], float(A.square().sum())
     for sparsity, golden in zip(SPARSITIES, GOLDEN, strict=True):
         exact = STD**2 * expected_inverse(sparsity)
-        seen, masks = _unclipped(setup, sparsity, "least squares", _same(setup))
+        releases, masks = _unclipped(setup, sparsity, "least squares", _same(setup))
         signals = masks @ A.square()
-        errors = (seen @ A / signals - X).square()  # y is 0 outside the mask
+        errors = (releases @ A / signals - X).square()  # y is 0 outside the mask
         bound = STD**2 / ((1 - sparsity) * energy)
-        found += [
+        comparisons += [
             mean_of(f"squared error, sparsity {sparsity}", errors, exact),
             mean_of(f"s^2 E[1 / ||m.a||^2], sparsity {sparsity}", STD**2 / signals, exact),
             Comparison(
@@ -107,7 +107,7 @@ def reconstruction_error(setup: Setup) -> Measured:
             ),
             mean_of(f"s^2 E[1 / ||m.a||^2], lower bound, sparsity {sparsity}", STD**2 / signals, bound, ">="),
         ]
-    return Measured(comparisons=tuple(found))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim(
@@ -117,14 +117,14 @@ def reconstruction_error(setup: Setup) -> Measured:
 def reconstruction_several_inputs(setup: Setup) -> Measured:
     """Least squares for three inputs at once, with masks of the method."""
     matrix = torch.randn(DIM, 3, generator=setup.coins("matrix"), dtype=torch.float64)
-    found = []
+    comparisons = []
     for sparsity in (0.3, 0.8):
         masks = masks_of(sparse(setup, sparsity), setup, DIM, setup.draws // 2)
         products = torch.einsum("nd,di,dj->nij", masks, matrix, matrix)
         traces = torch.linalg.inv(products).diagonal(dim1=1, dim2=2).sum(dim=1)
         bound = STD**2 * float(torch.linalg.inv(matrix.T @ matrix).trace()) / (1 - sparsity)
-        found.append(mean_of(f"s^2 E tr((A' diag(m) A)^-1), sparsity {sparsity}", STD**2 * traces, bound, ">="))
-    return Measured(comparisons=tuple(found))
+        comparisons.append(mean_of(f"s^2 E tr((A' diag(m) A)^-1), sparsity {sparsity}", STD**2 * traces, bound, ">="))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim(
@@ -137,13 +137,13 @@ def reconstruction_several_inputs(setup: Setup) -> Measured:
 def reconstruction_under_clipping(setup: Setup) -> Measured:
     """Clipping is active at every sparsity, and the attacker knows the clip factor."""
     clip_norm = 0.05
-    measured, found, instead, shortest = {}, [], [], math.inf
+    measured, comparisons, instead, shortest = {}, [], [], math.inf
     for sparsity in SPARSITIES:
-        seen, masks = _observed(setup, sparsity, "clipped", _same(setup), clip_norm=clip_norm)
+        releases, masks = _observed(setup, sparsity, "clipped", _same(setup), clip_norm=clip_norm)
         lengths = (masks * A).norm(dim=1)
         shortest = min(shortest, float(lengths.min()) * X)
         factors = clip_norm / (lengths * X)
-        errors = (seen @ A / (factors * lengths.square()) - X).square()
+        errors = (releases @ A / (factors * lengths.square()) - X).square()
         measured[sparsity] = errors
         instead.append(mean_of(f"squared error, sparsity {sparsity}: sigma^2 x^2", errors, STD**2 * X**2))
     instead.append(
@@ -152,8 +152,8 @@ def reconstruction_under_clipping(setup: Setup) -> Measured:
     for sparsity in SPARSITIES[1:]:
         growth = expected_inverse(sparsity) / expected_inverse(0.0)
         what = f"error relative to sparsity 0, sparsity {sparsity}"
-        found.append(ratio_of(what, measured[sparsity], measured[0.0], growth))
-    return Measured(comparisons=tuple(found), instead=tuple(instead))
+        comparisons.append(ratio_of(what, measured[sparsity], measured[0.0], growth))
+    return Measured(comparisons=tuple(comparisons), instead=tuple(instead))
 
 
 @claim(
@@ -162,31 +162,31 @@ def reconstruction_under_clipping(setup: Setup) -> Measured:
 )
 def reconstruction_mask_unknown(setup: Setup) -> Measured:
     """Estimate that divides by the whole ||a||^2."""
-    squares, found = A.square(), []
+    squares, comparisons = A.square(), []
     energy = float(squares.sum())
     for sparsity in SPARSITIES:
         rho = kept(sparsity) / DIM
-        seen, _ = _unclipped(setup, sparsity, "unaware", _same(setup))
-        errors = (seen @ A / energy - X).square()
+        releases, _ = _unclipped(setup, sparsity, "unaware", _same(setup))
+        errors = (releases @ A / energy - X).square()
         variance = rho * (1 - rho) * DIM / (DIM - 1) * float((squares - squares.mean()).square().sum())
         expected = X**2 * ((1 - rho) ** 2 + variance / energy**2) + STD**2 * rho / energy
-        found.append(mean_of(f"squared error, sparsity {sparsity}", errors, expected))
-    return Measured(comparisons=tuple(found))
+        comparisons.append(mean_of(f"squared error, sparsity {sparsity}", errors, expected))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim("3.4", "An attacker with a Gaussian prior of variance p has error E[p s^2 / (s^2 + p ||m.a||^2)], growing too.")
 def reconstruction_with_a_prior(setup: Setup) -> Measured:
     """Posterior mean, for inputs drawn from the prior."""
-    prior, found = 0.01, []
+    prior, comparisons = 0.01, []
     for sparsity in SPARSITIES:
         inputs = torch.randn(setup.draws, generator=setup.coins("inputs", sparsity), dtype=torch.float64)
         inputs = inputs * math.sqrt(prior)
-        seen, masks = _unclipped(setup, sparsity, "prior", inputs)
+        releases, masks = _unclipped(setup, sparsity, "prior", inputs)
         signals = masks @ A.square()
-        errors = (prior * (seen @ A) / (STD**2 + prior * signals) - inputs).square()
+        errors = (prior * (releases @ A) / (STD**2 + prior * signals) - inputs).square()
         expected = STD**2 * expected_inverse(sparsity, offset=STD**2 / prior)
-        found.append(mean_of(f"squared error, sparsity {sparsity}", errors, expected))
-    return Measured(comparisons=tuple(found))
+        comparisons.append(mean_of(f"squared error, sparsity {sparsity}", errors, expected))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim(

@@ -25,8 +25,8 @@ def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
         "seed": setup.seed,
         "draws": setup.draws,
         "device": str(setup.device),
-        "as_expected": all(one.expected for one in found),
-        "claims": [one.to_dict() for one in found],
+        "as_expected": all(examined.expected for examined in found),
+        "claims": [examined.to_dict() for examined in found],
     }
 
 
@@ -43,8 +43,8 @@ def words(one: Examined) -> str:
 
 def summary(found: Sequence[Examined]) -> str:
     """Sentence with the numbers of claims by verdict, and the verdicts that differ from the known ones."""
-    wrong = [one.claim.name for one in found if not one.expected]
-    verdicts = [one.verdict for one in found]
+    wrong = [examined.claim.name for examined in found if not examined.expected]
+    verdicts = [examined.verdict for examined in found]
     counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
     rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
     return f"{len(found)} claim{'s' if len(found) != 1 else ''}: {counts}; {rest}"
@@ -66,16 +66,16 @@ def markdown(found: Sequence[Examined], setup: Setup) -> str:
         "| section | claim | verdict | caveat |",
         "|---|---|---|---|",
     ]
-    for one in found:
-        said = (f"`{one.claim.name}`: {one.claim.about}", _verdict(one), one.caveat)
-        lines.append(f"| {one.claim.section} | {' | '.join(map(_cell, said))} |")
+    for examined in found:
+        said = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
+        lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, said))} |")
     lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
-    for one in found:
-        for kind, comparisons in (("", one.found.comparisons), ("instead: ", one.found.instead)):
+    for examined in found:
+        for kind, comparisons in (("", examined.found.comparisons), ("instead: ", examined.found.instead)):
             for c in comparisons:
                 cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
                 what = _cell(f"{kind}{c.what}")
-                lines.append(f"| `{one.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
+                lines.append(f"| `{examined.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +127,7 @@ def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
         "theory.json": (json.dumps(document(found, setup), indent=2, allow_nan=False) + "\n").encode(),
         "theory.md": markdown(found, setup).encode(),
     }
-    panels = [panel for one in found for panel in one.found.panels]
+    panels = [panel for examined in found for panel in examined.found.panels]
     if panels:
         files["symmetry.png"] = picture(panels)
     return [write_bytes(folder / name, content) for name, content in files.items()]

@@ -48,7 +48,7 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
 
     Masking after clipping, as in the printed proof, has the same largest norm, and most rows below it.
     """
-    rows, found = _records(setup), []
+    rows, comparisons = _records(setup), []
     for sparsity in SPARSITIES:
         defense = sparse(setup, sparsity)
         plans = [plan_of(defense, setup.context(DIM, step, 10)) for step in range(10)]
@@ -65,14 +65,14 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
             ("largest ||f(D) - f(D')||", moved),
         ):
             what = f"{what}, sparsity {sparsity}"
-            found.append(Comparison(what=what, measured=measured, closed=CLIP, tolerance=ROUNDING))
-    return Measured(comparisons=tuple(found))
+            comparisons.append(Comparison(what=what, measured=measured, closed=CLIP, tolerance=ROUNDING))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim("3.1", "The most powerful test of a canary finds the Gaussian shift 1 / sigma whatever the sparsity.")
 def sparsification_audit(setup: Setup) -> Measured:
     """Log-likelihood ratio of releases with and without a canary whose gradient lies in the kept coordinates."""
-    sigma, at, found = 2.0, setup.context(DIM), []
+    sigma, at, comparisons = 2.0, setup.context(DIM), []
     others = torch.randn(5, DIM, generator=setup.coins("others"), dtype=torch.float64).to(setup.device)
     kept = mask_of(plan_of(sparse(setup, 0.9), at).blocks[0].codec, setup.device)
     canary = torch.randn(DIM, generator=setup.coins("canary"), dtype=torch.float64).to(setup.device) * kept * 10
@@ -85,11 +85,11 @@ def sparsification_audit(setup: Setup) -> Measured:
         # The unit is the noise that the ledger accounts for: sigma times the clip norm.
         direction = (signal / signal.norm()).squeeze(0) / (sigma * CLIP)
         present, absent = (((drawn - known) @ direction).cpu() for drawn in draws)
-        found += [
+        comparisons += [
             mean_of(f"shift of the test statistic, sparsity {sparsity}", present - absent, 1 / sigma),
             spread_of(f"its standard deviation, sparsity {sparsity}", absent, 1.0),
         ]
-    return Measured(comparisons=tuple(found))
+    return Measured(comparisons=tuple(comparisons))
 
 
 @claim("3.1", "Dropped coordinates carry neither noise nor signal.")
@@ -100,7 +100,8 @@ def sparsification_silence(setup: Setup) -> Measured:
     dropped = 1 - mask_of(plan.blocks[0].codec, setup.device)
     rows = _records(setup)
     plain, other = (
-        released(plan, one, sigma=sigma, noise=setup.noise("silence")) for one in (rows, rows + 1e3 * dropped)
+        released(plan, gradients, sigma=sigma, noise=setup.noise("silence"))
+        for gradients in (rows, rows + 1e3 * dropped)
     )
     numbers = (
         ("largest |release| on dropped coordinates", (plain * dropped).abs().max(), 0.0),

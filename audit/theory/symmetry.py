@@ -158,14 +158,14 @@ def gradient_symmetry(setup: Setup) -> Measured:
     sizes = Sizes(private=1, non_member=1, public=2 * EXAMPLES)
     rows, codecs = _gradients(setup, load_data(data, 0, sizes, setup.device))
     encoded = {"whole": rows} | {title: codec.encode(rows) for title, codec in codecs.items()}
-    found, panels = [], []
+    comparisons, panels = [], []
     for title, points in encoded.items():
         planes = in_planes(points, setup.coins("planes", title))
         p = symmetry_p_value(planes, FLIPS, setup.coins("flips", title))
         panels.append(Panel(f"{title}, p = {p:.3g}", planes[0]))
         level = LEVEL / len(encoded)
-        found.append(
+        comparisons.append(
             Comparison(what=f"p-value of symmetry, {title}", measured=p, closed=level, relation=">=", n=len(rows))
         )
     remark = f"gradients of {len(rows)} public examples of {data}, after {STEPS} steps of SGD on others"
-    return Measured(comparisons=tuple(found), remark=remark, panels=tuple(panels))
+    return Measured(comparisons=tuple(comparisons), remark=remark, panels=tuple(panels))
