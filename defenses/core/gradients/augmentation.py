@@ -104,8 +104,8 @@ def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coi
     """
     keys = entry_keys(inputs, targets, augmentation.views, coins)
     repeated = inputs.repeat_interleave(augmentation.views, dim=0)
-    seen = augmentation.apply(repeated, drawn_views(augmentation, keys, coins))
-    return seen.unflatten(0, (len(inputs), augmentation.views)).transpose(0, 1)
+    augmented = augmentation.apply(repeated, drawn_views(augmentation, keys, coins))
+    return augmented.unflatten(0, (len(inputs), augmentation.views)).transpose(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,12 @@ class RecordSchedule:
             added: to all entries of each record, by step.
             seed: key of the run's public randomness.
         """
-        found = []
+        record_words = []
         for step in range(len(added)):
             coins = draws(seed, step)
             keys = entry_keys(inputs, targets, 1, coins)
-            found.append(words(keys, 1, seed_from(coins, "views")).flatten().cpu())
-        known, order = torch.cat(found).sort()
+            record_words.append(words(keys, 1, seed_from(coins, "views")).flatten().cpu())
+        known, order = torch.cat(record_words).sort()
         return cls(known=known, added=added.flatten().cpu()[order])
 
     def draw(self, words: Int64[Tensor, "entries words"]) -> Float[Tensor, "entries 1"]:

@@ -139,10 +139,10 @@ class GuessGradients:
 
     def factors(self, inputs: Tensor, labels: Tensor) -> list[LayerFactors]:
         """Returns the factors of all examples, with an autograd graph if an argument has a graph."""
-        seen: list[tuple[str, Tensor, Tensor]] = []
+        calls: list[tuple[str, Tensor, Tensor]] = []
 
         def note(prefix: str, _: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
-            seen.append((prefix, entering[0], leaving))
+            calls.append((prefix, entering[0], leaving))
 
         hooks = [m.register_forward_hook(partial(note, prefix)) for prefix, m in self._layers.items()]
         search = inputs.requires_grad or labels.requires_grad
@@ -155,24 +155,24 @@ class GuessGradients:
         finally:
             for hook in hooks:
                 hook.remove()
-        if sorted(prefix for prefix, _, _ in seen) != sorted(self._layers):
+        if sorted(prefix for prefix, _, _ in calls) != sorted(self._layers):
             raise ValueError("every layer must be called once in a forward pass")
         with torch.enable_grad():
             value = self._loss(logits, labels).sum()
             leaving = torch.autograd.grad(
-                value, [output for _, _, output in seen], create_graph=search, materialize_grads=True
+                value, [output for _, _, output in calls], create_graph=search, materialize_grads=True
             )
         return [
             LayerFactors(layer=self._layers[prefix], name=prefix, entering=entering, leaving=gradient)
-            for (prefix, entering, _), gradient in zip(seen, leaving, strict=True)
+            for (prefix, entering, _), gradient in zip(calls, leaving, strict=True)
         ]
 
     def rows(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n dim"]:
         """Per-example gradients, equal to the reference's."""
-        found: dict[str, Tensor] = {}
-        for one in self.factors(inputs, labels):
-            found |= one.products()
-        return torch.cat([found[name].reshape(len(inputs), -1) for name in self._layout.names], dim=1)
+        gradients: dict[str, Tensor] = {}
+        for layer in self.factors(inputs, labels):
+            gradients |= layer.products()
+        return torch.cat([gradients[name].reshape(len(inputs), -1) for name in self._layout.names], dim=1)
 
     def compared(
         self,
@@ -190,12 +190,12 @@ class GuessGradients:
             scale: norms of gradients -> factors that bound them; None for no bound.
         """
         guesses, b = inputs.shape[:2]
-        found = self.factors(inputs.flatten(0, 1), labels)
-        inner = torch.stack([one.inner(along) for one in found]).sum(0)
+        layers = self.factors(inputs.flatten(0, 1), labels)
+        inner = torch.stack([layer.inner(along) for layer in layers]).sum(0)
         if scale is None:
-            squares = torch.stack([one.squared_norms(self._trained, b) for one in found]).sum(0)
+            squares = torch.stack([layer.squared_norms(self._trained, b) for layer in layers]).sum(0)
             return inner.view(guesses, b).sum(1), squares
-        own = torch.stack([one.squared_norms(self._trained, 1) for one in found]).sum(0)
+        own = torch.stack([layer.squared_norms(self._trained, 1) for layer in layers]).sum(0)
         # clamp: the square root has no derivative at 0.
         factor = scale(own.clamp(min=torch.finfo(own.dtype).tiny).sqrt())
         inner = (inner * factor).view(guesses, b).sum(1)
@@ -203,14 +203,14 @@ class GuessGradients:
             return inner, own * factor.square()
         bounded = [
             LayerFactors(
-                layer=one.layer,
-                name=one.name,
-                entering=one.entering,
-                leaving=one.leaving * factor.view(-1, *[1] * (one.leaving.ndim - 1)),
+                layer=layer.layer,
+                name=layer.name,
+                entering=layer.entering,
+                leaving=layer.leaving * factor.view(-1, *[1] * (layer.leaving.ndim - 1)),
             )
-            for one in found
+            for layer in layers
         ]
-        return inner, torch.stack([one.squared_norms(self._trained, b) for one in bounded]).sum(0)
+        return inner, torch.stack([layer.squared_norms(self._trained, b) for layer in bounded]).sum(0)
 
 
 def factored(
@@ -226,8 +226,8 @@ def factored(
         input_shape: of an example.
     """
     try:
-        found = GuessGradients(model, loss, layout, parameters)
-        return found if _agrees(found, model, loss, layout, parameters, input_shape) else None
+        factored_model = GuessGradients(model, loss, layout, parameters)
+        return factored_model if _agrees(factored_model, model, loss, layout, parameters, input_shape) else None
     except torch.OutOfMemoryError:  # a RuntimeError too; the reference takes more memory still
         raise
     except (RuntimeError, ValueError):

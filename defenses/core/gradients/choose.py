@@ -298,8 +298,8 @@ class _Trial:
         batch = self._made_up(_EXAMPLES)
         for place in range(_EXAMPLES):
             alone = batch.chosen(torch.tensor([place], device=batch.inputs.device))
-            seen = try_passes(self._model, self._loss, alone)
-            self.findings = Findings(self.findings.reads or seen.reads, self.findings.draws or seen.draws)
+            findings = try_passes(self._model, self._loss, alone)
+            self.findings = Findings(self.findings.reads or findings.reads, self.findings.draws or findings.draws)
 
     def verdict(self, kind: type[PerExample], note: str, *, unverified: str = "") -> _Verdict:
         """Returns the verdict that selects this kind of engine."""
@@ -325,11 +325,11 @@ class _Trial:
             self._run_in_own_precision(kind)
         # Sizes of the run, because a model may mix examples in large batches only (mixture of experts with limited
         # capacity).
-        asked = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
-        if asked:
+        batch_sizes = batches.sizes(engine.bytes_per_entry(self._activations, self._own.itemsize))
+        if batch_sizes:
             # For state that is initialised only from a large batch, such as a standard deviation.
-            try_first(self._untouched, self._untouched_loss, self._made_up(max(asked)), examples)
-        for size in sorted({2, 3, *(max(2, size) for size in asked)}):
+            try_first(self._untouched, self._untouched_loss, self._made_up(max(batch_sizes)), examples)
+        for size in sorted({2, 3, *(max(2, size) for size in batch_sizes)}):
             error = self._leave_one_out(kind, size)
             if not error <= agrees:
                 raise Unsupported(
@@ -364,12 +364,12 @@ class _Trial:
         engine = self.made(kind, self._model if model is None else model)
         try:
             with entries(examples.keys if self.findings.draws else None):
-                (found,) = engine.sums(self.plan, examples.inputs, examples.targets)
+                (total,) = engine.sums(self.plan, examples.inputs, examples.targets)
         except (Unsupported, ImportError):
             raise
         except Exception as error:  # anything that third-party hooks, or torch under vmap, raise on a model
             raise Unsupported(f"fails on synthetic rows: {_line(error)}") from error
-        return found
+        return total
 
     def made(self, kind: type[PerExample], model: nn.Module) -> PerExample:
         """Returns the engine of this kind for a model, constructed once."""

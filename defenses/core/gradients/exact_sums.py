@@ -74,9 +74,9 @@ def exact_sums(
             )
     kinds = [torch.int64 if finite else torch.float64 for finite in bounded]
     sums = tuple(torch.zeros(b.codec.size, dtype=k, device=device) for b, k in zip(plan.blocks, kinds, strict=True))
-    for one in examples:
+    for example in examples:
         for total, rows, block, unit, finite in zip(
-            sums, contributions(plan, *one), plan.blocks, units, bounded, strict=True
+            sums, contributions(plan, *example), plan.blocks, units, bounded, strict=True
         ):
             total += whole_units(rows, block.bound, unit).sum(dim=0) if finite else rows.sum(dim=0, dtype=torch.float64)
     return sums

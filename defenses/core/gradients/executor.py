@@ -140,13 +140,13 @@ def units_of(plan: NoisyPlan, noise: Noise) -> list[float]:
 
 def _modules(model: nn.Module) -> list[nn.Module]:
     """Returns the modules of `model.modules()`, in a fourth of the time."""
-    found, seen = [model], {model}
-    for module in found:
+    modules, visited = [model], {model}
+    for module in modules:
         for inner in module._modules.values():
-            if inner is not None and inner not in seen:
-                seen.add(inner)
-                found.append(inner)
-    return found
+            if inner is not None and inner not in visited:
+                visited.add(inner)
+                modules.append(inner)
+    return modules
 
 
 def _copied(values: Tensor, copies: int) -> Tensor:
@@ -393,7 +393,7 @@ class Engine:
                 ]
                 for engine, x, y, copies in self._entries(inputs, targets, views)
             ]
-        pairs = [[one[number] for one in answers] for number in range(len(plan.blocks))]
+        pairs = [[answer[number] for answer in answers] for number in range(len(plan.blocks))]
         return [(torch.cat([none, *(a for a, _ in p)]), torch.cat([none, *(b for _, b in p)])) for p in pairs]
 
     def _entries(self, inputs: Tensor, targets: Tensor, views: int) -> Iterator[tuple[PerExample, Tensor, Tensor, int]]:
@@ -401,8 +401,8 @@ class Engine:
         refuse_autocast(inputs)
         choice = self.prepare(inputs, targets)
         if choice.draws:
-            found = f"one that could not be checked: {choice.unverified}" if choice.unverified else "random layers"
-            raise ValueError(f"the model must draw nothing where its entries are given as they are, got {found}")
+            reason = f"one that could not be checked: {choice.unverified}" if choice.unverified else "random layers"
+            raise ValueError(f"the model must draw nothing where its entries are given as they are, got {reason}")
         like = self._first()
         batches = self._batches(like)._replace(views=views)
         for chosen, copies in self._fitting(choice, inputs.shape[0] // views, batches, like):

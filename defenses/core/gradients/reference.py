@@ -150,11 +150,11 @@ def per_example_losses(
     """Loss of each example; arguments as for `per_example_gradients`."""
     inputs, keys = inputs.contiguous(), current_keys()
     point = layout.unflatten(layout.read(model) if parameters is None else parameters)
-    one = _loss_of_one(ModelFunction(model), loss)
+    example_loss = _loss_of_one(ModelFunction(model), loss)
     if len(inputs) == 1:  # also for models that vmap refuses
-        return one(point, inputs[0], targets[0], None if keys is None else keys[0]).reshape(1)
+        return example_loss(point, inputs[0], targets[0], None if keys is None else keys[0]).reshape(1)
     over = (None, 0, 0, None if keys is None else 0)
-    return vmap(one, in_dims=over, randomness="different")(point, inputs, targets, keys)
+    return vmap(example_loss, in_dims=over, randomness="different")(point, inputs, targets, keys)
 
 
 def _loss_of_one(

@@ -77,8 +77,8 @@ def _module(wide: bool) -> ir.Module:
     table, reals, numbers, mask = INT.as_pointer(), double.as_pointer(), number.as_pointer(), ir.IntType(8).as_pointer()
     takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, mask, table]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), "bound_factors")
-    sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, *found = function.args
-    factors, norms, marks_of, doubtful = found
+    sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, *returned = function.args
+    factors, norms, marks_of, doubtful = returned
     build: Any = ir.IRBuilder(function.append_basic_block())
     zero, one = double(0.0), double(1.0)
 
@@ -100,8 +100,8 @@ def _module(wide: bool) -> ir.Module:
                             build.store(build.call(whole_row, [row, size]), place)
                         with kept, build.if_else(build.icmp_signed("==", apart, INT(0))) as (bytes_, weights):
                             with bytes_:
-                                found = build.call(masked_row, [row, build.inttoptr(marks, mask), size])
-                                build.store(found, place)
+                                returned = build.call(masked_row, [row, build.inttoptr(marks, mask), size])
+                                build.store(returned, place)
                             with weights:
                                 at = build.gep(build.inttoptr(marks, numbers), [build.mul(example.number, apart)])
                                 build.store(build.call(weighted_row, [row, at, size]), place)
@@ -109,9 +109,9 @@ def _module(wide: bool) -> ir.Module:
             first, other, counts = (entry(parts, part.number, PART, column) for column in range(PART))
 
             def measured_of(number: Any, otherwise: Any) -> Any:
-                there = build.icmp_signed(">=", number, INT(0))
-                found = build.load(build.gep(squares, [build.select(there, number, first)]))
-                return build.select(there, found, otherwise)
+                present = build.icmp_signed(">=", number, INT(0))
+                squared_norm = build.load(build.gep(squares, [build.select(present, number, first)]))
+                return build.select(present, squared_norm, otherwise)
 
             sum_, all_, vanished, least_side = part.sums
             product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))

@@ -51,8 +51,8 @@ def _module(channels: int, wide: bool) -> ir.Module:
 
     with counted(build, INT(0), count) as image:
         begin = build.mul(image.number, each)
-        there, to = build.gep(images, [begin]), build.gep(copies, [begin])
-        planes = [build.gep(there, [build.mul(pixels, INT(channel))]) for channel in range(channels)]
+        source, to = build.gep(images, [begin]), build.gep(copies, [begin])
+        planes = [build.gep(source, [build.mul(pixels, INT(channel))]) for channel in range(channels)]
         with build.if_then(build.icmp_unsigned(">", whole, INT(0))), counted(build, INT(0), whole) as part:
             start, read = build.mul(part.number, INT(_LANES)), []
             for plane in planes:

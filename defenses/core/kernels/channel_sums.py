@@ -63,8 +63,8 @@ def _module(wide: bool) -> ir.Module:
 
     def spread(value: LlvmValue) -> LlvmValue:
         of = ir.VectorType(INT, _LANES)
-        one = build.insert_element(ir.Constant(of, ir.Undefined), value, _SHORT(0))
-        return build.shuffle_vector(one, one, ir.Constant(ir.VectorType(_SHORT, _LANES), None))
+        first_lane = build.insert_element(ir.Constant(of, ir.Undefined), value, _SHORT(0))
+        return build.shuffle_vector(first_lane, first_lane, ir.Constant(ir.VectorType(_SHORT, _LANES), None))
 
     def added(place: LlvmValue, mask: LlvmValue, totals: Sequence[LlvmValue]) -> list[LlvmValue]:
         """Adds the numbers of a position to the sums of the first tensor and of the products."""
@@ -113,8 +113,8 @@ def _module(wide: bool) -> ir.Module:
             own = build.add(build.mul(image.number, norms), norm.number)
             mean, scale = (build.load(build.gep(of, [own])) for of in (means, scales))
             mean, scale = (value if wide else build.fpext(value, double) for value in (mean, scale))
-            with counted(build, INT(0), each) as one:
-                channel = build.add(build.mul(norm.number, each), one.number)
+            with counted(build, INT(0), each) as offset:
+                channel = build.add(build.mul(norm.number, each), offset.number)
                 alone, both = (build.load(build.gep(of, [channel])) for of in (plain, products))
                 weight = build.fmul(build.fsub(both, build.fmul(mean, alone)), scale)
                 place = build.add(build.mul(image.number, channels), channel)

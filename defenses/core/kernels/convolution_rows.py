@@ -67,11 +67,11 @@ class RowKernel:
     def __post_init__(self) -> None:
         top, bottom, left, right = self.padding
         sizes = (self.height + top + bottom, self.width + left + right)
-        for there, count, kernel, stride, dilation in zip(
+        for size, count, kernel, stride, dilation in zip(
             sizes, (self.rows, self.columns), self.kernel, self.stride, self.dilation, strict=True
         ):
             # Compiled code has no bounds checks of its own.
-            if count < 1 or (count - 1) * stride + (kernel - 1) * dilation + 1 > there:
+            if count < 1 or (count - 1) * stride + (kernel - 1) * dilation + 1 > size:
                 raise ValueError(f"rows and columns must be those of the layer's output, got {self}")
 
     @property
@@ -188,8 +188,8 @@ class _RowWriter(VectorWriter):
                     image = build.add(build.mul(n, INT(s.views)), view.number)
                     self._image(inputs, signals, row, zeros, image, None)
                 into = [own[1]] if what == "make" else [own[1], own[3]]
-                found = self._squares(row, None if what == "make" else own[2])
-                for square, to in zip(found, into, strict=True):
+                squares = self._squares(row, None if what == "make" else own[2])
+                for square, to in zip(squares, into, strict=True):
                     build.store(square, build.gep(to, [n]))
         build.ret_void()
 
@@ -369,12 +369,12 @@ class _RowWriter(VectorWriter):
         def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
             value = self._at(build.gep(row, [start]), offset, there)
             value = value if self._sizes.wide else build.fpext(value, wide)
-            found = [build.call(fma, [value, value, sum]) for sum in sums]
+            grown_sums = [build.call(fma, [value, value, sum]) for sum in sums]
             if mask is not None:  # by selection, so that a row is read once for both norms
                 keeps = self._at(build.gep(mask, [start]), offset, there, number=_BYTE)
                 chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
-                found[1] = build.select(chosen, found[1], sums[1])
-            return found
+                grown_sums[1] = build.select(chosen, grown_sums[1], sums[1])
+            return grown_sums
 
         norms = 1 if mask is None else 2
         sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # four per norm, so that none waits for the previous

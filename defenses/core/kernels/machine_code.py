@@ -200,9 +200,9 @@ class VectorWriter:
         chosen = range(vector.count) if there is None else range(there) if isinstance(there, int) else there
         lanes = range(chosen.start, min(chosen.stop, vector.count))
         if len(lanes) == vector.count:
-            found = build.load(place)
-            found.align = align
-            return found
+            loaded = build.load(place)
+            loaded.align = align
+            return loaded
         mask, others = self._mask(lanes, vector.count), others or ir.Constant(vector, None)
         load = self._intrinsic("masked.load", vector, [place.type, ir.IntType(32), mask.type, vector])
         return build.call(load, [place, ir.IntType(32)(align), mask, others])
@@ -222,8 +222,8 @@ class VectorWriter:
         """Broadcasts a number to a vector."""
         count = count or self._lanes
         build, none = self._build, ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
-        one = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), count), None))
+        first_lane = build.insert_element(none, value, ir.IntType(32)(0))
+        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(ir.IntType(32), count), None))
 
     def _total(self, vector: LlvmValue) -> LlvmValue:
         """Sums a vector's numbers, adjacent numbers first."""

@@ -94,13 +94,13 @@ class _NormalWriter:
         with counted(build, INT(0), groups) as group:
             words = self._cipher(keys, build.add(first, group.number), nonce)
             begin = build.mul(group.number, INT(GROUP))
-            there, left = build.gep(values, [begin]), build.sub(count, begin)
-            short = build.icmp_unsigned("<", left, INT(GROUP))
+            destination, remaining = build.gep(values, [begin]), build.sub(count, begin)
+            short = build.icmp_unsigned("<", remaining, INT(GROUP))
             with build.if_then(short):
                 with counted(build, INT(0), INT(GROUP)) as each:
                     build.store(ir.Constant(entry, 0.0), build.gep(last, [each.number]))
-                self._copied(there, last, left)
-            at = build.select(short, last, there)
+                self._copied(destination, last, remaining)
+            at = build.select(short, last, destination)
             for number in range(GROUP // (2 * _LANES)):
                 pair = self._pair(*(build.bitcast(words[2 * number + i], self._long) for i in range(2)))
                 for half, drawn in enumerate(pair):
@@ -116,7 +116,7 @@ class _NormalWriter:
                     noisy = noisy if wide else build.fptrunc(noisy, ir.VectorType(entry, _LANES))
                     build.store(noisy, place).align = 8 if wide else 4
             with build.if_then(short):
-                self._copied(last, there, left)
+                self._copied(last, destination, remaining)
         build.ret_void()
 
     def _copied(self, start: LlvmValue, to: LlvmValue, count: LlvmValue) -> None:
@@ -192,11 +192,11 @@ class _NormalWriter:
         series = build.fmul(build.fmul(z, z), self._polynomial(z, _COSINE))
         cosine = build.fadd(self._fused(z, -0.5, self._constant(1.0)), series)
         odd = build.trunc(turns, ir.VectorType(ir.IntType(1), _LANES))
-        one, other = build.select(odd, sine, cosine), build.select(odd, cosine, sine)
+        cosine_up_to_sign, sine_up_to_sign = build.select(odd, sine, cosine), build.select(odd, cosine, sine)
         # Quarter turns 1 and 2 have a negative cosine, 2 and 3 a negative sine: the sign is the top bit.
         first = build.shl(build.and_(build.add(turns, self._whole(1)), self._whole(2)), self._whole(62))
         second = build.shl(build.and_(turns, self._whole(2)), self._whole(62))
-        return self._signed(one, first), self._signed(other, second)
+        return self._signed(cosine_up_to_sign, first), self._signed(sine_up_to_sign, second)
 
     def _signed(self, value: LlvmValue, sign: LlvmValue) -> LlvmValue:
         build = self._build
@@ -223,5 +223,5 @@ class _NormalWriter:
     def _spread(self, value: LlvmValue, kind: ir.VectorType) -> LlvmValue:
         """Broadcasts a value to a vector."""
         build, none = self._build, ir.Constant(kind, ir.Undefined)
-        one = build.insert_element(none, value, self._word(0))
-        return build.shuffle_vector(one, none, ir.Constant(ir.VectorType(self._word, kind.count), None))
+        first_lane = build.insert_element(none, value, self._word(0))
+        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(self._word, kind.count), None))

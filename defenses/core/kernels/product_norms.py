@@ -113,13 +113,13 @@ class ProductKernel:
     @cached_property
     def phases(self) -> list[tuple[tuple[int, Sequence[int]], tuple[int, Sequence[int]]]]:
         """Remainders of y and x, each with the kernel's offsets there in units of the stride."""
-        s, found = self.sizes, []
+        s, by_dimension = self.sizes, []
         for kernel, stride, dilation in zip(s.kernel, s.stride, s.dilation, strict=True):
             offsets: dict[int, list[int]] = {}
             for offset in range(0, kernel * dilation, dilation):
                 offsets.setdefault(offset % stride, []).append(offset // stride)
-            found.append(offsets.items())
-        return list(product(*found))
+            by_dimension.append(offsets.items())
+        return list(product(*by_dimension))
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class ProductKernel:
     @cached_property
     def pixels(self) -> list[_Points]:
         """Points of each phase's input pixels that some position reads."""
-        s, found = self.sizes, []
+        s, points = self.sizes, []
         top, _, left, _ = s.padding
         for number, ((down, lines), (right, columns)) in enumerate(self.phases):
             places, on = [], []
@@ -169,8 +169,8 @@ class ProductKernel:
                         places.append(((y * s.width + x) * s.entering, (number * self.area + at) * self.area, at))
                         on.append(high)
             if places:
-                found.append(_Points.of(places, on, s.rows))
-        return found
+                points.append(_Points.of(places, on, s.rows))
+        return points
 
 
 class _ProductWriter(VectorWriter):
@@ -216,16 +216,16 @@ class _ProductWriter(VectorWriter):
 
         with counted(build, INT(0), INT(len(points.first))) as tile:
             start = build.mul(tile.number, INT(_TILE))
-            ones = [build.add(start, INT(i)) for i in range(_TILE)]
+            tile_indices = [build.add(start, INT(i)) for i in range(_TILE)]
             many = INT(_TILE // self._others)
             begin = build.mul(build.load(build.gep(first, [INT(0), tile.number])), many)
-            rows = [build.gep(matrices, [place(one, 1)]) for one in ones]
-            left = [build.gep(source, [place(one, 0)]) for one in ones]
+            rows = [build.gep(matrices, [place(index, 1)]) for index in tile_indices]
+            left = [build.gep(source, [place(index, 0)]) for index in tile_indices]
             with counted(build, begin, build.mul(build.add(tile.number, INT(1)), many)) as other:
                 start = build.mul(other.number, INT(self._others))
                 others = [build.add(start, INT(i)) for i in range(self._others)]
-                columns = [place(one, 2) for one in others]
-                sums = self._tile(left, [build.gep(source, [place(one, 0)]) for one in others], channels)
+                columns = [place(index, 2) for index in others]
+                sums = self._tile(left, [build.gep(source, [place(index, 0)]) for index in others], channels)
                 into = [build.gep(row, [column]) for row in rows for column in columns]
                 for i in range(0, len(sums), self._lanes):
                     totals = self._totals(sums[i : i + self._lanes])
@@ -238,8 +238,13 @@ class _ProductWriter(VectorWriter):
         sums: list[LlvmValue] = [ir.Constant(self._vector, [0.0] * self._lanes)] * (len(left) * len(right))
 
         def added(at: LlvmValue, there: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
-            one, other = ([self._read(build.gep(each, [at]), there) for each in side] for side in (left, right))
-            return [build.call(self._fma, [*pair, sum]) for pair, sum in zip(product(one, other), sums, strict=True)]
+            left_values, right_values = (
+                [self._read(build.gep(each, [at]), there) for each in side] for side in (left, right)
+            )
+            return [
+                build.call(self._fma, [*pair, sum])
+                for pair, sum in zip(product(left_values, right_values), sums, strict=True)
+            ]
 
         if whole:
             with counted(build, INT(0), INT(whole), sums) as loop:
@@ -291,15 +296,15 @@ class _ProductWriter(VectorWriter):
                 stop = build.add(build.sdiv(at, INT(lanes)), INT(1))
                 with counted(build, INT(0), stop, [x.sums[0], zero]) as run:
                     start = build.mul(run.number, INT(lanes))
-                    there = build.gep(pixels, [start])
-                    parts = [self._at(there, move) for move in moves]
+                    pixel_place = build.gep(pixels, [start])
+                    parts = [self._at(pixel_place, move) for move in moves]
                     while len(parts) > 1:
                         pairs = zip(parts[::2], parts[1::2], strict=False)
                         parts = [build.fadd(*pair) for pair in pairs] + parts[len(parts) // 2 * 2 :]
-                    found = build.fmul(parts[0], self._at(build.gep(signals, [start]), 0))
+                    products = build.fmul(parts[0], self._at(build.gep(signals, [start]), 0))
                     before = build.icmp_signed("<=", build.add(places, self._spread(start)), self._spread(at))
-                    found = build.select(before, found, zero)
-                    run.sums = [build.fadd(run.sums[0], found), found]
+                    products = build.select(before, products, zero)
+                    run.sums = [build.fadd(run.sums[0], products), products]
                 own = build.extract_element(run.sums[1], build.srem(at, INT(lanes)))
                 x.sums = [run.sums[0], build.fadd(x.sums[1], own)]
             y.sums = x.sums

@@ -136,8 +136,8 @@ class _Writer:
         tile_room = build.gep(room, [build.mul(tiles, INT(_RIGHT * s.strip))])
         with counted(build, INT(0), strip_count) as strip:
             start, end, vectors = self._entries(strips, strip.number, 3)
-            with counted(build, start, end) as one:
-                _, place, width, _, to = self._entries(runs, one.number, 5)
+            with counted(build, start, end) as run:
+                _, place, width, _, to = self._entries(runs, run.number, 5)
                 with counted(build, INT(0), build.mul(tiles, INT(_RIGHT))) as row:
                     into = build.gep(room, [build.add(build.mul(row.number, INT(s.strip)), to)])
                     self._pack(self._row(wide_rows, row.number, place), None, width, into)
@@ -151,8 +151,8 @@ class _Writer:
                     here = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
                     tile = build.select(here, self._row(high_rows, first, place), tile_room)
                     tile_step = build.select(here, left[1], tile_step)
-                with build.if_then(build.not_(here)), counted(build, start, end) as one:
-                    source, _, length, of, to = self._entries(runs, one.number, 5)
+                with build.if_then(build.not_(here)), counted(build, start, end) as run:
+                    source, _, length, of, to = self._entries(runs, run.number, 5)
                     for i in range(s.left):
                         number = self._least(build.add(first, INT(i)), high_rows.last)
                         factor = build.gep(factors, [build.add(build.mul(number, factors_step), of)])
@@ -179,8 +179,8 @@ class _Writer:
         build, none = self._build, ir.Constant(self._vector, ir.Undefined)
         whole = build.sdiv(width, INT(self._lanes))
         done = build.mul(whole, INT(self._lanes))
-        one = ir.Constant(self._number, 1.0) if factor is None else self._converted(factor, self._number)
-        spread = build.insert_element(none, one, ir.IntType(32)(0))
+        scale = ir.Constant(self._number, 1.0) if factor is None else self._converted(factor, self._number)
+        spread = build.insert_element(none, scale, ir.IntType(32)(0))
         spread = self._shuffled(spread, none, [0] * self._lanes)
         with build.if_then(build.icmp_signed(">", whole, INT(0))), counted(build, INT(0), whole) as long:
             place = build.mul(long.number, INT(self._lanes))
@@ -193,7 +193,7 @@ class _Writer:
             self._store(ir.Constant(self._vector, [0.0] * self._lanes), build.gep(to, [done]))
             with counted(build, done, width) as short:
                 value = self._converted(build.load(build.gep(row, [short.number])), self._number)
-                build.store(build.fmul(value, one), build.gep(to, [short.number]))
+                build.store(build.fmul(value, scale), build.gep(to, [short.number]))
 
     def _fetch(self, rows: list[LlvmValue], width: LlvmValue, part: LlvmValue, parts: LlvmValue) -> None:
         """Prefetches a part of the next rows' run, which the processor does not predict: it begins on another page."""
@@ -228,11 +228,11 @@ class _Writer:
             loop.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, loop.sums, strict=True)]
         four = ir.VectorType(ir.DoubleType(), _RIGHT)
         for i in range(s.left):
-            found = self._converted(self._added_up(loop.sums[i * _RIGHT : (i + 1) * _RIGHT]), four)
+            row_sums = self._converted(self._added_up(loop.sums[i * _RIGHT : (i + 1) * _RIGHT]), four)
             place = build.bitcast(build.gep(to, [build.mul(step, INT(i))]), four.as_pointer())
             before = build.load(place)
             before.align = 8
-            build.store(build.fadd(before, found), place).align = 8
+            build.store(build.fadd(before, row_sums), place).align = 8
 
     def _added_up(self, sums: list[LlvmValue]) -> LlvmValue:
         """Returns a vector of four vectors' totals: adjacent lanes, and then halves, are added for all at once."""
@@ -265,9 +265,9 @@ class _Writer:
     def _load(self, rows: LlvmValue, step: LlvmValue, place: LlvmValue, row: int) -> LlvmValue:
         build = self._build
         start = build.gep(rows, [build.add(place, build.mul(step, INT(row)))])
-        found = build.load(build.bitcast(start, self._vector.as_pointer()))
-        found.align = self._sizes.number
-        return found
+        loaded = build.load(build.bitcast(start, self._vector.as_pointer()))
+        loaded.align = self._sizes.number
+        return loaded
 
     def _store(self, values: LlvmValue, place: LlvmValue) -> None:
         to = self._build.bitcast(place, self._vector.as_pointer())

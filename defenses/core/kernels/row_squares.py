@@ -42,9 +42,9 @@ def _module(wide: bool, masked: bool) -> ir.Module:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "row_squares")
     rows, step, *mask, squares, count, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
-    with counted(build, INT(0), count) as one:
-        row = build.gep(rows, [build.mul(one.number, step)])
-        build.store(build.call(one_row, [row, *mask, size]), build.gep(squares, [one.number]))
+    with counted(build, INT(0), count) as index:
+        row = build.gep(rows, [build.mul(index.number, step)])
+        build.store(build.call(one_row, [row, *mask, size]), build.gep(squares, [index.number]))
     build.ret_void()
     return module
 
@@ -69,8 +69,8 @@ def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted
     build: Any = ir.IRBuilder(function.append_basic_block())
     width = INT(_BESIDE * _LANES)
     whole = build.sdiv(size, width)
-    done, found = build.mul(whole, width), build.alloca(double)
-    build.store(double(0.0), found)
+    done, accumulator = build.mul(whole, width), build.alloca(double)
+    build.store(double(0.0), accumulator)
 
     def read(pointer: LlvmValue, place: LlvmValue, of: ir.Type, align: int) -> LlvmValue:
         value = build.load(build.bitcast(build.gep(pointer, [place]), of.as_pointer()))
@@ -102,11 +102,11 @@ def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted
         parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(_LANES)]
         while len(parts) > 1:
             parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        build.store(parts[0], found)
+        build.store(parts[0], accumulator)
     with build.if_then(build.icmp_signed("<", done, size)):
-        with counted(build, done, size, [build.load(found)]) as short:
+        with counted(build, done, size, [build.load(accumulator)]) as short:
             pair = factors(short.number, vectors=False)
             short.sums = [build.call(fused(module, double), [*pair, short.sums[0]])]
-        build.store(short.sums[0], found)
-    build.ret(build.load(found))
+        build.store(short.sums[0], accumulator)
+    build.ret(build.load(accumulator))
     return function

@@ -87,15 +87,15 @@ def _module(wide: bool) -> ir.Module:
         blocks = build.sdiv(build.add(size, INT(_COLUMNS - 1)), INT(_COLUMNS))
         with build.if_then(build.icmp_signed("==", others, INT(0))), counted(build, INT(0), blocks) as block:
             begin = build.mul(block.number, INT(_COLUMNS))
-            left = build.sub(size, begin)
-            width = build.select(build.icmp_signed("<", left, INT(_COLUMNS)), left, INT(_COLUMNS))
+            remaining = build.sub(size, begin)
+            width = build.select(build.icmp_signed("<", remaining, INT(_COLUMNS)), remaining, INT(_COLUMNS))
             with counted(build, INT(0), width) as each:
                 build.store(double(0.0), build.gep(sums, [each.number]))
             for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
                 with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
-                    one = build.mul(some.number, INT(beside))
-                    row = build.gep(first, [build.add(build.mul(one, step), begin)])
-                    build.call(add[beside], [row, step, build.gep(weights, [one]), sums, width])
+                    first_row = build.mul(some.number, INT(beside))
+                    row = build.gep(first, [build.add(build.mul(first_row, step), begin)])
+                    build.call(add[beside], [row, step, build.gep(weights, [first_row]), sums, width])
             with counted(build, INT(0), width) as each:
                 value = build.load(build.gep(sums, [each.number]))
                 value = value if wide else build.fptrunc(value, number)
@@ -137,13 +137,13 @@ def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
 
     def added(place: LlvmValue, read: ir.Type, of: ir.Type, weights: Sequence[LlvmValue]) -> None:
         to = build.bitcast(build.gep(sums, [place]), of.as_pointer())
-        found = build.load(to)
-        found.align = 8
+        total = build.load(to)
+        total.align = 8
         for start, weight in zip(starts, weights, strict=True):
             value = build.load(build.bitcast(build.gep(start, [place]), read.as_pointer()))
             value.align = 8 if number == double else 4
-            found = build.call(fused(module, of), [widened(value, of), weight, found])
-        build.store(found, to).align = 8
+            total = build.call(fused(module, of), [widened(value, of), weight, total])
+        build.store(total, to).align = 8
 
     with build.if_then(build.icmp_signed("<", INT(0), whole)), counted(build, INT(0), whole) as long:
         added(build.mul(long.number, INT(_LANES)), ir.VectorType(number, _LANES), vector, spread)

@@ -118,11 +118,11 @@ def _cumulative(scale: float, digits: int) -> tuple[Decimal, ...]:
         while weights[-1] > Decimal(10) ** -digits:
             k += 1
             weights.append((-(Decimal(k) ** 2) / variance).exp())
-        total, below, found = sum(weights), Decimal(0), []
+        total, below, probabilities = sum(weights), Decimal(0), []
         for weight in weights:
             below += weight
-            found.append(below / total)
-    return tuple(found)
+            probabilities.append(below / total)
+    return tuple(probabilities)
 
 
 def _fill(values: np.ndarray, table: _Table) -> None:
@@ -133,9 +133,9 @@ def _fill(values: np.ndarray, table: _Table) -> None:
         while done < len(piece):
             # In the order drawn: a surplus is cut off at the end, without any selection.
             wanted = len(piece) - done
-            found = _propose(wanted + wanted // 16 + 8, table)[:wanted]
-            piece[done : done + len(found)] = found
-            done += len(found)
+            accepted = _propose(wanted + wanted // 16 + 8, table)[:wanted]
+            piece[done : done + len(accepted)] = accepted
+            done += len(accepted)
 
 
 def _propose(count: int, table: _Table) -> np.ndarray:
@@ -155,17 +155,17 @@ def _propose(count: int, table: _Table) -> np.ndarray:
 def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
     """Inverts uniform numbers that begin with these 32 bits: h is the number of values of F that are not larger."""
     upper = words >> np.uint32(16)
-    found = table.guide[upper]
+    quantiles = table.guide[upper]
     doubtful = np.flatnonzero(table.split[upper])
     if len(doubtful):
         some = words[doubtful]
         right = np.searchsorted(table.edges, some, side="right")
-        found[doubtful] = right
+        quantiles[doubtful] = right
         # F(k) lies in the number's own cell: further bits decide.
         tied = np.flatnonzero(np.searchsorted(table.edges, some, side="left") != right)
         for place in tied:
-            found[doubtful[place]] = _inverted_slowly(int(some[place]), table)
-    return found
+            quantiles[doubtful[place]] = _inverted_slowly(int(some[place]), table)
+    return quantiles
 
 
 def _inverted_slowly(word: int, table: _Table) -> int:

@@ -78,7 +78,7 @@ def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterato
     Yields:
         A list that receives the final states when the context ends.
     """
-    on_gpu, left = device.type == "cuda", []
+    on_gpu, final_states = device.type == "cuda", []
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         if isinstance(start, int):
             torch.default_generator.manual_seed(start)
@@ -89,10 +89,10 @@ def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterato
             torch.set_rng_state(start[0])
             if on_gpu:
                 torch.cuda.set_rng_state(start[1], device)
-        yield left
-        left.append(torch.get_rng_state())
+        yield final_states
+        final_states.append(torch.get_rng_state())
         if on_gpu:
-            left.append(torch.cuda.get_rng_state(device))
+            final_states.append(torch.cuda.get_rng_state(device))
 
 
 @cache

@@ -130,8 +130,8 @@ class DrawsByRecord(TorchFunctionMode):
             with self:
                 return OPENED[func](*args, **kwargs)
         drawn = DRAWN.get(func)
-        found = NotImplemented if drawn is None else drawn(self, *args, **kwargs)
-        return func(*args, **kwargs) if found is NotImplemented else found
+        replacement = NotImplemented if drawn is None else drawn(self, *args, **kwargs)
+        return func(*args, **kwargs) if replacement is NotImplemented else replacement
 
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Float[Tensor, "..."]:
         """Draws uniform numbers, see `drawn_functions.Uniforms`."""

@@ -187,11 +187,11 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
             return
     _refuse_division(loss, outputs, targets)
     # Each class once, because a single class may have another weight. Its number may occur in a target of any form.
-    found = [tensor for tensor in tensors_of(outputs) if tensor.dim() > 1]
+    scores = [tensor for tensor in tensors_of(outputs) if tensor.dim() > 1]
     if targets.is_cuda:  # on CUDA, an invalid class number makes the device unusable for the process
-        found = [tensor for tensor in found if tensor.dim() == 2]
-    classes = max((size for tensor in found for size in (tensor.shape[1], tensor.shape[-1])), default=0)
-    at_once = _ENTRIES_AT_ONCE // max((tensor[:1].numel() for tensor in found), default=1)
+        scores = [tensor for tensor in scores if tensor.dim() == 2]
+    classes = max((size for tensor in scores for size in (tensor.shape[1], tensor.shape[-1])), default=0)
+    at_once = _ENTRIES_AT_ONCE // max((tensor[:1].numel() for tensor in scores), default=1)
     at_once = max(1, min(at_once, _CLASSES_AT_ONCE))
     for part in torch.arange(1, min(classes, _CLASSES_TRIED), device=targets.device).split(at_once):
         numbers = torch.cat([part.new_zeros(1), part]).to(targets.dtype)
@@ -258,13 +258,15 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
     ):
         outputs = model(examples.inputs)
         losses = loss(outputs, examples.targets)
-        found: Sequence[Tensor | None] = [None] * len(trained)
+        gradients: Sequence[Tensor | None] = [None] * len(trained)
         if losses.requires_grad:
-            found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+            gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
     none = losses.new_zeros(2)
-    told = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in found]
+    summaries = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in gradients]
     draws = drawn is not None and drawn.calls > 0
-    return _Seen(outputs, losses.detach(), torch.stack([none, *told]), watch.random, watch.reads or memory.reads, draws)
+    return _Seen(
+        outputs, losses.detach(), torch.stack([none, *summaries]), watch.random, watch.reads or memory.reads, draws
+    )
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -285,32 +287,37 @@ def copied_loss(loss: Loss) -> Loss:
 
 def loss_state(loss: Loss) -> str:
     """Returns a digest of a loss's state: an object's content, and the closure variables of functions."""
-    found: list[object] = []
+    leaves: list[object] = []
     waiting, met = [loss], set[int]()
     while waiting:
-        one: Any = waiting.pop()
-        if id(one) in met:
+        component: Any = waiting.pop()
+        if id(component) in met:
             continue
-        met.add(id(one))
-        if isinstance(one, types.FunctionType):
+        met.add(id(component))
+        if isinstance(component, types.FunctionType):
             # Without its code and the globals it names, whose inspection takes a hundred times as long.
-            cells = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
-            waiting += [*cells, *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values(), *vars(one).values()]
-        elif isinstance(one, functools.partial):
-            waiting += [one.func, *one.args, *one.keywords.values()]
-        elif isinstance(one, types.MethodType):
-            waiting += [one.__func__, one.__self__]
+            cells = [cell.cell_contents for cell in component.__closure__ or () if cell != types.CellType()]
+            waiting += [
+                *cells,
+                *(component.__defaults__ or ()),
+                *(component.__kwdefaults__ or {}).values(),
+                *vars(component).values(),
+            ]
+        elif isinstance(component, functools.partial):
+            waiting += [component.func, *component.args, *component.keywords.values()]
+        elif isinstance(component, types.MethodType):
+            waiting += [component.__func__, component.__self__]
         else:
-            found.append(one)
-    return digest(found, strict=False)
+            leaves.append(component)
+    return digest(leaves, strict=False)
 
 
 def _generators(device: torch.device) -> list[tuple[torch.Generator, Tensor]]:
     """Returns PyTorch's own generators that a pass on a device may draw from, with their states."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device.type == "cuda":
-        found.append(torch.cuda.default_generators[device.index or 0])
-    return [(generator, generator.get_state()) for generator in found]
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return [(generator, generator.get_state()) for generator in generators]
 
 
 class Untrained:
@@ -422,14 +429,14 @@ class _WatchMemory(TorchFunctionMode):
 
 def _state(model: nn.Module, loss: Loss) -> dict[str, str]:
     """Returns digests of all content of the model's modules, by place, and of the loss."""
-    found = {"state of the loss": loss_state(loss)}
+    digests = {"state of the loss": loss_state(loss)}
     for name, module in model.named_modules():
         for key, value in own_attributes(module).items():
-            found[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)
+            digests[f"attribute '{key}' of {_place(name, module)}"] = digest(value, strict=False)
     for kind, tensors in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
         for name, tensor in tensors:
-            found[f"{kind} '{name}'"] = digest(tensor)
-    return found
+            digests[f"{kind} '{name}'"] = digest(tensor)
+    return digests
 
 
 def _untrained(model: nn.Module) -> dict[str, Tensor]:

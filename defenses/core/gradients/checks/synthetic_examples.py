@@ -149,8 +149,8 @@ def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterato
 
 def classes_of(outputs: Any) -> Iterator[int]:
     """Yields numbers of classes that the outputs may have, the likeliest first."""
-    found = [tensor.shape for tensor in tensors_of(outputs) if tensor.dim() > 1]
-    guesses = [size for shape in found for size in (shape[1], shape[-1])] or [2]
+    shapes = [tensor.shape for tensor in tensors_of(outputs) if tensor.dim() > 1]
+    guesses = [size for shape in shapes for size in (shape[1], shape[-1])] or [2]
     # A single output that is a logit stands for two classes.
     yield from dict.fromkeys([2 if guess == 1 else guess for guess in guesses if guess] + [2, 1])
 

@@ -110,8 +110,8 @@ class Hooked(PerExample, ABC):
                 # Also PyTorch's: Opacus takes integer inputs of a layer for mixed precision, which is then not used.
                 warnings.filterwarnings("ignore", r"In \w+ autocast, but the target dtype is not", UserWarning)
                 # A clone, because an in-place first layer would change the caller's; contiguous, as the parameters.
-                seen = inputs.detach().clone(memory_format=torch.contiguous_format)
-                value = _summed(self.loss, self._outputs(seen), targets.detach())
+                cloned_inputs = inputs.detach().clone(memory_format=torch.contiguous_format)
+                value = _summed(self.loss, self._outputs(cloned_inputs), targets.detach())
                 # Counted before the backward pass, which frees the graph.
                 uses = _edges(value)
                 self._check_overwritten(uses)
@@ -253,13 +253,13 @@ def _edges(value: Tensor) -> Counter[Edge]:
     """Counts the gradients that flow into each place of the graph behind a value."""
     edges: Counter[Edge] = Counter()
     ahead = [] if value.grad_fn is None else [value.grad_fn]
-    found = set(ahead)
+    visited = set(ahead)
     while ahead:
         for node, number in ahead.pop().next_functions:
             if node is not None:
                 edges[node, number] += 1
-                if node not in found:
-                    found.add(node)
+                if node not in visited:
+                    visited.add(node)
                     ahead.append(node)
     return edges
 

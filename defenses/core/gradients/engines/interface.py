@@ -83,8 +83,8 @@ class PerExample:
 
         Every example passes the model alone, as in the reference, whichever engine computes the gradients.
         """
-        found = per_example_losses(self.model, self.loss, self.layout, inputs, targets, parameters=point)
-        return found.view(-1, views).mean(dim=1, keepdim=True)
+        entry_losses = per_example_losses(self.model, self.loss, self.layout, inputs, targets, parameters=point)
+        return entry_losses.view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions of a micro-batch to each block: private.
@@ -116,7 +116,7 @@ class PerExample:
             targets: as many.
             views: augmentations of each example.
         """
-        at_once, found = views * max(1, _NUMBERS // (views * self.layout.dim)), []
+        at_once, by_chunk = views * max(1, _NUMBERS // (views * self.layout.dim)), []
         for x, y in zip(inputs.split(at_once), targets.split(at_once), strict=True):
             with torch.no_grad():
                 parts = contributions(
@@ -125,10 +125,10 @@ class PerExample:
                     lambda point, x=x, y=y: self.losses(x, y, point=point, views=views),
                 )
             wide = [part.double() for part in parts]
-            found.append(
+            by_chunk.append(
                 [(rows @ d.double(), rows.square().sum(dim=1)) for rows, d in zip(wide, directions, strict=True)]
             )
-        by_block = zip(*found, strict=True)
+        by_block = zip(*by_chunk, strict=True)
         return [(torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])) for parts in by_block]
 
     def _rows_at(self, inputs: Tensor, targets: Tensor, views: int, point: Tensor | None) -> Tensor:

@@ -39,12 +39,12 @@ class OneByOne(PerExample):
         self, inputs: Tensor, targets: Tensor, *, point: Float[Tensor, " dim"] | None = None, views: int = 1
     ) -> Float[Tensor, "rows 1"]:
         """Losses from a forward pass per example."""
-        keys, found = current_keys(), []
+        keys, entry_losses = current_keys(), []
         for i in range(len(inputs)):
             with entries(None if keys is None else keys[i : i + 1]):
                 x, y = _alone(inputs, i), _alone(targets, i)
-                found.append(per_example_losses(self.model, self.loss, self.layout, x, y, parameters=point))
-        return torch.cat(found).view(-1, views).mean(dim=1, keepdim=True)
+                entry_losses.append(per_example_losses(self.model, self.loss, self.layout, x, y, parameters=point))
+        return torch.cat(entry_losses).view(-1, views).mean(dim=1, keepdim=True)
 
     def sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
         """Sums of the bounded contributions, with one example in memory at a time."""
@@ -53,8 +53,8 @@ class OneByOne(PerExample):
         for start in range(0, len(inputs), views):
             span = slice(start, start + views)
             with torch.no_grad():
-                asked = [partial(self._of, each, inputs[span], targets[span], views, span) for each in ways]
-                parts.append(added_up(plan, *asked))
+                computations = [partial(self._of, each, inputs[span], targets[span], views, span) for each in ways]
+                parts.append(added_up(plan, *computations))
             if len(parts) == 2:  # folded at once: two sums in memory, however many examples
                 parts = [totals(plan, parts, inputs.device)]
         return parts[0]

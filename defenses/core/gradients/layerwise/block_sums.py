@@ -64,8 +64,8 @@ def _unmasked(codec: Codec) -> tuple[Coordinates | None, Codec]:
 def mask_of(block: Block) -> Coordinates | None:
     """Returns the mask under which a block's norms are taken; None without a mask, or if no norm is needed."""
     kept, codec = _unmasked(block.codec)
-    found = codec if type(codec) is Coordinates else kept
-    return found if type(block.query) is Gradient and block.bound.kind != "unbounded" else None
+    mask = codec if type(codec) is Coordinates else kept
+    return mask if type(block.query) is Gradient and block.bound.kind != "unbounded" else None
 
 
 @dataclass(eq=False)  # not frozen, which takes 4 us
@@ -105,13 +105,13 @@ class BatchGradients:
         for spans, term in self.terms:
             if spans == ((start, stop),):
                 return term.rows(slice(None))
-        found = self.like.new_zeros(self.examples, stop - start)
+        columns = self.like.new_zeros(self.examples, stop - start)
         for spans, term in self.terms:
             if any(start <= a and b <= stop for a, b in spans):
                 for (a, b), values in _split(spans, term.rows(slice(None))):
                     if start <= a and b <= stop:
-                        found[:, a - start : b - start] = values
-        return found
+                        columns[:, a - start : b - start] = values
+        return columns
 
     def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
         """Returns rows over [start, stop) in the order in which a convolution computes them; None for other layers."""
@@ -145,9 +145,9 @@ class BatchGradients:
             # All factors are 1 and no norm is needed; a non-finite example is replaced by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
-            found = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
-            if found is not None:
-                return self._weighted(block, found.factors, None if found.certain is None else ~found.certain)
+            bounded = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
+            if bounded is not None:
+                return self._weighted(block, bounded.factors, None if bounded.certain is None else ~bounded.certain)
         squares = self._encoded(block)
         factors = block.bound.scale(squares.value.sqrt(), self.like.dtype)
         return self._weighted(block, factors, _doubtful(block.bound, squares))
@@ -229,10 +229,10 @@ class BatchGradients:
         return _told(self._whole, self._total(term.squares() for _, term in self.terms))
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
-        found = next(terms, None)
-        if found is None:
+        first = next(terms, None)
+        if first is None:
             return Squares.exact(torch.zeros(self.examples, dtype=torch.float64, device=self.like.device))
-        return sum(terms, start=found)
+        return sum(terms, start=first)
 
     def _kept_squares(self, kept: Coordinates | None) -> Squares:
         """Squared norms of the coordinates of a mask, or of whole rows without a mask."""
@@ -241,11 +241,11 @@ class BatchGradients:
         # By identity, which holds while the plan is alive: both blocks of GEP share a mask.
         if id(kept) not in self.known_squares:
             mask = self._mask(kept)
-            found = self._at_once(mask, _ANY_BOUND)
-            if found is not None and found.certain is None:
-                self.known_squares[id(kept)] = Squares.exact(found.squares)
+            bounded = self._at_once(mask, _ANY_BOUND)
+            if bounded is not None and bounded.certain is None:
+                self.known_squares[id(kept)] = Squares.exact(bounded.squares)
             else:
-                self.known_squares[id(kept)] = _told(found, self._masked(mask))
+                self.known_squares[id(kept)] = _told(bounded, self._masked(mask))
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
@@ -297,21 +297,21 @@ class BatchGradients:
         if kept is not None:
             subspace = spread(subspace, kept)
         parts_of = subspace.parts if isinstance(subspace, ImplicitSubspace) else subspace.bases
-        found: list[Tensor] = []
+        part_coefficients: list[Tensor] = []
         bases: dict[int, BasisPiece] = {}  # by number of the part, in flat coordinates
         sketches: dict[int, SketchDirections] = {}
         factored: dict[int, FactoredBasis] = {}
         norms: dict[int, Tensor] = {}  # by number of the term
         for number, (part, span) in enumerate(zip(parts_of, subspace.spans, strict=True)):
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
-                found.append(part.of_products(*factors))
+                part_coefficients.append(part.of_products(*factors))
                 continue
             if isinstance(part, OrderedBasis) and (made := self._made(*span, part.sizes)) is not None:
                 of_term, term = made
                 products, norms[of_term] = term.along_made(part.numbers.to(self.like))
-                found.append(products)
+                part_coefficients.append(products)
                 continue
-            found.append(self.like.new_zeros(self.examples, subspace.ranks[number]))
+            part_coefficients.append(self.like.new_zeros(self.examples, subspace.ranks[number]))
             if isinstance(part, SketchDirections):
                 sketches[number] = part
             else:
@@ -323,18 +323,20 @@ class BatchGradients:
             shared = {of: pieces for of, basis in bases.items() if (pieces := _within(basis, spans))}
             if factored and type(term) is Outer and len(spans) == 1:
                 for of, product in _by_factors(term, spans[0], shared, factored, bases):
-                    found[of] = found[of] + product.to(self.like)
+                    part_coefficients[of] = part_coefficients[of] + product.to(self.like)
             if shared:
                 products, norms[number] = term.along([piece for pieces in shared.values() for piece in pieces])
                 for of, product in zip((of for of, pieces in shared.items() for _ in pieces), products, strict=True):
-                    found[of] = found[of] + product
+                    part_coefficients[of] = part_coefficients[of] + product
             for of, sketch in sketches.items():
                 first = subspace.spans[of][0]
                 overlaps = list(_overlaps(first, subspace.spans[of][1], spans))
                 for which, rows in term.chunks() if overlaps else ():
                     for place, low, high in overlaps:
-                        found[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
-        coefficients = torch.cat(found, dim=1) if found else self.like.new_zeros(self.examples, 0)
+                        part_coefficients[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
+        coefficients = (
+            torch.cat(part_coefficients, dim=1) if part_coefficients else self.like.new_zeros(self.examples, 0)
+        )
         self.known[key] = (
             torch.where(self._finite.unsqueeze(1), coefficients, torch.nan),
             LEAST_SHARE * (self._lengths(norms) if kept is None else self._kept_lengths(kept)),
@@ -354,11 +356,11 @@ class BatchGradients:
     def _kept_lengths(self, kept: Coordinates) -> Float[Tensor, " rows"]:
         """Norms of the coordinates of a mask; from the row if the squared norm is uncertain."""
         squares = self._kept_squares(kept)
-        found = squares.value.sqrt()
+        norms = squares.value.sqrt()
         doubtful = ~(squares.slack <= _TRUSTED * squares.value) | ~_in_range(squares.value)
         for which, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
-            found[which] = row_norms(kept.encode(rows)).to(found)
-        return found
+            norms[which] = row_norms(kept.encode(rows)).to(norms)
+        return norms
 
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
@@ -485,14 +487,14 @@ def _by_factors(
         factored: bases whose factors are known.
         bases: start of each basis, with the basis itself.
     """
-    asked: list[tuple[int, OuterPiece]] = []
+    pieces: list[tuple[int, OuterPiece]] = []
     for of, part in factored.items():
         first = bases[of][0]
         if of in shared and (factors := part.factors_of((span[0] - first, span[1] - first))) is not None:
             ((place, basis),) = shared.pop(of)
-            asked.append((of, (place, place + len(basis), *factors)))
-    products = inner_with(term.signals, term.inputs, [piece for _, piece in asked]) if asked else []
-    for (of, _), inner in zip(asked, products, strict=True):
+            pieces.append((of, (place, place + len(basis), *factors)))
+    products = inner_with(term.signals, term.inputs, [piece for _, piece in pieces]) if pieces else []
+    for (of, _), inner in zip(pieces, products, strict=True):
         yield of, factored[of].of_inner(inner)
 
 

@@ -48,13 +48,13 @@ class _Loan(AbstractContextManager[Buffers]):
     def __call__(self, layer: nn.Module, numbers: int, like: Tensor) -> Tensor:
         try:
             # Popped and caught, without a check before: list.pop is atomic, and two threads may run the same model.
-            found = self._idle.setdefault(layer, []).pop()
+            buffer = self._idle.setdefault(layer, []).pop()
         except IndexError:
-            found = None
-        if found is None or found.numel() < numbers or found.dtype != like.dtype or not _together(found, like):
-            found = like.new_empty(numbers + int(_SPARE * numbers))
-        self._lent.append((layer, found))
-        return found[:numbers]
+            buffer = None
+        if buffer is None or buffer.numel() < numbers or buffer.dtype != like.dtype or not _together(buffer, like):
+            buffer = like.new_empty(numbers + int(_SPARE * numbers))
+        self._lent.append((layer, buffer))
+        return buffer[:numbers]
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:

@@ -149,7 +149,7 @@ class Layerwise(PerExample):
             def losses(point: Tensor | None) -> Tensor:
                 return self.losses(inputs, targets, point=point, views=views)
 
-            like, found = self._forward.value(self.layout.names[0]), None
+            like, sums = self._forward.value(self.layout.names[0]), None
             each = 4 * self.layout.dim * like.element_size()  # rows, and their encoded and bounded copies
             for part in parts(inputs.shape[0] // views, each, like, wide=True):
                 some = added_up(
@@ -157,9 +157,9 @@ class Layerwise(PerExample):
                     lambda point, part=part: gradients(point).rows(part),
                     lambda point, part=part: losses(point)[part],
                 )
-                found = some if found is None else tuple(a + b for a, b in zip(found, some, strict=True))
-        assert found is not None  # noqa: S101  there is at least one example
-        return found
+                sums = some if sums is None else tuple(a + b for a, b in zip(sums, some, strict=True))
+        assert sums is not None  # noqa: S101  there is at least one example
+        return sums
 
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
@@ -204,7 +204,7 @@ class Layerwise(PerExample):
         examples, forward = inputs.shape[0] // views, self._forward
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
         masks = {} if masks is None else masks
-        found: dict[tuple[str, ...], list[FactoredGradient]] = {}
+        terms_by_names: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
             # `layers/rules.py` assumes that an example's entries are adjacent. A model with time first, [t, n, ...],
@@ -230,7 +230,7 @@ class Layerwise(PerExample):
             terms = self._rules[use.layer](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight are added up before their norm is computed.
-                found.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
+                terms_by_names.setdefault(slot.names, []).append(slot.pulled(terms[slot.role], values))
 
         # The graph of a small pass begins at the biases of the first layers, whose derivatives are not requested: any
         # other beginning of the graph takes a percent of a step.
@@ -242,7 +242,7 @@ class Layerwise(PerExample):
         met = {**values, **starting} if starting else values
         record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
         gradients: list[tuple[Spans, FactoredGradient]] = []
-        for names, terms in found.items():
+        for names, terms in terms_by_names.items():
             own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
             # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
             # bias of many outputs.
@@ -379,14 +379,14 @@ def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
             owner = model.get_submodule(name.rpartition(".")[0])
             raise Unsupported(f"no known layer holds the parameter '{name}', which is one of a {type(owner).__name__}")
     # Squares of terms add up as |a|² + |b|², which is |a + b|² only if no parameter is in two of them.
-    _refuse_overlaps({slot.names for found in slots.values() for slot in found})
+    _refuse_overlaps({slot.names for layer_slots in slots.values() for slot in layer_slots})
     return slots
 
 
 def _refuse_overlaps(groups: set[tuple[str, ...]]) -> None:
-    seen: set[str] = set()
+    names_so_far: set[str] = set()
     for names in groups:
         for name in names:
-            if name in seen:
+            if name in names_so_far:
                 raise Unsupported(f"parameter '{name}' must be shared either as it is or with all it is computed with")
-            seen.add(name)
+            names_so_far.add(name)

@@ -172,10 +172,10 @@ def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
     """Squared norms in float64; for rows that are not `measurable`, by `lengths`, which may leave their format."""
     if not (rows.numel() and measurable(rows)):
         return lengths(rows).square()
-    found = rows.new_empty(len(rows), dtype=torch.float64)
-    place = (rows.data_ptr(), rows.stride(0), found.data_ptr())
+    squares = rows.new_empty(len(rows), dtype=torch.float64)
+    place = (rows.data_ptr(), rows.stride(0), squares.data_ptr())
     row_squares(wide=rows.dtype == torch.float64)(*place, *rows.shape)
-    return found
+    return squares
 
 
 BasisPiece = tuple[int, Tensor]
@@ -252,14 +252,14 @@ class FactoredGradient:
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Float[Tensor, "rows _"]], Float[Tensor, " rows"]]:
         """Inner products with the columns of each piece of a basis, and norms; rows are formed once for all pieces."""
-        found = [(products_with(rows, pieces), row_norms(rows)) for _, rows in self.chunks(wide=True)]
-        products, norms = zip(*found, strict=True)
+        by_chunk = [(products_with(rows, pieces), row_norms(rows)) for _, rows in self.chunks(wide=True)]
+        products, norms = zip(*by_chunk, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
     def inner(self, direction: Float[Tensor, " size"]) -> Float[Tensor, " rows"]:
         """Inner products with a direction, in float64."""
-        found = [rows @ direction for _, rows in self.chunks(wide=True)]
-        return torch.cat(found).double()
+        products = [rows @ direction for _, rows in self.chunks(wide=True)]
+        return torch.cat(products).double()
 
     def norms(self) -> Float[Tensor, " rows"]:
         """Norms in float64, up to the last few digits even if `squares` cancels."""
@@ -335,10 +335,10 @@ class GradientRows(FactoredGradient):
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms of the kept columns, in a single pass if compiled, else a few rows at a time."""
         if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
-            found = self.like.new_empty(self.examples, dtype=torch.float64)
-            places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), found.data_ptr())
+            squares = self.like.new_empty(self.examples, dtype=torch.float64)
+            places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), squares.data_ptr())
             row_squares(wide=self.values.dtype == torch.float64, masked=True)(*places, self.examples, self.size)
-            return Squares.exact(found)
+            return Squares.exact(squares)
         kept = mask.to(self.like)
         return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
@@ -357,9 +357,9 @@ class GradientRows(FactoredGradient):
 
     def norms(self) -> Tensor:
         """Norms in a single pass over the rows."""
-        found = self._squared.sqrt()
+        norms = self._squared.sqrt()
         # In float64 no square of a float32 overflows or vanishes.
-        return found if measurable(self.values) else row_norms(self.values, found)
+        return norms if measurable(self.values) else row_norms(self.values, norms)
 
     @cached_property
     def _squared(self) -> Tensor:
@@ -408,14 +408,14 @@ class Lookup(FactoredGradient):
 
     def squares(self) -> Squares:
         """Squared norms from inner products between positions: no row of the vocabulary's length is formed."""
-        found = []
+        part_squares = []
         each = 3 * self.entries.shape[1] ** 2 * 8
         for part in parts(self.examples, each, self.like):
             entries, signals = self.entries[part], self.signals[part]
             # sum_tu [entry_t = entry_u] <s_t, s_u>: the Gram formula of a linear layer whose inputs are one-hot.
             same = (entries.unsqueeze(1) == entries.unsqueeze(2)).double()
-            found.append(gram_squares(gram(signals), same, signals.dtype))
-        return joined(found)
+            part_squares.append(gram_squares(gram(signals), same, signals.dtype))
+        return joined(part_squares)
 
 
 class FromRows(FactoredGradient):

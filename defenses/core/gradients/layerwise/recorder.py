@@ -100,15 +100,15 @@ def record(
         if not output.requires_grad:
             begins(layer, output)
         traced = _traced(output)
-        seen, version = given[0].detach(), given[0]._version
+        entering, version = given[0].detach(), given[0]._version
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
 
         def meet(signals: Tensor | None) -> None:
             # A plain backward pass would detect this itself; here nothing was saved for the weight's gradient.
-            if seen._version != version:
+            if entering._version != version:
                 raise Unsupported(f"the input of layer '{layers[layer]}' must not be changed in place after its call")
             if signals is not None:  # without a graph of its own, as all results of a backward pass
-                take(Use(layer, layers[layer], seen, signals, statistics, buffers))
+                take(Use(layer, layers[layer], entering, signals, statistics, buffers))
 
         # The node stays valid if the output is changed in place later. The edge keeps it alive if the model drops the
         # output: a Python `_Begin` node would be freed then up to PyTorch 2.13.
@@ -151,10 +151,10 @@ def _derivatives(losses: Tensor, ones: Tensor, edges: list[GradientEdge]) -> tup
     if type(losses) is not Tensor:
         return torch.autograd.grad(losses, edges, ones, allow_unused=True)
     # Private to PyTorch: the function that `grad` calls after checking its arguments, which takes 25 us.
-    found: tuple[Tensor | None, ...] = _engine_run_backward(
+    derivatives: tuple[Tensor | None, ...] = _engine_run_backward(
         (losses,), (ones,), False, False, tuple(edges), True, accumulate_grad=False
     )
-    return found
+    return derivatives
 
 
 def _hooked(edge: GradientEdge, meet: Callable[[Tensor | None], None]) -> None:

@@ -127,7 +127,7 @@ class NormTable:
         """
         if not (self._parts and self._examples):
             return None
-        found, squares = (self._like.new_empty(self._examples, dtype=of) for of in (None, torch.float64))
+        factors, squares = (self._like.new_empty(self._examples, dtype=of) for of in (None, torch.float64))
         sides, parts, doubtful = array("q", self._sides), array("q", self._parts), array("q", (0,))
         certain = self._like.new_empty(self._examples, dtype=torch.bool)
         memory = array("d", (0.0,)) * len(self._numbers)
@@ -141,12 +141,12 @@ class NormTable:
             bound.norm,
             bound.regulariser,
             memory.buffer_info()[0],
-            found.data_ptr(),
+            factors.data_ptr(),
             squares.data_ptr(),
             certain.data_ptr(),
             doubtful.buffer_info()[0],
         )
-        return BoundFactors(found, squares, certain if doubtful[0] else None)
+        return BoundFactors(factors, squares, certain if doubtful[0] else None)
 
     def _side(self, *line: int) -> int:
         # A linear layer's derivatives are its bias's rows too.

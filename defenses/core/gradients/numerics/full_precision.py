@@ -67,8 +67,8 @@ class _FullPrecision(AbstractContextManager[None]):
     def __enter__(self) -> None:
         ONE_PASS.acquire()
         try:
-            told = [(switch, _C._get_fp32_precision_getter(*switch)) for switch in _SWITCHES]
-            self._told = [(switch, precision) for switch, precision in told if precision not in _FULL]
+            precisions = [(switch, _C._get_fp32_precision_getter(*switch)) for switch in _SWITCHES]
+            self._told = [(switch, precision) for switch, precision in precisions if precision not in _FULL]
             for switch, _ in self._told:
                 _C._set_fp32_precision_setter(*switch, _EXACT)
         except BaseException:

@@ -84,5 +84,5 @@ def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...],
     expected = reference.squares()[0], (sizes[0] * sizes[1]).sum(dim=1)
     x[1], s[1] = torch.nan, torch.nan
     limit = _TOLERANCE * float(expected[1].max())
-    found = _measured(x, s, product_kernel(geometry, inputs, signals, dtype == torch.float64))
-    return all(bool((a[::2] - b).abs().max() <= limit) for a, b in zip(found, expected, strict=True))
+    measured = _measured(x, s, product_kernel(geometry, inputs, signals, dtype == torch.float64))
+    return all(bool((a[::2] - b).abs().max() <= limit) for a, b in zip(measured, expected, strict=True))

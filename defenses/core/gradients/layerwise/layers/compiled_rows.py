@@ -239,16 +239,16 @@ def right(
     expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
     maker = CompiledRows(x, s, geometry, views)
-    found: list[tuple[Tensor, Tensor]] = []
+    comparisons: list[tuple[Tensor, Tensor]] = []
     if use == "sums":
         factors = x.new_tensor([0.25, 0.0, 0.5])
-        found.append((maker.weighted(factors).double(), factors[::2].double() @ expected))
+        comparisons.append((maker.weighted(factors).double(), factors[::2].double() @ expected))
     else:
         rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0 if use == "masked" else None
         kept = expected if mask is None else expected * mask
         for out in (rows, None):
             whole, masked = (squares[::2].sqrt() for squares in maker.squares(out, mask))
-            found += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
-        found.append((rows[::2].double(), expected))
+            comparisons += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
+        comparisons.append((rows[::2].double(), expected))
     limit = _TOLERANCE * float(expected.norm(dim=1).max())
-    return all(bool((a - b).abs().max() <= limit) for a, b in found)
+    return all(bool((a - b).abs().max() <= limit) for a, b in comparisons)

@@ -159,9 +159,9 @@ class Convolution(FactoredGradient):
             return self._kept.squares()
         way = self._plan.way
         if way is Strategy.PAIRS:
-            found = product_squares(self.inputs, self.signals, self.geometry)
-            if found is not None:
-                return found
+            pair_squares = product_squares(self.inputs, self.signals, self.geometry)
+            if pair_squares is not None:
+                return pair_squares
             way = Strategy.PIXELS
         if way in (Strategy.GRAM, Strategy.PIXELS):
             return self._by_products(way)
@@ -180,8 +180,8 @@ class Convolution(FactoredGradient):
         if self._kept is not None:
             return self._kept.along(pieces)
         made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        found = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
-        products, norms = zip(*found, strict=True)
+        by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
+        products, norms = zip(*by_chunk, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
     @property
@@ -200,8 +200,8 @@ class Convolution(FactoredGradient):
         if self._kept is not None:
             return self._kept.along_made(directions)
         made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        found = ((product(rows, directions), row_norms(rows)) for rows in made)
-        products, norms = zip(*found, strict=True)
+        by_chunk = ((product(rows, directions), row_norms(rows)) for rows in made)
+        products, norms = zip(*by_chunk, strict=True)
         return torch.cat(products), torch.cat(norms)
 
     @property
@@ -300,22 +300,24 @@ class Convolution(FactoredGradient):
         else:
             numbers += positions * self.shape.inputs * self.geometry.groups
         each = 8 * numbers
-        found = []
+        part_squares = []
         for part in parts(self.examples, each, self.like):
             inputs, signals = self._patches.images(part)
             if way is Strategy.PIXELS:
                 both = self._pixel_products(inputs, signals), gram(signals.flatten(1, 2))
-                found.append(gram_squares(*both, self.like.dtype))
+                part_squares.append(gram_squares(*both, self.like.dtype))
             else:
                 patches, grouped = (
                     self._by_example(values)
                     for values in (self._patches.unfolded(inputs, signals), self._patches.by_group(signals))
                 )
-                one = gram_squares(gram(patches), gram(grouped), self.like.dtype)
+                group_squares = gram_squares(gram(patches), gram(grouped), self.like.dtype)
                 # Groups fill different entries of the weight, so their squares add up.
                 groups = (-1, self.geometry.groups)
-                found.append(Squares(one.value.view(groups).sum(dim=1), one.slack.view(groups).sum(dim=1)))
-        return joined(found)
+                part_squares.append(
+                    Squares(group_squares.value.view(groups).sum(dim=1), group_squares.slack.view(groups).sum(dim=1))
+                )
+        return joined(part_squares)
 
     def _by_example(self, values: Float[Tensor, "parts positions width"]) -> Tensor:
         """Merges the positions of all views of an example: [examples * groups, views * positions, width]."""

@@ -87,18 +87,18 @@ class ProductOrder:
         version = None if basis.is_inference() else basis._version
         key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride())
         held = _REORDERED.get(owner, {})
-        asked, reordered = held.get(key, (None, None))
-        if reordered is not None and asked == version:
+        last_version, reordered = held.get(key, (None, None))
+        if reordered is not None and last_version == version:
             return reordered
         # Directions first, as they lie in memory (`basis.py`): the permutation then moves direction by direction.
         before, behind = start - first * patch, last * patch - start - len(basis)
         turned = F.pad(basis.T, (before, behind)) if before or behind else basis.T
         split = turned.unflatten(1, (groups, (last - first) // groups, entering, height, width))
-        found = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
+        directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
         # A view would keep its own cache key alive.
-        if found._base is None and version is not None and found.numel() <= _MOST_HELD:
-            _REORDERED[owner] = {**held, key: (version, found if asked == version else None)}
-        return found
+        if directions._base is None and version is not None and directions.numel() <= _MOST_HELD:
+            _REORDERED[owner] = {**held, key: (version, directions if last_version == version else None)}
+        return directions
 
 
 def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:

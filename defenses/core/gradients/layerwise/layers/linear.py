@@ -109,13 +109,13 @@ class Outer(FactoredGradient):
         kept = mask.view(out, entering)
         if self.like.device.type != "cpu":  # waiting for a result on a GPU takes longer than float64
             return Squares.exact(_masked(self.signals, self.inputs, kept, torch.float64))
-        found, lost = _masked(self.signals, self.inputs, kept, self.like.dtype), self._vanished()
+        squares, lost = _masked(self.signals, self.inputs, kept, self.like.dtype), self._vanished()
         if self.like.dtype == torch.float64:
-            return Squares(found, lost)
-        doubtful = ~((found >= _CERTAIN * lost) & (found <= torch.finfo(self.like.dtype).max))
+            return Squares(squares, lost)
+        doubtful = ~((squares >= _CERTAIN * lost) & (squares <= torch.finfo(self.like.dtype).max))
         if bool(doubtful.any()):
-            found[doubtful] = _masked(self.signals[doubtful], self.inputs[doubtful], kept, torch.float64)
-        return Squares.exact(found)
+            squares[doubtful] = _masked(self.signals[doubtful], self.inputs[doubtful], kept, torch.float64)
+        return Squares.exact(squares)
 
     def _vanished(self) -> Float[Tensor, " rows"]:
         """Upper bound of the loss from squares that underflow, whatever they are multiplied by."""
@@ -142,15 +142,15 @@ class Outer(FactoredGradient):
         if (before := start - first * width) | (behind := last * width - stop):
             turned = F.pad(turned, (before, behind))
         # Public gradients that are zero, as those of a layer behind a product of zeros, span no direction.
-        signals, found = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
+        signals, products = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
         # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
         for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
             # A view of directions that lie first in memory (`basis.py`): a product by outputs would copy inputs for
             # each.
             wide = turned[part].reshape(-1, width).T
             inner = product(self.inputs, wide).unflatten(1, (-1, outputs))
-            found.append(torch.bmm(inner, signals).squeeze(2))
-        return torch.cat(found, dim=1)
+            products.append(torch.bmm(inner, signals).squeeze(2))
+        return torch.cat(products, dim=1)
 
 
 def _masked(
@@ -160,11 +160,11 @@ def _masked(
     within: torch.dtype,
 ) -> Float[Tensor, " rows"]:
     leaving, entering = (values.to(within).square() for values in (signals, inputs))
-    found = signals.new_zeros(signals.shape[0], dtype=torch.float64)
+    squares = signals.new_zeros(signals.shape[0], dtype=torch.float64)
     for start in range(0, signals.shape[1], _STRIP):
         part = slice(start, start + _STRIP)
-        found += (leaving[:, part] @ kept[part].to(within)).mul_(entering).sum(dim=1)
-    return found
+        squares += (leaving[:, part] @ kept[part].to(within)).mul_(entering).sum(dim=1)
+    return squares
 
 
 class OuterSum(FactoredGradient):
@@ -205,9 +205,9 @@ class OuterSum(FactoredGradient):
         """Squared norms by the cheapest formula of `cost.py`."""
         way = cheapest(self._shape, self.like.device.type)
         if way is Strategy.PAIRS:
-            found = product_squares(*self._images, self._geometry)
-            if found is not None:
-                return found
+            pair_squares = product_squares(*self._images, self._geometry)
+            if pair_squares is not None:
+                return pair_squares
         if way in (Strategy.GRAM, Strategy.PAIRS):
             positions = self.inputs.shape[1]
             each = 8 * (2 * positions**2 + positions * (self.inputs.shape[2] + self.signals.shape[2]))
@@ -247,5 +247,5 @@ class OuterSum(FactoredGradient):
 
     @property
     def _geometry(self) -> Geometry:
-        channels, one = (self.inputs.shape[2], self.signals.shape[2]), (1, 1)
-        return Geometry(channels=channels, kernel=one, stride=one, dilation=one, padding=(0, 0, 0, 0), groups=1)
+        channels, ones = (self.inputs.shape[2], self.signals.shape[2]), (1, 1)
+        return Geometry(channels=channels, kernel=ones, stride=ones, dilation=ones, padding=(0, 0, 0, 0), groups=1)

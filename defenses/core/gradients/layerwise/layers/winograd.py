@@ -53,26 +53,26 @@ def factor_numbers(rows: int, columns: int, channels: int) -> int:
 def _of_inputs(inputs: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 tiles c"]:
     images, high, wide, channels = inputs.shape
     rows, columns = high // 2 - 1, wide // 2 - 1
-    found = inputs.new_empty(4, 4, images, rows, columns, channels)
+    transformed = inputs.new_empty(4, 4, images, rows, columns, channels)
 
-    for one, (a, b) in enumerate(_differences(inputs, 1, rows)):
-        across = a + b if one == 1 else a - b
-        for other, (c, d) in enumerate(_differences(across, 2, columns)):
-            (torch.add if other == 1 else torch.sub)(c, d, out=found[one, other])
-    return found.view(16, -1, channels)
+    for row, (a, b) in enumerate(_differences(inputs, 1, rows)):
+        across = a + b if row == 1 else a - b
+        for column, (c, d) in enumerate(_differences(across, 2, columns)):
+            (torch.add if column == 1 else torch.sub)(c, d, out=transformed[row, column])
+    return transformed.view(16, -1, channels)
 
 
 def _of_signals(signals: Float[Tensor, "n high wide c"]) -> Float[Tensor, "16 tiles c"]:
     images, high, wide, channels = signals.shape
-    found = signals.new_empty(4, 4, images, high // 2, wide // 2, channels)
+    transformed = signals.new_empty(4, 4, images, high // 2, wide // 2, channels)
     upper, lower = signals[:, ::2], signals[:, 1::2]
-    for one, across in enumerate((upper, upper + lower, upper - lower, lower)):
+    for row, across in enumerate((upper, upper + lower, upper - lower, lower)):
         left, right = across[:, :, ::2], across[:, :, 1::2]
-        found[one, 0] = left
-        torch.add(left, right, out=found[one, 1])
-        torch.sub(left, right, out=found[one, 2])
-        found[one, 3] = right
-    return found.view(16, -1, channels)
+        transformed[row, 0] = left
+        torch.add(left, right, out=transformed[row, 1])
+        torch.sub(left, right, out=transformed[row, 2])
+        transformed[row, 3] = right
+    return transformed.view(16, -1, channels)
 
 
 def _differences(values: Tensor, dim: int, count: int) -> list[tuple[Tensor, Tensor]]:
