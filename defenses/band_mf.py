@@ -69,8 +69,8 @@ def coefficients(steps: int, bands: int) -> tuple[float, ...]:
     root = np.cumprod(1 - 0.5 / np.arange(1, bands))
     # The first step of a search has the length of its unit. In a long run, most columns at that distance have noise
     # that grows without bound, and a search from there ends at once: hence three searches, the best of which is kept.
-    found = [_search(root, steps, unit) for unit in (1.0, 0.1, 0.01)]
-    return tuple(float(c) for c in min(found, key=lambda behind: _loss(behind, steps)[0]))
+    columns = [_search(root, steps, unit) for unit in (1.0, 0.1, 0.01)]
+    return tuple(float(c) for c in min(columns, key=lambda behind: _loss(behind, steps)[0]))
 
 
 def _search(start: np.ndarray, steps: int, unit: float) -> np.ndarray:
@@ -81,8 +81,8 @@ def _search(start: np.ndarray, steps: int, unit: float) -> np.ndarray:
         return value, unit * slopes
 
     options = {"ftol": 1e-13}
-    found = optimize.minimize(scaled, np.zeros_like(start), jac=True, method="L-BFGS-B", options=options)
-    return start + unit * found.x
+    optimum = optimize.minimize(scaled, np.zeros_like(start), jac=True, method="L-BFGS-B", options=options)
+    return start + unit * optimum.x
 
 
 _UNSTABLE = 1e300

@@ -49,8 +49,8 @@ class _Bisr(Streamed):
 
 def coefficients(bands: int) -> tuple[float, ...]:
     """Coefficients of (1 - x)^(1/2) after its 1, `bands` - 1 of them."""
-    found, last = [], 1.0
+    column, last = [], 1.0
     for power in range(1, bands):
         last *= (power - 1.5) / power
-        found.append(last)
-    return tuple(found)
+        column.append(last)
+    return tuple(column)

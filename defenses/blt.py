@@ -74,8 +74,10 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
     points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]
     bounds = [(-14.0, 0.0)] * buffers + [(-9.0, 14.0)] * buffers  # scales to 1, decays from 10^-4 to 1 - 10^-6
     settings = {"method": "L-BFGS-B", "bounds": bounds, "options": {"ftol": 1e-13, "maxiter": 1000}}
-    found = min((optimize.minimize(_loss, x, args=(steps,), **settings) for x in points), key=lambda one: one.fun)
-    best = _read(found.x)
+    optimum = min(
+        (optimize.minimize(_loss, x, args=(steps,), **settings) for x in points), key=lambda solution: solution.fun
+    )
+    best = _read(optimum.x)
     return tuple(map(float, best[0])), tuple(map(float, best[1]))
 
 

@@ -35,7 +35,7 @@ class Doppler:
         poles = np.abs(np.roots([1.0, *self.feedback]))
         if len(poles) and not poles.max() < 1:
             raise ValueError(f"feedback must be that of a filter that forgets, got {self.feedback}, whose memory grows")
-        if not all(one > 0 for one in self._answers(200)):
+        if not all(value > 0 for value in self._answers(200)):
             raise ValueError(f"the filter must answer ones by positive numbers, got {self.feedback} and {self.forward}")
         gain = sum(self.forward) / (1 + sum(self.feedback)) if 1 + sum(self.feedback) else math.inf
         if not 0 < gain < math.inf:
@@ -65,10 +65,10 @@ class Doppler:
 
     def _answers(self, steps: int) -> list[float]:
         """First values of the filter's step response."""
-        found: list[float] = []
+        response: list[float] = []
         for _ in range(steps):
-            found.append(self._ones({"ones": found[::-1]}))
-        return found
+            response.append(self._ones({"ones": response[::-1]}))
+        return response
 
     def _ones(self, state: Seen) -> float:
         """Step response of the filter, the divisor of an update."""

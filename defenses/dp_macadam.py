@@ -93,9 +93,9 @@ class DpMacAdam:
         taken, beta, batch = context.step + 1, self.betas[0], context.expected_batch
         scales = state["scales"]
         before = self._centre(state, context.step)
-        seen = before + scales * noisy[0] / batch
-        first, second = self._adam(state, context).moments(seen)
-        spread = beta * state["spread"] + (1 - beta) * (seen - first / (1 - beta**taken)) * (seen - before)
+        gradient = before + scales * noisy[0] / batch
+        first, second = self._adam(state, context).moments(gradient)
+        spread = beta * state["spread"] + (1 - beta) * (gradient - first / (1 - beta**taken)) * (gradient - before)
         short = 2 * (beta - beta**taken) / (1 + beta)
         if short > 0:
             noise = (scales * (context.noise_multiplier * self.bound.norm / batch)).square()

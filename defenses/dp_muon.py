@@ -65,11 +65,11 @@ class OrthogonalMomentum:
     def __call__(self, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
         """Returns the orthogonalised momentum, before the learning rate."""
         parts = self.moved(update).split([math.prod(shape) for shape in self.shapes])
-        found = []
+        orthogonalised = []
         for part, shape in zip(parts, self.shapes, strict=True):
             matrix = part.view(shape[0] if len(shape) > 1 else 1, -1)
-            found.append(orthogonal(matrix, self.iterations, self.degree).flatten())
-        return torch.cat(found)
+            orthogonalised.append(orthogonal(matrix, self.iterations, self.degree).flatten())
+        return torch.cat(orthogonalised)
 
 
 def orthogonal(matrix: Float[Tensor, "rows columns"], iterations: int, degree: int) -> Float[Tensor, "rows columns"]:
@@ -84,13 +84,13 @@ def orthogonal(matrix: Float[Tensor, "rows columns"], iterations: int, degree: i
     y = matrix.T if turned else matrix
     norm = torch.linalg.matrix_norm(y)
     y = y / torch.where(norm > 0, norm, 1.0)
-    one = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    identity = torch.eye(len(y), dtype=y.dtype, device=y.device)
     shares = [math.comb(2 * s, s) / 4**s for s in range(degree + 1)]
     for _ in range(iterations):
-        left = one - y @ y.T
-        p = shares[-1] * one
+        residual = identity - y @ y.T
+        p = shares[-1] * identity
         for share in reversed(shares[:-1]):  # Horner's rule
-            p = p @ left + share * one
+            p = p @ residual + share * identity
         y = p @ y
     return y.T if turned else y
 

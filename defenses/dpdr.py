@@ -89,19 +89,23 @@ class Dpdr:
 
     def _blocks_of_layers(self, state: Tensor, context: Context) -> list[Block]:
         """Both parts of every layer; a layer without a direction is all residual."""
-        spans, found = context.layout.layers, []
+        spans, blocks = context.layout.layers, []
         for start, stop in spans:
-            part, one = state[start:stop], 1 / len(spans)
-            bound = replace(self.bound, norm=self.bound.norm * math.sqrt(one))
+            part, layer_share = state[start:stop], 1 / len(spans)
+            bound = replace(self.bound, norm=self.bound.norm * math.sqrt(layer_share))
             if not bool(part.any()):
-                found.append(Block(codec=Within(start, Everything(stop - start), context.dim), bound=bound, share=one))
+                blocks.append(
+                    Block(codec=Within(start, Everything(stop - start), context.dim), bound=bound, share=layer_share)
+                )
                 continue
             along = Subspace.of(part.unsqueeze(1))
             rest = Within(start, Complement(along, self.project_noise), context.dim)
-            bound_along = replace(self.bound_along, norm=self.bound_along.norm * math.sqrt(one))
-            found.append(Block(codec=rest, bound=bound, share=one * (1 - self.share)))
-            found.append(Block(codec=Within(start, along, context.dim), bound=bound_along, share=one * self.share))
-        return found
+            bound_along = replace(self.bound_along, norm=self.bound_along.norm * math.sqrt(layer_share))
+            blocks.append(Block(codec=rest, bound=bound, share=layer_share * (1 - self.share)))
+            blocks.append(
+                Block(codec=Within(start, along, context.dim), bound=bound_along, share=layer_share * self.share)
+            )
+        return blocks
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """Returns the unit vector of the update in every layer; a layer that did not move keeps its direction."""

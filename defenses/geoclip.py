@@ -105,9 +105,9 @@ class GeoClip:
         unit = self.bound.norm**2 / (dim * batch)
         noise = context.noise_multiplier**2 * dim / batch
         noises = noise / torch.tensor([*factors, rest], dtype=torch.float64)[: frame.shape[1]] ** 2
-        seen = torch.outer(along, along) / unit - torch.diag(noises)
+        covariance = torch.outer(along, along) / unit - torch.diag(noises)
         before = torch.tensor([*state["variances"], state["rest"]], dtype=torch.float64)[: frame.shape[1]]
-        variances, vectors = torch.linalg.eigh(decay * torch.diag(before) + (1 - decay) * seen)
+        variances, vectors = torch.linalg.eigh(decay * torch.diag(before) + (1 - decay) * covariance)
         kept = min(self.rank, dim, frame.shape[1])
         order = torch.arange(len(variances) - 1, len(variances) - 1 - kept, -1)
         others = 0.0

@@ -89,7 +89,7 @@ class Gep:
             state = {"mask": mask, "bases": self._directions(spans, kept, context)}
         subspace = self._memory.subspace(state["bases"], spans, context.dim if kept is None else kept.size)
         rest = Complement(subspace, self.project_noise)
-        along, beside = (one if kept is None else Masked(kept, one) for one in (subspace, rest))
+        along, beside = (codec if kept is None else Masked(kept, codec) for codec in (subspace, rest))
         if self.biased:
             return state, StepPlan(Block(codec=along, bound=self.bound))
         return state, StepPlan(
@@ -124,11 +124,11 @@ class Gep:
             return every if kept is None else kept.encode(every)
 
         ranks = dealt(self.rank, [math.sqrt(b - a) for a, b in spans])
-        found = []
+        bases = []
         for number, ((a, b), own) in enumerate(zip(spans, ranks, strict=True)):
             rank = min(max(1, own), b - a)
             coins = context.coins(f"gep {context.step} {number}")
-            found.append(
+            bases.append(
                 group_directions(
                     batch if kept is None else Rows(rows()),
                     context.layout,
@@ -139,7 +139,7 @@ class Gep:
                     passes=self.passes,
                 )
             )
-        return tuple(found)
+        return tuple(bases)
 
 
 def gep(

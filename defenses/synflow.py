@@ -81,8 +81,8 @@ def _positive(model: nn.Module) -> nn.Module:
     model = model.double().eval()
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
-            for one in module:
-                one.forward = _as_it_is
+            for parametrization in module:
+                parametrization.forward = _as_it_is
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.abs() if parameter.dim() > 1 else torch.zeros_like(parameter))
@@ -102,9 +102,9 @@ def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
             f"the model must take an image of ones for synflow, got {type(error).__name__}: "
             f"{str(error).splitlines()[0][:200]}; take random_pruning, which needs none"
         ) from error
-    found = torch.autograd.grad(total, parameters, allow_unused=True)
+    gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     # The gain of a standardised convolution is bypassed, and has no gradient.
-    scores = [torch.zeros_like(p) if g is None else p * g for p, g in zip(parameters, found, strict=True)]
+    scores = [torch.zeros_like(p) if g is None else p * g for p, g in zip(parameters, gradients, strict=True)]
     return torch.cat([score.detach().abs().flatten() for score in scores])
 
 

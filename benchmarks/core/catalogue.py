@@ -192,7 +192,7 @@ def _read(path: Path, _modified: int) -> _Source:
             for key, row in zip(table.keys, table.values, strict=True)
             if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(row, ast.Call)
         },
-        summaries={one.name: (ast.get_docstring(one) or "").partition("\n")[0] for one in functions},
+        summaries={function.name: (ast.get_docstring(function) or "").partition("\n")[0] for function in functions},
     )
 
 

@@ -96,13 +96,13 @@ def _find(name: str) -> Callable[..., Splits]:
     if address.path is None:
         if address.kind in _OWN.names():
             raise ValueError(f"data set {name!r} needs a path: write {address.kind}:PATH")
-        found, catalogue = _CATALOGUE.find(address.kind), _CATALOGUE
+        loader, catalogue = _CATALOGUE.find(address.kind), _CATALOGUE
     else:
-        found, catalogue = partial(_OWN.find(address.kind), address.path, address=name), _OWN
+        loader, catalogue = partial(_OWN.find(address.kind), address.path, address=name), _OWN
         if not address.path:
             raise ValueError(f"{address.kind} needs a path: write {address.kind}:PATH")
     _check_options(name, address, [o for o in catalogue.defaults(address.kind) if o not in _NOT_OPTIONS])
-    return partial(found, **address.options)
+    return partial(loader, **address.options)
 
 
 def _check_options(name: str, address: Address, known: list[str]) -> None:

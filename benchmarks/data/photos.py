@@ -54,10 +54,10 @@ def photos(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """
     dealt = []
     for pool, most in (("private", PRIVATE), ("non_member", NON_MEMBER)):
-        asked = getattr(sizes, pool)
-        if asked is not None and not 1 <= asked <= most:
-            raise ValueError(f"{pool} of photos must be in [1, {most}], got {asked}")
-        dealt.append(most if asked is None else asked)
+        size = getattr(sizes, pool)
+        if size is not None and not 1 <= size <= most:
+            raise ValueError(f"{pool} of photos must be in [1, {most}], got {size}")
+        dealt.append(most if size is None else size)
     if sizes.public is not None:
         raise ValueError(f"public of photos is fixed by where a crop lies, got {sizes.public}; leave it out")
     inputs = torch.cat([crops(photograph(name)) for name in FILES])

@@ -51,11 +51,11 @@ def h_cnn(
         nn.Flatten(),
     )
     # From the shape of the features: computing them needs kymatio, which counting parameters must not.
-    found = features(body, shape)
+    width = features(body, shape)
     if hidden is None:
-        head = [nn.Linear(found, classes)]
+        head = [nn.Linear(width, classes)]
     else:
-        head = [nn.Linear(found, hidden), nn.Tanh(), nn.Linear(hidden, classes)]
+        head = [nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, classes)]
     return nn.Sequential(scattering(image, groups=groups), body, *head)
 
 

@@ -98,13 +98,13 @@ def speed(
     if what in ("all", "projection"):
         _say("projection")
         where = report.environment(device)
-        found = projection.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
-        _finish({"benchmark": "projection", "environment": where, **found}, out)
+        measured = projection.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
+        _finish({"benchmark": "projection", "environment": where, **measured}, out)
     if what in ("all", "inversion"):
         _say("inversion")
         where = report.environment(device)
-        found = inversion.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
-        _finish({"benchmark": "inversion", "environment": where, **found}, out)
+        measured = inversion.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
+        _finish({"benchmark": "inversion", "environment": where, **measured}, out)
 
 
 def _finish(document: dict[str, Any], out: Path) -> None:

@@ -32,9 +32,9 @@ def names(*, quick: bool = False) -> list[str]:
 
 def refuse_unknown(only: Sequence[str], *, quick: bool) -> None:
     """Raises `ValueError` for a network that is not measured."""
-    there = names(quick=quick)
-    if unknown := set(only) - set(there):
-        raise ValueError(f"case must be one of {', '.join(there)}, got '{min(unknown)}'")
+    networks = names(quick=quick)
+    if unknown := set(only) - set(networks):
+        raise ValueError(f"case must be one of {', '.join(networks)}, got '{min(unknown)}'")
 
 
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
@@ -81,7 +81,7 @@ def measure(
     """
     refuse_unknown(only, quick=quick)
     limit, seconds = rounds or (3 if quick else 15), 10.0 if budget is None else budget
-    where, found = report.environment(device), []
+    where, comparisons = report.environment(device), []
     for network in only or names(quick=quick):
         for batch in BATCHES:
             name = f"{network}-{batch}"
@@ -99,8 +99,8 @@ def measure(
                 memory=bool(memory),
                 least=_LEAST,
             )
-            found.append(compared)
-    targets = [_target(comparison) for comparison in found]
+            comparisons.append(compared)
+    targets = [_target(comparison) for comparison in comparisons]
     return {
         "benchmark": "architectures",
         "title": "A DP-SGD step on every network",
@@ -112,8 +112,8 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in targets],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in targets],
     }
 
 

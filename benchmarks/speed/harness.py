@@ -200,8 +200,8 @@ class SpeedComparison:
     def measurement(self, way: str) -> Measurement:
         """Returns the measurement of a way; an empty measurement with the reason if the way was not run."""
         missing = f"'{way}' was not run"
-        found = {measurement.way: measurement for measurement in self.measurements}
-        return found.get(way, Measurement(way=way, reason=missing, memory_reason=missing))
+        by_way = {measurement.way: measurement for measurement in self.measurements}
+        return by_way.get(way, Measurement(way=way, reason=missing, memory_reason=missing))
 
     def time_ratio(self, numerator: str, denominator: str) -> Ratio | str:
         """Ratio of the times of two ways, or the reason why there is none."""
@@ -253,11 +253,11 @@ def compare(
     """
     wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
     builders = {way: probe.build for way, probe in probes.items()}
-    found = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, synchronize=wait)
+    timings = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, synchronize=wait)
     gc.collect()  # models and hooks form reference cycles, and the fresh processes need their memory
     measurements = []
     for way, probe in probes.items():
-        failure = found.failed.get(way, "")
+        failure = timings.failed.get(way, "")
         space = (
             (failure or "not asked for")
             if failure or not memory
@@ -266,9 +266,9 @@ def compare(
         measurements.append(
             Measurement(
                 way=way,
-                seconds=found.seconds.get(way, ()),
+                seconds=timings.seconds.get(way, ()),
                 reason=failure,
-                note=found.notes.get(way, ""),
+                note=timings.notes.get(way, ""),
                 memory=None if isinstance(space, str) else space,
                 memory_reason=space if isinstance(space, str) else "",
             )

@@ -88,8 +88,8 @@ def build(*, network: str, plan: str, examples: int, way: str, device: str = "cp
 def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> None:
     """Raises if the two ways disagree: a wrong answer has no speed."""
     sizes = {"network": network, "plan": plan, "examples": examples, "device": device}
-    for found, expected in zip(build(**sizes, way=ALONG)(), build(**sizes, way=ROWS)(), strict=True):
-        torch.testing.assert_close(found.float(), expected, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(build(**sizes, way=ALONG)(), build(**sizes, way=ROWS)(), strict=True):
+        torch.testing.assert_close(actual.float(), expected, rtol=1e-4, atol=1e-5)
 
 
 def measure(
@@ -119,7 +119,7 @@ def measure(
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[SpeedComparison] = []
+    comparisons: list[SpeedComparison] = []
     targets: list[SpeedTarget] = []
     for network in networks or (QUICK_NETWORKS if quick else tuple(NETWORKS)):
         for plan in PLANS:
@@ -128,7 +128,7 @@ def measure(
             about = {"network": network, "plan": plan, "examples": examples or EXAMPLES[network]}
             check(**about, device=device)
             probes = {way: Probe(f"{__name__}:build", {**about, "way": way, "device": device}) for way in WAYS}
-            found.append(
+            comparisons.append(
                 compare(
                     name, probes, peer=TRAIN, about=about, device=device, rounds=limit, budget=seconds, memory=space
                 )
@@ -143,6 +143,6 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in targets],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in targets],
     }

@@ -112,11 +112,11 @@ def _ways(
     along = dict(zip(layout.names, shared, strict=True))
 
     def one(inputs: Tensor) -> Tensor:
-        found = update(inputs, search=True)
+        gradients = update(inputs, search=True)
         if encode is not None and released is not None:
-            return _mismatch(encode(_flat(found)[None]), released)[0] + TV_WEIGHT * _variation(inputs[None])[0]
-        inner = torch.stack([(a * b).sum() for a, b in zip(found, shared, strict=True)]).sum()
-        squares = torch.stack([part.square().sum() for part in found]).sum()
+            return _mismatch(encode(_flat(gradients)[None]), released)[0] + TV_WEIGHT * _variation(inputs[None])[0]
+        inner = torch.stack([(a * b).sum() for a, b in zip(gradients, shared, strict=True)]).sum()
+        squares = torch.stack([part.square().sum() for part in gradients]).sum()
         return 1 - inner / (squares.sqrt() * length) + TV_WEIGHT * _variation(inputs[None])[0]
 
     def in_turn() -> Tensor:

@@ -104,7 +104,7 @@ def measure(
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[SpeedComparison] = []
+    comparisons: list[SpeedComparison] = []
     targets: list[SpeedTarget] = []
     for batch, inputs, outputs in sizes or (QUICK_SIZES if quick else SIZES):
         name = f"{batch} x {inputs} x {outputs}"
@@ -113,7 +113,7 @@ def measure(
         check(**layer, device=device)
         probes = {way: Probe(f"{__name__}:build", {**layer, "way": way, "device": device}) for way in WAYS}
         about = {**layer, "weights": inputs * outputs}
-        found.append(
+        comparisons.append(
             compare(
                 name, probes, peer=NORMS + BOOK, about=about, device=device, rounds=limit, budget=seconds, memory=space
             )
@@ -132,6 +132,6 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in targets],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in targets],
     }

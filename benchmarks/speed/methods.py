@@ -63,12 +63,14 @@ def names() -> list[str]:
 
 def ways() -> list[str]:
     """Returns plain DP-SGD, every method, and the further ways of methods with directions."""
-    found = []
+    variants = []
     for name in names():
         options = inspect.signature(_function(name)).parameters
         of_name = [name, *([name + SKETCHED] if "directions" in options else [])]
-        found += sorted(way + after for way in of_name for after in (("", AFTER) if "interval" in options else ("",)))
-    return [PLAIN, *found]
+        variants += sorted(
+            way + after for way in of_name for after in (("", AFTER) if "interval" in options else ("",))
+        )
+    return [PLAIN, *variants]
 
 
 def _function(name: str) -> Callable[..., Defense]:
@@ -186,7 +188,7 @@ def measure(
     limit, seconds = rounds or (3 if quick else 15), 300.0 if budget is None else budget
     chosen = [way for way in ways() if way == PLAIN or not only or way in only]
     where = report.environment(device)
-    found = [
+    comparisons = [
         _compared(load, chosen, device=device, rounds=limit, budget=seconds, memory=bool(memory), say=say)
         for load in (QUICK_CASES if quick else CASES)
     ]
@@ -201,8 +203,8 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in judged if target.way in chosen],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in judged if target.way in chosen],
     }
 
 

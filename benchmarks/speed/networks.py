@@ -114,8 +114,8 @@ class Workload:
                 return _FAMILIES[self.network][1](self.width)
             _, build, expected = _FIXED[self.network]
             model = build()
-        if (found := parameters(model)) != expected:
-            raise ValueError(f"{self.network} must have {expected} parameters, got {found}")
+        if (count := parameters(model)) != expected:
+            raise ValueError(f"{self.network} must have {expected} parameters, got {count}")
         return model
 
     def data(self) -> tuple[Tensor, Tensor]:

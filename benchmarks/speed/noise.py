@@ -100,12 +100,12 @@ def measure(
     seconds = 90.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[SpeedComparison] = []
+    comparisons: list[SpeedComparison] = []
     for size in sizes or (QUICK_SIZES if quick else SIZES):
         name = f"noise-{size}"
         say(f"noise: {size:,}")
         probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
-        found.append(
+        comparisons.append(
             compare(
                 name,
                 probes,
@@ -129,5 +129,5 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "std": STD},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
     }

@@ -225,8 +225,8 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
     """Table of medians in milliseconds, with a column for each point."""
     points = sweep["comparisons"]
     ways = list(dict.fromkeys(way["way"] for point in points for way in point["ways"]))
-    found = [{way["way"]: way for way in point["ways"]} for point in points]
-    rows = [(way, *(milli(point.get(way, {}).get("median_seconds")) for point in found)) for way in ways]
+    by_way = [{way["way"]: way for way in point["ways"]} for point in points]
+    rows = [(way, *(milli(point.get(way, {}).get("median_seconds")) for point in by_way)) for way in ways]
     reasons = {f"{way['way']}: n/a, {way['reason']}." for point in points for way in point["ways"] if way["reason"]}
     columns = ("median ms", *(_number(point["about"][sweep["axis"]]) for point in points))
     return TextTable(f"{sweep['title']} by {sweep['axis']}", columns, tuple(rows), tuple(sorted(reasons)))
@@ -235,8 +235,8 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
 def _case(case: dict[str, Any]) -> TextTable:
     """Table of an entry of `cases`, timings that a benchmark took itself."""
     rows = tuple(
-        (way, milli(found["median_s"]), milli(found["min_s"]), f"{found['ratio']:.2f}", str(found["rounds"]))
-        for way, found in case["ways"].items()
+        (way, milli(timing["median_s"]), milli(timing["min_s"]), f"{timing['ratio']:.2f}", str(timing["rounds"]))
+        for way, timing in case["ways"].items()
     )
     sizes = ", ".join(f"{key} {_number(value)}" for key, value in case.items() if isinstance(value, int))
     checks = [

@@ -71,7 +71,7 @@ def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
     network = Network(
         operations=tuple(operations), parameters={n: v.detach() for n, v in values.items()}, loss="logistic"
     )
-    names = [one.name for one in operations if one.weight is not None]
+    names = [operation.name for operation in operations if operation.weight is not None]
     return network, dict(zip(names, gradients, strict=True)), image[0]
 
 
@@ -96,7 +96,7 @@ def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
 def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
     """Recursion on stacked matrices, all in float32; the root and the sign of the head are given."""
     *body, head = network.operations
-    by_name = {one.name: one for one in network.operations}
+    by_name = {operation.name: operation for operation in network.operations}
     weight = network.parameters[str(head.weight)]
     explained = candidates(
         HeadGradient(
@@ -108,22 +108,22 @@ def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:
         loss="logistic",
         clipped=None,
     )
-    start = next(one for one in explained if one.label == 0 and one.root == 0)
+    start = next(candidate for candidate in explained if candidate.label == 0 and candidate.root == 0)
     x, k = start.x.float(), (weight.T @ start.slopes).float()
-    for one in reversed(body):
-        if one.kind == "flatten":
-            x, k = (each.view(by_name[one.inputs[0]].shape) for each in (x, k))
-        elif one.kind == "leaky_relu":
+    for operation in reversed(body):
+        if operation.kind == "flatten":
+            x, k = (each.view(by_name[operation.inputs[0]].shape) for each in (x, k))
+        elif operation.kind == "leaky_relu":
             slope = torch.where(x > 0, torch.ones_like(x), SLOPE)
             x, k = x / slope, k * slope
-        elif one.kind == "conv2d":
-            below = by_name[one.inputs[0]].shape
-            kernel = network.parameters[str(one.weight)].float()
-            geometry = KernelGeometry(one.settings, below, one.shape, x.device)
+        elif operation.kind == "conv2d":
+            below = by_name[operation.inputs[0]].shape
+            kernel = network.parameters[str(operation.weight)].float()
+            geometry = KernelGeometry(operation.settings, below, operation.shape, x.device)
             output = Convolved(kernel, geometry)
             equations = WeightGradient(k, geometry, tuple(kernel.shape), None)
             matrix = torch.cat([equations.columns(), output.columns()], dim=1).T
-            right = torch.cat([gradients[one.name].float().flatten(), x.flatten()])
+            right = torch.cat([gradients[operation.name].float().flatten(), x.flatten()])
             driver = "gelsd" if matrix.device.type == "cpu" else "gels"
             x = torch.linalg.lstsq(matrix, right[:, None], driver=driver).solution.view(below)
             k = output.adjoint(k[None])[0]
@@ -137,10 +137,10 @@ def errors(*, size: int, device: str = "cpu") -> dict[str, float]:
         ValueError: ours is not exact, or the dense error is not finite.
     """
     _, _, image = _case(size, device)
-    found = {way: float((build(size=size, way=way, device=device)() - image).square().mean()) for way in WAYS}
-    if not found[OURS] < LARGEST_ERROR or not math.isfinite(found[DENSE]):
-        raise ValueError(f"the image must be found to {LARGEST_ERROR}, got {found}")
-    return found
+    squared_errors = {way: float((build(size=size, way=way, device=device)() - image).square().mean()) for way in WAYS}
+    if not squared_errors[OURS] < LARGEST_ERROR or not math.isfinite(squared_errors[DENSE]):
+        raise ValueError(f"the image must be found to {LARGEST_ERROR}, got {squared_errors}")
+    return squared_errors
 
 
 def measure(
@@ -169,7 +169,7 @@ def measure(
     limit, seconds = rounds or (3 if full else 1), 1200.0 if budget is None else budget
     space = not quick if memory is None else memory
     where = report.environment(device)
-    found: list[SpeedComparison] = []
+    comparisons: list[SpeedComparison] = []
     targets: list[SpeedTarget] = []
     usual = FULL_SIZES if full else QUICK_SIZES if quick else SIZES
     for size in sizes or usual:
@@ -178,7 +178,7 @@ def measure(
         probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
         # The calls that compute the errors warm both ways up.
         about = {"size": size, **{f"error of {way}": value for way, value in errors(size=size, device=device).items()}}
-        found.append(
+        comparisons.append(
             compare(
                 name,
                 probes,
@@ -211,6 +211,6 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "full": full, "memory": space},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in targets],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in targets],
     }

@@ -42,9 +42,9 @@ ON_CUDA = {(CNN, 64): 1.4}
 @cache
 def methods() -> dict[str, dict[str, Any]]:
     """Defenses of the quick suite that clip each contribution and can train as a stack: name -> settings."""
-    asked = tomllib.loads((Path(__file__).parents[1] / "suites" / "quick.toml").read_text(encoding="utf-8"))["defense"]
-    found = {}
-    for entry in asked:
+    rows = tomllib.loads((Path(__file__).parents[1] / "suites" / "quick.toml").read_text(encoding="utf-8"))["defense"]
+    by_name = {}
+    for entry in rows:
         settings = {key: value for key, value in entry.items() if key not in ("name", "lr")}
         if "clip_norm" not in settings:
             continue
@@ -52,8 +52,8 @@ def methods() -> dict[str, dict[str, Any]]:
             _together([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
         except NotTogether:
             continue
-        found[entry["name"]] = settings
-    return found
+        by_name[entry["name"]] = settings
+    return by_name
 
 
 def _defense(name: str, settings: dict[str, Any]) -> Defense:
@@ -78,7 +78,7 @@ def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
 def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[str, Any], device: str) -> list[Tensor]:
     """Trains models one after another; returns their parameters."""
     inputs, labels = _pool(network, device)
-    found = []
+    parameters = []
     for number in numbers:
         model, chosen = _network(network, number).to(device), _chosen(number).to(device)
         train(
@@ -93,8 +93,8 @@ def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[
             sampler_key=number,
             execution=Execution(device=device),
         )
-        found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
-    return found
+        parameters.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    return parameters
 
 
 def _chosen(number: int) -> Tensor:
@@ -148,7 +148,7 @@ def build(*, network: str, models: int, method: str, way: str, device: str = "cp
 
     def run() -> list[Tensor]:
         parts = pool.map(partial(_alone, **about), [numbers[start::count] for start in range(count)])
-        return [one for part in parts for one in part]
+        return [parameters for part in parts for parameters in part]
 
     weakref.finalize(run, pool.shutdown)
     return run
@@ -186,7 +186,7 @@ def measure(
     del memory
     limit, seconds = rounds or (3 if quick else 9), 120.0 if budget is None else budget
     where = report.environment(device)
-    found: list[SpeedComparison] = []
+    comparisons: list[SpeedComparison] = []
     targets: list[SpeedTarget] = []
     for (network, models), goal in (GOALS | (ON_CUDA if device == "cuda" else {})).items():
         if quick and models > 16:
@@ -198,7 +198,7 @@ def measure(
             probes = {
                 way: Probe(f"{__name__}:build", about | {"way": way, "device": device}) for way in (LOOP, ours, *others)
             }
-            found.append(
+            comparisons.append(
                 compare(name, probes, peer=LOOP, about=about, device=device, rounds=limit, budget=seconds, memory=False)
             )
             targets.append(SpeedTarget(case=name, way=ours, against=LOOP, quantity="speed-up", limit=goal))
@@ -212,6 +212,6 @@ def measure(
         ),
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in targets],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in targets],
     }

@@ -39,12 +39,12 @@ METHOD = (
 
 
 def _targets(case: str, *, faster: float, cost: float | None = None, memory: float | None = None) -> list[SpeedTarget]:
-    found = [SpeedTarget(case=case, way="auto", against=PEER, quantity="speed-up", limit=faster)]
+    targets = [SpeedTarget(case=case, way="auto", against=PEER, quantity="speed-up", limit=faster)]
     if cost is not None:
-        found.append(SpeedTarget(case=case, way="auto", against=FLOOR, quantity="time", limit=cost))
+        targets.append(SpeedTarget(case=case, way="auto", against=FLOOR, quantity="time", limit=cost))
     if memory is not None:
-        found.append(SpeedTarget(case=case, way="auto", against=PEER, quantity="memory", limit=memory))
-    return found
+        targets.append(SpeedTarget(case=case, way="auto", against=PEER, quantity="memory", limit=memory))
+    return targets
 
 
 TARGETS = (
@@ -103,10 +103,10 @@ def build(
 
 def refuse_unknown(cases: Sequence[str], ways: Sequence[str], *, quick: bool) -> None:
     """Raises `ValueError` for an unknown case or way."""
-    for kind, asked, there in (("case", cases, QUICK_CASES if quick else CASES), ("way", ways, WAYS)):
-        for name in asked:
-            if name not in there:
-                raise ValueError(f"{kind} must be one of {', '.join(there)}, got '{name}'")
+    for kind, requested, known in (("case", cases, QUICK_CASES if quick else CASES), ("way", ways, WAYS)):
+        for name in requested:
+            if name not in known:
+                raise ValueError(f"{kind} must be one of {', '.join(known)}, got '{name}'")
 
 
 def measure(
@@ -146,7 +146,7 @@ def measure(
     fewer = partial(compared, rounds=math.ceil(limit / 3), budget=seconds / 6, memory=False)
     where = report.environment(device)  # read first: later the load is our own
     with others_warnings():
-        found = [compared(known[name], rounds=limit, budget=seconds, memory=space) for name in (cases or known)]
+        comparisons = [compared(known[name], rounds=limit, budget=seconds, memory=space) for name in (cases or known)]
         swept = _swept(QUICK_SWEEPS if quick else SWEEPS, fewer) if sweeps else {}
     return {
         "benchmark": "step",
@@ -154,8 +154,8 @@ def measure(
         "method": METHOD,
         "environment": where,
         "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space},
-        "comparisons": [report.as_dict(comparison) for comparison in found],
-        "targets": [target.judge(found).as_dict() for target in TARGETS],
+        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
+        "targets": [target.judge(comparisons).as_dict() for target in TARGETS],
         "sweeps": swept,
     }
 

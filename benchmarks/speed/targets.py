@@ -40,8 +40,8 @@ class SpeedTarget:
 
     def judge(self, comparisons: Sequence[SpeedComparison]) -> Verdict:
         """Returns whether it is met, judged by the median."""
-        found = [c for c in comparisons if c.name == self.case]
-        value = self._value(found[0]) if found else "not part of this run"
+        matching = [c for c in comparisons if c.name == self.case]
+        value = self._value(matching[0]) if matching else "not part of this run"
         if isinstance(value, str):
             return Verdict(target=self, reason=value)
         median = value.median if isinstance(value, Ratio) else value

@@ -152,25 +152,27 @@ def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: st
     if defaults is None:
         fifths = max(1, 2 * available // 5)
         defaults = Sizes(private=fifths, non_member=fifths, public=max(1, available - 2 * fifths))
-    asked = {pool: count for pool in POOLS if (count := getattr(sizes, pool)) is not None}
-    others = {pool: getattr(defaults, pool) for pool in POOLS if pool not in asked}
-    if asked.get("non_member") == 0 and not tested:
+    requested = {pool: count for pool in POOLS if (count := getattr(sizes, pool)) is not None}
+    others = {pool: getattr(defaults, pool) for pool in POOLS if pool not in requested}
+    if requested.get("non_member") == 0 and not tested:
         raise ValueError(f"non_member of {name} must be at least 1, got 0: it has no official test set to stand in")
-    left = available - sum(asked.values())
-    said = ", ".join(f"{pool}={count}" for pool, count in asked.items())
-    if left < 0:
-        raise ValueError(f"sizes of {name} must add up to at most {available}, got {sum(asked.values())} ({said})")
-    if left < len(others):
+    remaining = available - sum(requested.values())
+    listing = ", ".join(f"{pool}={count}" for pool, count in requested.items())
+    if remaining < 0:
+        raise ValueError(
+            f"sizes of {name} must add up to at most {available}, got {sum(requested.values())} ({listing})"
+        )
+    if remaining < len(others):
         may_be_empty = [f"{pool}=0" for pool in others if pool == "public" or (pool == "non_member" and tested)]
         way_out = "; ask for fewer" + (f", or for {' and '.join(may_be_empty)}" if may_be_empty else "")
         raise ValueError(
-            f"{name} must have examples left for {' and '.join(others)}, got {left} of {available}"
-            + (f" beside {said}{way_out}" if asked else "")
+            f"{name} must have examples left for {' and '.join(others)}, got {remaining} of {available}"
+            + (f" beside {listing}{way_out}" if requested else "")
         )
-    if sum(others.values()) > left:
+    if sum(others.values()) > remaining:
         total = sum(others.values())
-        others = {pool: max(1, left * count // total) for pool, count in others.items()}
+        others = {pool: max(1, remaining * count // total) for pool, count in others.items()}
         # Rounding a pool up to 1 example may exceed the remaining examples; the largest pool gives it up.
-        while sum(others.values()) > left:
+        while sum(others.values()) > remaining:
             others[max(others, key=lambda pool: others[pool])] -= 1
-    return asked | others
+    return requested | others

@@ -148,8 +148,8 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
             return parts(True)
     except FAILURES as error:
         # Unpacked files alone count as incomplete data, not as absent: without the packed files they cannot be checked.
-        there = any((folder / name).exists() for file in files for name in (file, file.removesuffix(".gz")))
-        state = "damaged or incomplete" if there else "not"
+        present = any((folder / name).exists() for file in files for name in (file, file.removesuffix(".gz")))
+        state = "damaged or incomplete" if present else "not"
         raise ValueError(
             f"data set {name!r} is {state} in {folder}, and could not be downloaded ({reason(error)}); connect to the "
             f"network once, or set {VARIABLE} to the folder that holds {', '.join(files)}"

@@ -98,11 +98,11 @@ def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> N
         ValueError: the data exceed the memory.
     """
     # A byte per value of all, and for dealt images a copy in bytes and another in float32: 1 + 4.
-    needed, there = (images + 5 * dealt) * values, memory_bytes()
-    if needed > there:
+    needed, available = (images + 5 * dealt) * values, memory_bytes()
+    if needed > available:
         raise ValueError(
             f"{address} must fit into memory, got {images} images of {values} values, which take {needed / 1e9:.1f} GB "
-            f"of {there / 1e9:.1f} GB; choose smaller images, for instance {address.partition('?')[0]}?size=32"
+            f"of {available / 1e9:.1f} GB; choose smaller images, for instance {address.partition('?')[0]}?size=32"
         )
 
 

@@ -148,19 +148,19 @@ def _filters(height: int, width: int) -> dict[str, Tensor]:
         height, width, SCALES, ANGLES
     )
     with torch.device("cpu"):
-        found: dict[str, Tensor] = {}
+        filters: dict[str, Tensor] = {}
         for scale, name in enumerate(("fine", "coarse")):
             spectra = [torch.as_tensor(psi["levels"][0]) for psi in bank["psi"] if psi["j"] == scale]
             # A quarter if `_halved` follows, which adds four aliases instead of averaging them.
-            found[name] = torch.stack(spectra).unsqueeze(-1).repeat(1, 1, 1, 2) / 4**scale
+            filters[name] = torch.stack(spectra).unsqueeze(-1).repeat(1, 1, 1, 2) / 4**scale
         for level, suffix in enumerate(("", "_halved")):
             # A round Gaussian is a product of two, so averaging is a matrix along each axis.
             gaussian = (
                 torch.as_tensor(bank["phi"]["levels"][level]).double() / bank["phi"]["levels"][level][0, 0] ** 0.5
             )
-            found[f"down{suffix}"] = _averaging(gaussian[:, 0], STRIDE >> level).float()
-            found[f"across{suffix}"] = _averaging(gaussian[0], STRIDE >> level).float().T.contiguous()
-    return found
+            filters[f"down{suffix}"] = _averaging(gaussian[:, 0], STRIDE >> level).float()
+            filters[f"across{suffix}"] = _averaging(gaussian[0], STRIDE >> level).float().T.contiguous()
+    return filters
 
 
 def _averaging(spectrum: Float[Tensor, " size"], stride: int) -> Float[Tensor, "rows size"]:

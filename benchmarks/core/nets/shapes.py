@@ -75,14 +75,14 @@ def refuse_misfit(
     try:
         with torch.no_grad():
             # Evaluation mode: training would update counters and draw random numbers.
-            found = answers(torch.func.functional_call(model.eval(), values, (inputs,)))
+            outputs = answers(torch.func.functional_call(model.eval(), values, (inputs,)))
     except Exception as error:  # user layers may raise anything on a shape that they do not support
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: {first_line(error)}") from error
     finally:
         for module, training in modes.items():
             module.training = training
-    got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-    if classes is None and isinstance(found, Tensor) and found.shape[:1] == (2,) and found.is_floating_point():
+    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if classes is None and isinstance(outputs, Tensor) and outputs.shape[:1] == (2,) and outputs.is_floating_point():
         return
     if got != (2, classes) and (got, classes) != ((2,), 1):
         wanted = "numbers of each" if classes is None else f"[2, {classes}]"

@@ -86,17 +86,17 @@ def _images(root: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], li
     files: list[Path] = []
     labels: list[int] = []
     for number, name in numbered:
-        found = sorted(
+        images = sorted(
             Path(below, file)
             # Links are followed, as by torchvision's ImageFolder.
             for below, _, inside in os.walk(root / name, followlinks=True)
             for file in inside
             if not file.startswith(".") and Path(file).suffix.lower() in SUFFIXES
         )
-        if not found:
+        if not images:
             raise ValueError(f"{root / name} must hold images, got none of {', '.join(sorted(SUFFIXES))}")
-        files += found
-        labels += [number] * len(found)
+        files += images
+        labels += [number] * len(images)
     return files, labels
 
 

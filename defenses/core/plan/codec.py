@@ -107,11 +107,11 @@ class Coordinates:
     @classmethod
     def of(cls, mask: Bool[Tensor, " dim"]) -> Coordinates:
         """Coordinates that a boolean mask keeps."""
-        found = object.__new__(cls)
+        coordinates = object.__new__(cls)
         # Indices of a mask are distinct, sorted and in range: no check is needed.
         for name, value in (("kept", marked(mask)), ("dim", mask.numel())):
-            object.__setattr__(found, name, value)
-        return found
+            object.__setattr__(coordinates, name, value)
+        return coordinates
 
     @property
     def size(self) -> int:

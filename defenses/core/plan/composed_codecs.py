@@ -34,8 +34,8 @@ def made_of(codec: object) -> Iterator[object]:
             inner = (codec.subspace,)
         case _:
             inner = ()
-    for one in inner:
-        yield from made_of(one)
+    for part in inner:
+        yield from made_of(part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +196,10 @@ class Stacked:
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
         """Least norms of the codecs that subtract, combined; None if no codec does."""
-        found = [(least_of(codec, rows), factor) for codec, factor in zip(self.codecs, self.factors, strict=True)]
-        known = [norms * factor for norms, factor in found if norms is not None]
+        norms_and_factors = [
+            (least_of(codec, rows), factor) for codec, factor in zip(self.codecs, self.factors, strict=True)
+        ]
+        known = [norms * factor for norms, factor in norms_and_factors if norms is not None]
         return torch.linalg.vector_norm(torch.stack(known), dim=0) if known else None
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:

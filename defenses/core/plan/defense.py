@@ -449,8 +449,8 @@ def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[...
     @wraps(written)
     def plan(self: Stateless, *arguments: Any) -> Any:
         *state, context = arguments
-        found = written(self, context)
-        return (*state, found) if state else found
+        step_plan = written(self, context)
+        return (*state, step_plan) if state else step_plan
 
     vars(plan)[_MARK] = True
     return plan
@@ -517,18 +517,18 @@ class Defense:
             TypeError: when the method returns something else.
             ValueError: when the plan's codecs are not of the context's dimension.
         """
-        found = self.method.plan(state, context)
-        pair = isinstance(found, tuple) and len(found) == 2
-        if not (pair and isinstance(found[1], StepPlan)):
-            got = type(found[1] if pair else found).__name__
+        returned = self.method.plan(state, context)
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        if not (pair and isinstance(returned[1], StepPlan)):
+            got = type(returned[1] if pair else returned).__name__
             wanted = "a StepPlan, behind the next state where it is not Stateless"
-            alone = " alone, and it has a state: return state, plan" if isinstance(found, StepPlan) else ""
+            alone = " alone, and it has a state: return state, plan" if isinstance(returned, StepPlan) else ""
             raise TypeError(f"plan of '{self.name}' must return {wanted}, got {got}{alone}")
-        if (dim := next(block.codec.dim for block in found[1].blocks if block.updates)) != context.dim:
+        if (dim := next(block.codec.dim for block in returned[1].blocks if block.updates)) != context.dim:
             raise ValueError(
                 f"plan of '{self.name}' must have codecs of the {context.dim} parameters, context.dim, got one of {dim}"
             )
-        return found
+        return returned
 
     def observe(self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> State:
         """Returns the method's state after the step."""

@@ -339,25 +339,25 @@ class ImplicitSubspace(Subspace):
         return self._moments.of(self.bases, self._bounded_moments)
 
     def _bounded_moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        found = super().moments()
-        for moments in found:
+        moments_of_parts = super().moments()
+        for moments in moments_of_parts:
             longest = float(moments.abs().sum(dim=1).max()) if moments.numel() else 0.0
             if not longest <= _MOST_ALONG:  # NaN is refused too
                 raise ValueError(
                     f"directions must be orthonormal, got some along which squares grow {longest:.2g} times"
                 )
-        return found
+        return moments_of_parts
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
         """Returns inner products with the directions."""
-        found = [rows.new_zeros(len(rows), 0)]
+        coefficients = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
             some = rows[:, start:stop]
             if isinstance(part, SketchDirections):
-                found.append(part.of_rows(some))
+                coefficients.append(part.of_rows(some))
             else:
-                found.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
-        return torch.cat(found, dim=1)
+                coefficients.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
+        return torch.cat(coefficients, dim=1)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
         """Returns the combination of directions with these coefficients."""

@@ -155,10 +155,10 @@ def refuse_shared(private: Tensor, public: Tensor) -> None:
         public: inputs [m, ...].
     """
     dtype = _coarser(private.dtype, public.dtype)
-    found = torch.isin(_as_values(public, dtype), _as_values(private, dtype).to(public.device))
-    if bool(found.any()):
+    shared = torch.isin(_as_values(public, dtype), _as_values(private, dtype).to(public.device))
+    if bool(shared.any()):
         raise ValueError(
-            f"public examples must be none of the private ones, got {int(found.sum())} of {len(public)} whose inputs "
+            f"public examples must be none of the private ones, got {int(shared.sum())} of {len(public)} whose inputs "
             "are the same; leave them out of one of the two"
         )
 
@@ -194,14 +194,14 @@ def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
     if size < 16 * n:
         return torch.randperm(size, generator=coins)[:n]
     # Draws with replacement, then drops repeats: the first n distinct values are a uniform sample without replacement.
-    found = torch.zeros(0, dtype=torch.int64)
-    while len(found) < n:
-        more = torch.cat([found, torch.randint(size, (n,), generator=coins)])
+    positions = torch.zeros(0, dtype=torch.int64)
+    while len(positions) < n:
+        more = torch.cat([positions, torch.randint(size, (n,), generator=coins)])
         # First occurrence of each value, in the order drawn: in sorted order the later values would be the larger ones.
         values, where = more.unique(return_inverse=True)
         first = torch.full((len(values),), len(more)).scatter_reduce(0, where, torch.arange(len(more)), "amin")
-        found = more[first.sort().values]
-    return found[:n]
+        positions = more[first.sort().values]
+    return positions[:n]
 
 
 def disjoint(n: int, number: int, size: int, seed: int) -> Int64[Tensor, " n"]:

@@ -91,8 +91,8 @@ class GradientAhead:
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
         """A fraction of both norms, with the absolute weights."""
-        here, there = row_norms(gradients(None)), row_norms(gradients(self.point))
-        return LEAST_CHANGE * (abs(1 - self.weight) * here + abs(self.weight) * there)
+        norms, norms_at_point = row_norms(gradients(None)), row_norms(gradients(self.point))
+        return LEAST_CHANGE * (abs(1 - self.weight) * norms + abs(self.weight) * norms_at_point)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +176,8 @@ class LossChange:
         return LEAST_CHANGE * (now.abs() + before.abs()).double().squeeze(1)
 
     def _both(self, losses: ExampleLosses) -> list[Float[Tensor, "rows 1"]]:
-        found = [torch.nan_to_num(losses(point), nan=_WORST, posinf=_WORST) for point in (None, self.earlier)]
-        return [one.clamp(-_WORST, _WORST) for one in found]
+        losses_at_both = [torch.nan_to_num(losses(point), nan=_WORST, posinf=_WORST) for point in (None, self.earlier)]
+        return [loss.clamp(-_WORST, _WORST) for loss in losses_at_both]
 
 
 _WORST = 1e6

@@ -51,17 +51,17 @@ def least_norms(codec: Any, query: Any, answers: Tensor, source: Any) -> Float[T
         answers: answers of the query.
         source: gradients, or losses, that the answers were computed from.
     """
-    own, asked = least_of(codec, answers), getattr(query, "least", None)
-    if asked is None:
+    own, least_of_query = least_of(codec, answers), getattr(query, "least", None)
+    if least_of_query is None:
         return own
-    sizes = gain_of(codec) * asked(source)
+    sizes = gain_of(codec) * least_of_query(source)
     return sizes if own is None else torch.maximum(own, sizes)
 
 
 def least_of(codec: Any, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
     """Returns least norms of a codec's values for these rows; None if it subtracts nothing."""
-    found = getattr(codec, "least", None)
-    return None if found is None else found(rows)
+    least = getattr(codec, "least", None)
+    return None if least is None else least(rows)
 
 
 def gain_of(codec: Any) -> float:

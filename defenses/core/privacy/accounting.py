@@ -155,8 +155,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     if math.erf(1 / (math.sqrt(8) * noise_multiplier)) * (1 + 1e-12) <= delta:
         return 0.0
     with np.errstate(divide="ignore"):  # the logarithm of a delta that vanishes
-        found = float(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta))
-    return found * (1 + relative) + absolute
+        epsilon = float(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta))
+    return epsilon * (1 + relative) + absolute
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
@@ -293,8 +293,8 @@ def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, tim
         )
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
         return None
-    found, deltas = json.loads(done.stdout)
-    return SlowAnswer(float(found), (SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
+    epsilon, deltas = json.loads(done.stdout)
+    return SlowAnswer(float(epsilon), (SOME_EPSILONS, np.minimum(np.array(deltas) + lost, 1.0)))
 
 
 def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSILONS) -> np.ndarray:
@@ -308,13 +308,13 @@ def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSI
         accountant = _by_rdp(events, _SOME_ORDERS)
     # The library gives a delta of 0 for a divergence that rounding made negative.
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
-    found = np.maximum(accountant.rdp, 0.0) + lost
+    divergences = np.maximum(accountant.rdp, 0.0) + lost
     # Canonne, Kamath & Steinke, "The Discrete Gaussian for Differential Privacy", 2020, Proposition 12; also the bound
     # on total variation by Bretagnolle & Huber, which holds for a divergence of any order above 1.
     with np.errstate(divide="ignore"):
-        logs = np.full(len(epsilons), 0.5 * np.log(-np.expm1(-found)).min())
+        logs = np.full(len(epsilons), 0.5 * np.log(-np.expm1(-divergences)).min())
     # Order by order: on a fine grid, a table of all orders would be large.
-    for order, divergence in zip(_SOME_ORDERS, found.tolist(), strict=True):
+    for order, divergence in zip(_SOME_ORDERS, divergences.tolist(), strict=True):
         logs = np.minimum(logs, (order - 1) * (divergence - epsilons + math.log1p(-1 / order)) - math.log(order))
     # A delta too small for a float must not become 0.
     return np.exp(np.minimum(logs, 0.0)) * (1 + _CLOSED_FORM_ERROR[0]) + np.finfo(np.float64).tiny

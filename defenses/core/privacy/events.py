@@ -87,7 +87,7 @@ def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
     for e in events:
         # An accountant's cost grows with the number of distinct events; a count is only a factor or a power.
         if e.sample_rate < 1 and e.count:
-            one = replace(e, count=1)
-            counts[one] = counts.get(one, 0) + e.count
+            event = replace(e, count=1)
+            counts[event] = counts.get(event, 0) + e.count
     unsampled = [Gaussian(1.0, precision**-0.5, 1)] if precision else []
-    return (*unsampled, *(replace(one, count=n) for one, n in sorted(counts.items())))
+    return (*unsampled, *(replace(event, count=n) for event, n in sorted(counts.items())))

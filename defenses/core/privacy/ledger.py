@@ -238,8 +238,8 @@ class Ledger:
             sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep the same number for the same event
         new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated, trial)
         # Steps and trials alternate: each entry extends the last of its kind.
-        found = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
-        place = next(found, None)
+        same_kind = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
+        place = next(same_kind, None)
         last = None if place is None else self.entries[place]
         if last and place is not None and last.goes_on_with(new):
             self.entries[place] = replace(last, steps=last.steps + 1)
@@ -272,19 +272,19 @@ class Ledger:
         """
         if any(entry.row is not None for entry in self.entries):  # a stream is charged as a whole
             return Ledger(self.sampling, [replace(entry, sampling=full()) for entry in self.entries])
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for e in self.entries:
             last = e.first + e.steps
             if e.own_noise or not (e.sampling.amplifies and e.first <= step < last):
-                found.append(e)
+                entries.append(e)
                 continue
             parts = (
                 replace(e, steps=step - e.first),
                 replace(e, first=step, steps=1, sampling=full()),
                 replace(e, first=step + 1, steps=last - step - 1),
             )
-            found += [part for part in parts if part.steps]
-        return Ledger(self.sampling, found)
+            entries += [part for part in parts if part.steps]
+        return Ledger(self.sampling, entries)
 
     def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
         """Returns the (epsilon, delta) of everything recorded so far.
@@ -297,7 +297,7 @@ class Ledger:
         # Gaussians under add/remove also hold under zero-out, not the other way round. At twice the sensitivity they
         # hold under replace-one, which implies zero-out.
         relations = {s.relation, *(entry.sampling.relation for entry in self.entries)}
-        relation = next(one for one in ("replace_one", "zero_out", "add_remove") if one in relations)
+        relation = next(name for name in ("replace_one", "zero_out", "add_remove") if name in relations)
         words = tuple(_words(self.entries))
         shared = {
             "delta": delta,
@@ -318,15 +318,15 @@ class Ledger:
                 **shared,
             )
         gaussians = tuple(events_of(self.entries, replaced=relation == "replace_one"))
-        found = proved(gaussians, delta, time_limit=time_limit)
+        guarantee = proved(gaussians, delta, time_limit=time_limit)
         as_if = None
         if s.kind in ("shuffle", "partition", "fixed") and all(e.row is None for e in self.entries):
             believed = [replace(e, sampling=poisson(e.sampling.rate)) for e in self.entries]
             as_if = proved(events_of(believed), delta, time_limit=time_limit).value
         return Claim(
-            epsilon=found.value,
-            epsilon_rdp=found.rdp,
-            accountant=found.accountant,
+            epsilon=guarantee.value,
+            epsilon_rdp=guarantee.rdp,
+            accountant=guarantee.accountant,
             as_if_poisson=as_if,
             events=words,
             gaussians=gaussians,
@@ -343,8 +343,8 @@ def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gauss
             that relation.
     """
     replaced = replaced or any(entry.sampling.relation == "replace_one" for entry in entries)
-    found = _own_events(entries)
-    return [event.of_replacement for event in found] if replaced else list(found)
+    events = _own_events(entries)
+    return [event.of_replacement for event in events] if replaced else list(events)
 
 
 def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:

@@ -76,7 +76,7 @@ def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, positio
     turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)
     if sampling.kind in ("partition", "cyclic"):
         alike = [np.flatnonzero(numbers % turns == place) for place in range(turns)]
-        largest = max(float(shared[np.ix_(one, one)].sum()) for one in alike if len(one))
+        largest = max(float(shared[np.ix_(indices, indices)].sum()) for indices in alike if len(indices))
     elif sampling.kind in ("shuffle", "random_allocation"):
         largest = _one_of_each(shared, numbers // turns)
     else:

@@ -100,8 +100,8 @@ class Losses:
         kept = np.maximum(self.masses[max(0, -self.first) :], 0.0)
         masses[len(masses) - len(kept) :] = kept
         above = np.cumsum(masses[:0:-1])  # from the second to last down to 0
-        found = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], above)
-        return self.infinite + np.append(np.asarray(found)[::-1], 0.0)
+        deltas = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], above)
+        return self.infinite + np.append(np.asarray(deltas)[::-1], 0.0)
 
     def epsilon(self, delta: float) -> float:
         """Returns the least epsilon whose hockey stick divergence is at most delta."""
@@ -118,10 +118,10 @@ class Losses:
                 lower = np.logaddexp.accumulate(np.log(masses) - losses)
             # With all losses above it counted, epsilon solves upper - e^epsilon lower = delta; it is the answer as soon
             # as the next loss lies below it.
-            found = np.log(upper - delta) - lower
-            over = (upper[:-1] > delta) & (found[:-1] >= losses[1:])
+            epsilons = np.log(upper - delta) - lower
+            over = (upper[:-1] > delta) & (epsilons[:-1] >= losses[1:])
         at = int(np.argmax(over)) if over.any() else len(masses) - 1
-        return max(0.0, float(found[at])) if upper[at] > delta else 0.0
+        return max(0.0, float(epsilons[at])) if upper[at] > delta else 0.0
 
 
 class _SampledGaussian(GaussianPrivacyLoss):
@@ -228,29 +228,29 @@ def curve(events: Sequence[Gaussian], interval: float) -> tuple[np.ndarray, np.n
         interval: of the grid of losses, nats.
     """
     both = [total.divergences() for total in _composed(tuple(events), interval)]
-    deltas = np.zeros(max((len(one) for one in both), default=1))
-    for one in both:
+    deltas = np.zeros(max((len(direction) for direction in both), default=1))
+    for direction in both:
         # Beyond its largest loss, a distribution has only its infinite mass.
-        deltas = np.maximum(deltas, np.pad(one, (0, len(deltas) - len(one)), mode="edge"))
+        deltas = np.maximum(deltas, np.pad(direction, (0, len(deltas) - len(direction)), mode="edge"))
     return interval * np.arange(len(deltas)), np.minimum(deltas, 1.0)
 
 
 @lru_cache(maxsize=2)
 def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ...]:
     """Returns the distributions of all events together: for removing a record, and for adding a record."""
-    found = []
+    totals = []
     # Under sampling, removing and adding a record have different losses; the guarantee must hold for both.
     for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):
         total: Losses | None = None
         for event in events:
             if event.sample_rate == 1:  # without sampling, `count` Gaussians are exactly a Gaussian with less noise
-                one = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
+                losses = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
             else:
-                one = _one(event, adjacency, interval)
-                one = one.rounded_up() if event.count == 1 else one.power(event.count)
-            total = one if total is None else total.composed(one)
+                losses = _one(event, adjacency, interval)
+                losses = losses.rounded_up() if event.count == 1 else losses.power(event.count)
+            total = losses if total is None else total.composed(losses)
         if total is not None:
-            found.append(total)
+            totals.append(total)
         if all(event.sample_rate == 1 for event in events):
             break  # both directions are equal
-    return tuple(found)
+    return tuple(totals)

@@ -58,13 +58,13 @@ def ratios(noise_multiplier: float, steps: int) -> tuple[np.ndarray, float, floa
     masses, means = _cells(at + 0.5 / sigma), _cells(at - 0.5 / sigma)
     grid = np.arange(points) * width
     right = np.clip((means - grid[:-1] * masses) / width, 0.0, masses)
-    found = np.zeros(points)
-    found[:-1] += masses - right
-    found[1:] += right
+    probabilities = np.zeros(points)
+    probabilities[:-1] += masses - right
+    probabilities[1:] += right
     beyond = float(stats.norm.sf(at[-1] + 0.5 / sigma))
-    found[-1] += beyond
+    probabilities[-1] += beyond
     lacking = max(0.0, float(stats.norm.sf(at[-1] - 0.5 / sigma)) - grid[-1] * beyond)
-    return found, width, lacking
+    return probabilities, width, lacking
 
 
 def _cells(at: np.ndarray) -> np.ndarray:
@@ -84,19 +84,19 @@ def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.nda
     Returns:
         Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
     """
-    one, width, lacking = ratios(noise_multiplier, steps)
-    biased = one * (np.arange(len(one)) * width)
+    step_masses, width, lacking = ratios(noise_multiplier, steps)
+    biased = step_masses * (np.arange(len(step_masses)) * width)
     if steps == 1:
-        return np.arange(len(one)) * width, biased if present else one, lacking if present else 0.0
+        return np.arange(len(step_masses)) * width, biased if present else step_masses, lacking if present else 0.0
     others = steps - 1 if present else steps
-    low, high = 0, len(one) - 1
+    low, high = 0, len(step_masses) - 1
     if others > 1:
         with np.errstate(over="ignore"):  # in a bound that is then not the best
-            orders = (_ORDERS / len(one)).tolist()
-            low, high = common.compute_self_convolve_bounds(cast(Any, one), others, _TAIL, orders=orders)
-    length = high - low + (len(one) if present else 1)
-    size = cast(int, fft.next_fast_len(max(length, len(one)), real=True))
-    transform = np.asarray(fft.rfft(one, size)) ** others
+            orders = (_ORDERS / len(step_masses)).tolist()
+            low, high = common.compute_self_convolve_bounds(cast(Any, step_masses), others, _TAIL, orders=orders)
+    length = high - low + (len(step_masses) if present else 1)
+    size = cast(int, fft.next_fast_len(max(length, len(step_masses)), real=True))
+    transform = np.asarray(fft.rfft(step_masses, size)) ** others
     if present:
         transform = transform * np.asarray(fft.rfft(biased, size))
     # The transform wraps around; the mass outside the bounds is below the mass added to `lost` here.

@@ -116,8 +116,8 @@ class TradeOff:
             fpr: in [0, 1].
             replaced: as for `beta_at`.
         """
-        found = float(self._hits(_rates(fpr))[0])
-        return self.tpr_at(found) if replaced else found
+        rate = float(self._hits(_rates(fpr))[0])
+        return self.tpr_at(rate) if replaced else rate
 
     @property
     def advantage(self) -> float:
@@ -179,12 +179,12 @@ class TradeOff:
         slopes, steep_from, flat_from = self._crossings
         last = len(slopes) - 1
         steep, flat = last - np.searchsorted(steep_from, rates), np.searchsorted(flat_from, rates)
-        found = []
+        bounds = []
         for beside in (-1, 0, 1):
             s, f = np.clip(steep + beside, 0, last), np.clip(flat + beside, 0, last)
             hits = self.deltas[s] + slopes[s] * rates
-            found.append((hits, (1 - self.deltas[f] - rates - 4 * 2.0**-53) / slopes[f]))
-        return found
+            bounds.append((hits, (1 - self.deltas[f] - rates - 4 * 2.0**-53) / slopes[f]))
+        return bounds
 
     @cached_property
     def _crossings(self) -> tuple[ndarray, ndarray, ndarray]:
@@ -248,18 +248,18 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
     mu = math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)) * (1 + 1e-12)
     if len(events) == 1 and events[0].sample_rate == 1:
         return TradeOff("closed form of the Gaussian", mu=mu)
-    found, by = _by_pld(events, delta, time_limit), "PLD, pessimistic"
+    curve, by = _by_pld(events, delta, time_limit), "PLD, pessimistic"
     epsilons = accounting.SOME_EPSILONS
-    if found is None:
+    if curve is None:
         why = "no other bound is known" if any(e.replaced for e in events) else "PLD took too long or too many losses"
         by = f"RDP, which is looser: {why}"
         deltas = accounting.rdp_divergences(events)
     else:
         # Beyond its grid, PLD has only its infinite loss: truncated mass, and the rounding error of transforms.
-        beyond = epsilons[epsilons > found[0][-1]]
-        epsilons = np.append(found[0], beyond)
+        beyond = epsilons[epsilons > curve[0][-1]]
+        epsilons = np.append(curve[0], beyond)
         deltas = np.minimum(
-            np.pad(found[1], (0, len(beyond)), mode="edge"), accounting.rdp_divergences(events, epsilons)
+            np.pad(curve[1], (0, len(beyond)), mode="edge"), accounting.rdp_divergences(events, epsilons)
         )
     some = epsilons <= _LARGEST
     # A test cannot detect a record that never takes part. Rounding may leave a tiny rise.

@@ -78,26 +78,26 @@ def assumptions(
         size_public: whether the number of records is treated as public, which is irrelevant if neighbours have the same
             number.
     """
-    found = [_OF_NOISE[noise]] if noise != "none" else []
+    sentences = [_OF_NOISE[noise]] if noise != "none" else []
     if resumed and noise == "secure":
-        found.append(
+        sentences.append(
             "the run went on once from its checkpoint, and nobody saw steps that it had taken after that was written: "
             "they were taken again with other noise"
         )
     if sampling.amplifies:
-        found.append(
+        sentences.append(
             "the sampler's key was given: amplification protects from nobody who knows it"
             if key_given
             else "the sampler's key, drawn from the operating system, stays secret"
         )
     if size_public and sampling.relation == "add_remove":
-        found.append(
+        sentences.append(
             "the number of examples is public: the expected batch that sums are divided by, and the sample rate, may "
             "follow from it"
         )
     if public_used:
-        found.append("the public examples are public, and tell nothing of the private ones")
-    return tuple(found)
+        sentences.append("the public examples are public, and tell nothing of the private ones")
+    return tuple(sentences)
 
 
 def unverified(**parts: object) -> dict[str, str]:
@@ -110,7 +110,7 @@ def unverified(**parts: object) -> dict[str, str]:
     Returns:
         Mark of a record, such as `unverified_codec` -> a sentence for the claim.
     """
-    found = {}
+    sentences = {}
     for role, part in _roles(parts):
         kind = type(part)
         package = _BY_PACKAGE.get(role)
@@ -119,22 +119,24 @@ def unverified(**parts: object) -> dict[str, str]:
             # A user's file is imported under a generated name; the file name says more.
             file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
             place = Path(file).name if kind.__module__.startswith("leakbench_method_") else kind.__module__
-            found[f"unverified_{role}"] = (
+            sentences[f"unverified_{role}"] = (
                 f"{role} {kind.__qualname__} (of {place}) is none of leakbench's: "
                 "that it does what the claim assumes of it is not checked"
             )
-    return found
+    return sentences
 
 
 def posts_beside(defense: Defense) -> list[type]:
     """Returns classes of post-processing in the files of a defense's methods, for methods of leakbench."""
-    found = []
+    classes = []
     for role, part in _roles({"defense": defense}):
         module = sys.modules[type(part).__module__]
         if role == "method" and f"{module.__name__}.".startswith(_BY_PACKAGE["post"]):
             own = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
-            found += [kind for kind in own if isinstance(kind, type) and is_dataclass(kind) and issubclass(kind, Post)]
-    return found
+            classes += [
+                kind for kind in own if isinstance(kind, type) and is_dataclass(kind) and issubclass(kind, Post)
+            ]
+    return classes
 
 
 def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
@@ -165,12 +167,12 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
 def _inside(part: object) -> Iterator[object]:
     """Yields objects that a leakbench object holds, and those that these hold, except the components of plans."""
     for value in _attributes(part).values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            module = type(one).__module__
-            if module not in ("builtins", "torch") and not isinstance(one, Bound):
-                yield one
+        for component in value if isinstance(value, tuple | list) else (value,):
+            module = type(component).__module__
+            if module not in ("builtins", "torch") and not isinstance(component, Bound):
+                yield component
                 if f"{module}.".startswith(_BY_PACKAGE["method"]):
-                    yield from _inside(one)
+                    yield from _inside(component)
 
 
 def _attributes(part: object) -> dict[str, object]:

@@ -188,10 +188,10 @@ class MembershipLimit:
 
     def exceeded(self, events: Sequence[Gaussian]) -> float:
         """Log ratio of the best test's gain over random guessing to the allowed gain; at most 0 is within the limit."""
-        found = of_events(events, _OF_GRID)
-        gain, limit = found.advantage, self.advantage
+        trade_off = of_events(events, _OF_GRID)
+        gain, limit = trade_off.advantage, self.advantage
         if self.tpr is not None and self.fpr is not None:
-            gain, limit = found.tpr_at(self.fpr) - self.fpr, self.tpr - self.fpr
+            gain, limit = trade_off.tpr_at(self.fpr) - self.fpr, self.tpr - self.fpr
         return math.log(max(gain, 1e-12) / (limit or 1.0))
 
 
@@ -254,17 +254,18 @@ def calibrate(
     else:
         wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
         sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
-    found = defense.with_noise(sigma)
+    calibrated = defense.with_noise(sigma)
     if own:
-        then = predict(found, sampling=sampling, steps=steps, before=before).entries
+        then = predict(calibrated, sampling=sampling, steps=steps, before=before).entries
         then = tuple(entry for entry in then if entry.own_noise)
         if then != own:
-            at_one, there = ({float(e.noise_multiplier or 0.0) for e in entries} for entries in (own, then))
+            at_one, at_sigma = ({float(e.noise_multiplier or 0.0) for e in entries} for entries in (own, then))
             raise ValueError(
                 f"releases of its own of '{defense.name}' must keep their noise whatever the noise multiplier is, got "
-                f"{sorted(at_one)} at 1 and {sorted(there)} at {sigma:.4g}: give them a noise multiplier of their own"
+                f"{sorted(at_one)} at 1 and {sorted(at_sigma)} at {sigma:.4g}: give them a noise multiplier "
+                "of their own"
             )
-    return found
+    return calibrated
 
 
 @lru_cache(maxsize=256)
@@ -345,8 +346,8 @@ def _searched(
     def excess_rdp(log_sigma: float) -> float:
         # Under the closest Poisson sampling: except for subsets of fixed size, RDP has no bound for other samplers that
         # is a useful starting point.
-        found = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
-        return math.log(max(found, 1e-12) / epsilon)
+        epsilon_rdp = rdp_epsilon(merged([e.as_poisson for e in charged(log_sigma)]), delta)
+        return math.log(max(epsilon_rdp, 1e-12) / epsilon)
 
     least, most = math.log(LEAST_MULTIPLIER), math.log(LARGEST_MULTIPLIER)
     high = min(math.log(enough), most)
@@ -360,8 +361,8 @@ def _searched(
 
     def excess_coarsely(log_sigma: float) -> float:
         interval = max(DISCRETISATION, min(20 * DISCRETISATION, epsilon / 100)) * max(1.0, epsilon / 10)
-        found = pld_epsilon(merged(charged(log_sigma)), delta, interval)
-        return math.log(max(found, 1e-12) / epsilon)
+        coarse_epsilon = pld_epsilon(merged(charged(log_sigma)), delta, interval)
+        return math.log(max(coarse_epsilon, 1e-12) / epsilon)
 
     # PLD on a coarse grid is many times as quick and hardly looser; a step or two leads from its answer to the least.
     if not quick(merged(charged(high))) or excess_coarsely(high + 0.2) > 0:
@@ -407,10 +408,10 @@ def noise_within(
     # Without subsampling everything is a single Gaussian, and with it no worse than that.
     events = events_of(unit)
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
-    left = limit.shift**2 - taken
+    remaining = limit.shift**2 - taken
     most = math.log(LARGEST_MULTIPLIER)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
-    high = min(most, 0.5 * math.log(steps_charged / left) + 1e-8) if left > 0 else most
+    high = min(most, 0.5 * math.log(steps_charged / remaining) + 1e-8) if remaining > 0 else most
     way_out = f"{limit.words} needs a noise multiplier above {LARGEST_MULTIPLIER:.0e}; ask for more"
     if high == most and exceeded(high) > 0:
         raise ValueError(way_out)

@@ -130,5 +130,5 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
 
 def _named(error: pickle.UnpicklingError) -> str:
     """Returns the class that torch's loader refused; its message has the name after `GLOBAL`."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return "something else" if found is None else found[1]
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    return "something else" if match is None else match[1]

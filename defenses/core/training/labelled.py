@@ -82,7 +82,7 @@ def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Te
     for column, what in enumerate(("inputs", "labels")):
         tensors = [_tensor(row[column], argument) for row in rows]
         first = tensors[0].shape
-        if (other := next((i for i, one in enumerate(tensors) if one.shape != first), None)) is not None:
+        if (other := next((i for i, tensor in enumerate(tensors) if tensor.shape != first), None)) is not None:
             raise ValueError(
                 f"{what} of {argument} must be of one shape, got {list(first)} in row 0 and "
                 f"{list(tensors[other].shape)} in row {other}; pad or crop them"

@@ -54,7 +54,7 @@ def displacement_std(std: float, *, momentum: float, lr: float, steps: int) -> f
     """
     _refuse_momentum("momentum", momentum)
     # With j steps left, the noise of a step has been added j times, with weights 1, m, m^2, ...
-    shares = (((1 - momentum**left) / (1 - momentum)) ** 2 for left in range(1, steps + 1))
+    shares = (((1 - momentum**remaining) / (1 - momentum)) ** 2 for remaining in range(1, steps + 1))
     return lr * std * math.sqrt(math.fsum(shares))
 
 

@@ -183,10 +183,10 @@ class OngoingRun:
         for step in range(first, self.settings.steps):
             with _any_mode():
                 self.step(step)
-            seen = self.transcript.steps.pop()
-            if not _same_release(seen, kept.get(step, seen)):
+            observed = self.transcript.steps.pop()
+            if not _same_release(observed, kept.get(step, observed)):
                 raise ValueError(_OTHERWISE.format(f"step {step}"))
-            yield seen
+            yield observed
         ended = self.runner.layout.read(self.model) if self.average.value is None else self.average.value
         if not _same_bits(ended, self.runner.layout.read(run.model)):
             raise ValueError(_OTHERWISE.format("the end"))
@@ -206,7 +206,7 @@ class OngoingRun:
 
         self.iterations.advance()
         with global_coins(global_draws(self.coins, step), self.device), self.iterations.held():
-            seen = self.stepper.take(step, before, execute, self.account)
+            observed = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: a change by a forward pass is found before more is released. Last step: the model is handed
             # over.
@@ -229,12 +229,12 @@ class OngoingRun:
             self.stepper.hold(self.runner.layout.read(self.model))
         if trial is not None and undo is not None:
             with self.iterations.held():
-                seen = replace(seen, verdict=self._tried(trial, step))
+                observed = replace(observed, verdict=self._tried(trial, step))
             if not self.stepper.stands:
                 self.optimizer.load_state_dict(undo)
-        self.transcript.record(seen)
+        self.transcript.record(observed)
         if self.average.decay is not None:
-            self.average.add(step, seen.parameters, self.runner.layout.read(self.model))
+            self.average.add(step, observed.parameters, self.runner.layout.read(self.model))
 
     def _tried(self, trial: Trial, step: int) -> Tensor | None:
         """Returns the release of a step's trial, on its own sample; a step that fails is undone."""
@@ -333,13 +333,13 @@ class OngoingRun:
         recipe = replace(s.recipe, expected_batch=self._expected_batch, nominal_size=None)
         # These change the rounding of a sum, and a sum with other rounding is another sum under the same noise.
         how = (s.execution.engine, s.execution.microbatch, s.execution.memory_budget)
-        seen = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
+        observed = (recording.observer, sorted(recording.always), recording.only and sorted(recording.only))
         # By class: a meter influences no release, but its state in the checkpoint is for its own class alone.
         meter = f"{type(recording.meter).__module__}.{type(recording.meter).__qualname__}"
         made_of = (source_digest(), s.defense, s.sampling, self.runner.layout, dict(architecture(self.model)))
         # Apart from the recipe: the same divisor gives the same releases, but a claim with fewer assumptions.
         nominal = s.recipe.nominal_size is None
-        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *seen, recording.memory, meter)
+        settings = (s.steps, s.lr, recipe, nominal, s.noise.kind, *how, *observed, recording.memory, meter)
         return digest(*made_of, *settings, self.inputs, self.labels, *(pool or ()), s.seed, s.sampler_key)
 
     def begin(self) -> int:

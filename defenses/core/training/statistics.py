@@ -137,14 +137,14 @@ def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor
         part = part.part
     if any(p.requires_grad for p in part.parameters()):
         raise ValueError(f"statistics must be of fixed features, and '{name}' has parameters that are trained")
-    blank, seen = torch.zeros_like(inputs[:1]), []
-    watch = parts[name].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    blank, received = torch.zeros_like(inputs[:1]), []
+    watch = parts[name].register_forward_pre_hook(lambda _, given: received.append(given[0]))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             model(blank)
         finally:
             watch.remove()
-        if len(seen) != 1 or seen[0] is not blank:
+        if len(received) != 1 or received[0] is not blank:
             raise ValueError(
                 f"statistics must be of what the model computes from its inputs first, and '{name}' is not"
             )

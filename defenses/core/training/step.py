@@ -70,7 +70,7 @@ class Account:
                 in the ledger, but it is drawn, too.
         """
         own = any(entry.noise_multiplier is not None for entry in self.ledger.entries)
-        noisy = multiplier > 0 or own or any(one.noise_multiplier > 0 for one in one_offs)
+        noisy = multiplier > 0 or own or any(release.noise_multiplier > 0 for release in one_offs)
         return noise.kind if noisy else "none"
 
     def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:

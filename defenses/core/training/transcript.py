@@ -100,9 +100,9 @@ class Transcript:
     def _fresh(self, step: Step) -> int:
         """Returns the bytes of a step's storages that no earlier step has: many steps may share a basis."""
         # Storages of kept steps stay alive, so an address identifies a storage.
-        found = {place: size for place, size in storages(step).items() if place not in self._counted}
-        self._counted |= found.keys()
-        return sum(found.values())
+        sizes = {place: size for place, size in storages(step).items() if place not in self._counted}
+        self._counted |= sizes.keys()
+        return sum(sizes.values())
 
     def record_one_off(self, release: Step) -> None:
         """Keeps a one-off release if this observer sees releases."""

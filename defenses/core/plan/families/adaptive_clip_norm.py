@@ -101,24 +101,24 @@ class Adapted:
             raise ValueError(
                 f"a method whose clip norm adapts must have one bounded block that updates, got {len(updating)}"
             )
-        (block,) = updating
-        norm = block.bound.norm if state["norm"] is None else state["norm"]
+        (bounded,) = updating
+        norm = bounded.bound.norm if state["norm"] is None else state["norm"]
         if not self.lowest <= norm <= self.highest:
             raise ValueError(
                 f"clip_norm must lie between lowest and highest, got {norm}, {self.lowest}, {self.highest}"
             )
         blocks = [
             replace(
-                one,
-                share=one.share * (1 - self.share),
-                bound=replace(one.bound, norm=norm) if one is block else one.bound,
+                block,
+                share=block.share * (1 - self.share),
+                bound=replace(block.bound, norm=norm) if block is bounded else block.bound,
             )
-            for one in plan.blocks
+            for block in plan.blocks
         ]
         within = NormWithin(norm)
         # On plain gradients, `NormWithin` itself has a faster engine.
-        plain = type(block.codec) is Everything and type(block.query) is Gradient
-        query = within if plain else EncodedNormWithin(within, block.codec, block.query)
+        plain = type(bounded.codec) is Everything and type(bounded.query) is Gradient
+        query = within if plain else EncodedNormWithin(within, bounded.codec, bounded.query)
         count = Block(codec=Everything(1), bound=clip(0.5), share=self.share, query=query, updates=False)
         changed = StepPlan(
             *blocks,
@@ -148,11 +148,11 @@ class Adapted:
         method, bound = self.method, getattr(self.method, "bound", None)
         if norm is None or not is_dataclass(method) or not isinstance(bound, Bound) or bound.norm == norm:
             return method
-        told: Any = replace(method, bound=replace(bound, norm=norm))
-        for one in fields(method):
-            if not one.init:  # caches between steps
-                object.__setattr__(told, one.name, getattr(method, one.name))
-        return told
+        adapted: Any = replace(method, bound=replace(bound, norm=norm))
+        for field in fields(method):
+            if not field.init:  # caches between steps
+                object.__setattr__(adapted, field.name, getattr(method, field.name))
+        return adapted
 
     def _told(self, context: Context) -> Context:
         """The context at the noise multiplier of the method's own blocks."""

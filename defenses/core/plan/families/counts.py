@@ -32,9 +32,9 @@ def dealt(total: int, weights: Sequence[float]) -> list[int]:
     """
     whole = math.fsum(weights)
     shares = [weight / whole for weight in weights]
-    found = [floor_of(share, total) for share in shares]
+    counts = [floor_of(share, total) for share in shares]
     # Rounded to nine digits, because equal weights have equal remainders up to rounding error.
-    order = sorted(range(len(found)), key=lambda i: (found[i] - round(shares[i] * total, 9), i))
-    for i in order[: total - sum(found)]:
-        found[i] += 1
-    return found
+    order = sorted(range(len(counts)), key=lambda i: (counts[i] - round(shares[i] * total, 9), i))
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -52,8 +52,8 @@ def drop_in_each(
         own, marks = kept[start:stop], scores[start:stop]
         # Gathers by index, which does not branch on each entry as boolean indexing does.
         places = None if among is None else marked(own)
-        there = stop - start if places is None else len(places)
-        count = min(floor_of(fraction, there), there - 1)
+        total = stop - start if places is None else len(places)
+        count = min(floor_of(fraction, total), total - 1)
         if count > 0 and places is None:
             own[:] = _others(marks, count)
         elif count > 0 and places is not None:

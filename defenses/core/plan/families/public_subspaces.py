@@ -134,23 +134,23 @@ class PublicSubspace:
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """Number of public examples that a refresh reads, and remarks on it."""
-        wanted, there = self.auxiliary_size or self.rank, context.public_size
+        wanted, available = self.auxiliary_size or self.rank, context.public_size
         # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
         refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
-        if wanted * refreshes <= there:
+        if wanted * refreshes <= available:
             return wanted, ()
-        most = there // refreshes
+        most = available // refreshes
         if self.shortage == "lower_rank" and most:
             return most, (f"rank_lowered_to_{most}",) if most < self.rank else (f"auxiliary_lowered_to_{most}",)
         if refreshes == 1:
-            way_out = f"lower rank and auxiliary_size to {there}" if most else "give it some"
-            raise ValueError(f"public data must have at least {wanted} examples, got {there}; {way_out}")
-        longer = -(-context.steps // max(1, there // wanted))
-        ways = [f"an interval of {longer}"] * (there >= wanted) + ["auxiliary = 'random'"]
+            way_out = f"lower rank and auxiliary_size to {available}" if most else "give it some"
+            raise ValueError(f"public data must have at least {wanted} examples, got {available}; {way_out}")
+        longer = -(-context.steps // max(1, available // wanted))
+        ways = [f"an interval of {longer}"] * (available >= wanted) + ["auxiliary = 'random'"]
         ways += [f"shortage = 'lower_rank' for a rank of {min(most, self.rank)}"] * (most > 0)
         raise ValueError(
             f"independent auxiliary batches must fit the public data: {refreshes} batches of {wanted} "
-            f"are {wanted * refreshes} examples, got {there}; take {', or '.join(ways)}"
+            f"are {wanted * refreshes} examples, got {available}; take {', or '.join(ways)}"
         )
 
 
@@ -211,16 +211,16 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
     """Leading directions of a span, from the gradients' factors if there are any and they are far smaller."""
     factors = batch.outer(start, stop)
     if factors is not None and 4 * sum(part.shape[1] for part in factors) < stop - start:
-        found = OuterDirections.leading(*factors, rank)
-        if found is not None:
-            return found.signals, found.inputs, found.weights
+        directions = OuterDirections.leading(*factors, rank)
+        if directions is not None:
+            return directions.signals, directions.inputs, directions.weights
     made = batch.made(start, stop)
     rows = batch.columns(start, stop) if made is None else made[0]
     if not rows.sum().isfinite():  # after training has diverged, some gradients may still be finite
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
     # Unordered, because bounds and noise are isotropic.
-    found = leading_directions(rows, rank, ordered=False)
-    return found if made is None else (found, torch.tensor(made[1]))
+    directions = leading_directions(rows, rank, ordered=False)
+    return directions if made is None else (directions, torch.tensor(made[1]))
 
 
 def group_directions(
@@ -246,9 +246,9 @@ def group_directions(
     """
     start, stop = span
     state = generator.get_state()  # so that rows get the same random numbers as without factors
-    found = _by_factors(batch, layout, span, rank, generator, passes)
-    if found is not None:
-        return found
+    directions = _by_factors(batch, layout, span, rank, generator, passes)
+    if directions is not None:
+        return directions
     generator.set_state(state)
     return leading_directions(
         rows()[:, start:stop],

@@ -208,10 +208,10 @@ def _compressed(
     working = torch.float64 if rows.is_cuda else rows.dtype
 
     def image(chosen: Tensor) -> Tensor:
-        total, left = torch.zeros_like(chosen), chosen.T.to(working)
+        total, combinations = torch.zeros_like(chosen), chosen.T.to(working)
         for _, strips in _strips(rows):
             block = strips.to(working)
-            products = torch.bmm(left.expand(len(block), -1, -1), block)
+            products = torch.bmm(combinations.expand(len(block), -1, -1), block)
             total += torch.bmm(block, products.mT).sum(dim=0, dtype=torch.float64)
         return total
 

@@ -47,8 +47,8 @@ def inner_products(rows: Float[Tensor, "n d"], basis: Float[Tensor, "d k"]) -> F
         return rows @ basis
     cut = strips * _STRIP
     # Views, without a copy of the rows.
-    left = rows[:, :cut].unflatten(1, (strips, _STRIP)).transpose(0, 1)
-    sums = left.bmm(basis[:cut].unflatten(0, (strips, _STRIP))).sum(dim=0)
+    blocks = rows[:, :cut].unflatten(1, (strips, _STRIP)).transpose(0, 1)
+    sums = blocks.bmm(basis[:cut].unflatten(0, (strips, _STRIP))).sum(dim=0)
     return sums if cut == rows.shape[1] else sums + rows[:, cut:] @ basis[cut:]
 
 
@@ -123,7 +123,7 @@ def inner_with(
                 products.append(known[id(others), a, b])
         return sum(products[1:], start=products[0])
 
-    found = []
+    totals = []
     for start, stop, leaving, entering in pieces:
         total = signals.new_zeros(len(signals), len(leaving), dtype=torch.float64)
         first, last = -(-start // width), stop // width  # whole rows of the matrix
@@ -136,8 +136,8 @@ def inner_with(
                 row = low // width
                 through = signals[:, row].double().unsqueeze(1) * leaving[:, row].double()
                 total += through * along(entering, low - row * width, high - row * width)
-        found.append(total)
-    return found
+        totals.append(total)
+    return totals
 
 
 def lower_products(rows: Float[Tensor, "m d"], *, exact: bool) -> Float[Tensor, "m m"]:

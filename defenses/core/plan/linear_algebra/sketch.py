@@ -87,12 +87,12 @@ class SketchDirections:
         """
         span, width = len(self.factors), rows.shape[1]
         scaled = rows * self.factors[first : first + width].to(rows)
-        found = scaled.new_zeros(len(rows), self.rank)
+        coefficients = scaled.new_zeros(len(rows), self.rank)
         # Two runs, before and after the coordinate at which the rotation wraps around.
         begin = (span - self.turn - first) % span
         for some, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
-            found = found + _added_up(some, number % span % self.rank, self.rank)
-        return found
+            coefficients = coefficients + _added_up(some, number % span % self.rank, self.rank)
+        return coefficients
 
     def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
         """Returns the combinations of directions with these coefficients."""
@@ -106,12 +106,12 @@ def _dealt(span: int, rank: int, turn: int) -> Int64[Tensor, " span"]:
 
 def _added_up(values: Float[Tensor, "rows some"], first: int, rank: int) -> Float[Tensor, "rows k"]:
     """Sums of every `rank`-th number, the first of which belongs to direction `first`."""
-    found = values.new_zeros(len(values), rank)
+    sums = values.new_zeros(len(values), rank)
     head = min((rank - first) % rank, values.shape[1])
-    found[:, first : first + head] += values[:, :head]
+    sums[:, first : first + head] += values[:, :head]
     whole = (values.shape[1] - head) // rank * rank
     if whole:
-        found += values[:, head : head + whole].unflatten(1, (-1, rank)).sum(dim=1)
+        sums += values[:, head : head + whole].unflatten(1, (-1, rank)).sum(dim=1)
     rest = values[:, head + whole :]
-    found[:, : rest.shape[1]] += rest
-    return found
+    sums[:, : rest.shape[1]] += rest
+    return sums

@@ -55,8 +55,11 @@ def settings_of(layers: list[nn.Module]) -> list[tuple[str, dict[str, str]]]:
     """
     return [
         # Without the mode, on which the output of none of these layers depends.
-        (type(one).__name__, {k: repr(v) for k, v in vars(one).items() if not k.startswith("_") and k != "training"})
-        for one in layers
+        (
+            type(layer).__name__,
+            {k: repr(v) for k, v in vars(layer).items() if not k.startswith("_") and k != "training"},
+        )
+        for layer in layers
     ]
 
 

@@ -89,12 +89,12 @@ class StackedConvolution:
         images = inputs.flatten(0, 1)
         padded = F.pad(images, self.padding, mode=self.mode) if any(self.padding) else images
         rows, columns = self.grid.positions(padded.shape[2], padded.shape[3])
-        found = patches(padded, self.grid, models)
-        out = found.flatten(2, 3) @ self.weight.read(at).mT
+        unfolded = patches(padded, self.grid, models)
+        out = unfolded.flatten(2, 3) @ self.weight.read(at).mT
         if self.bias is not None:
             out = out + self.bias.of(at).unflatten(1, (self.grid.groups, 1, -1))
         by_pixel = out.unflatten(2, (examples, rows, columns)).permute(0, 2, 1, 5, 3, 4)
-        return by_pixel.flatten(2, 3), found.detach()
+        return by_pixel.flatten(2, 3), unfolded.detach()
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns sums over positions for the weight, and the signals' sums for the bias."""
@@ -122,7 +122,7 @@ class StackedGroupNorm:
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns sums over pixels."""
         pixels = tuple(range(3, held.dim()))
-        scales, shifts = (one.sum(pixels) if pixels else one for one in (held * signals, signals))
+        scales, shifts = (gradient.sum(pixels) if pixels else gradient for gradient in (held * signals, signals))
         scale = FormedRows(self.weight, scales)
         return (scale,) if self.bias is None else (scale, FormedRows(self.bias, shifts))
 

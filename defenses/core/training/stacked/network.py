@@ -55,7 +55,7 @@ class StackedNetwork:
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
         names = {part: name for name, part in models[0].named_modules()}
         self._layers: list[nn.Module | StackedLayer] = []
-        seen: set[str] = set()
+        known: set[str] = set()
         for layer in layers:
             if not has_parameters(layer):
                 self._layers.append(layer)
@@ -63,8 +63,8 @@ class StackedNetwork:
             own = [f"{names[layer]}.{slot}" for slot in ("weight", "bias")]
             weight, bias = (Place(*spans[name]) if name in spans else None for name in own)
             self._layers.append(KINDS[type(layer)](layer, weight, bias))
-            seen.update(own)
-        if unknown := set(self.layout.names) - seen:
+            known.update(own)
+        if unknown := set(self.layout.names) - known:
             raise NotTogether(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
         self._numbers: int | None = None
         self._separate = False
@@ -139,8 +139,8 @@ class StackedNetwork:
         some = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
         together = self.loss(outputs, some).sum()
         alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()
-        found = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
-        if not torch.allclose(*found, rtol=1e-4, atol=1e-6):
+        gradients = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
+        if not torch.allclose(*gradients, rtol=1e-4, atol=1e-6):
             raise NotTogether("a stack must have a loss of each example by itself, got one that mixes them")
         self._separate = True
 

@@ -60,14 +60,14 @@ class _Patches(torch.autograd.Function):
         count, channels, height, width = images.shape
         rows, columns = grid.positions(height, width)
         each = channels // grid.groups
-        one, by_channel, by_line, by_pixel = images.stride()
+        by_image, by_channel, by_line, by_pixel = images.stride()
         (down, across), (below, beside) = grid.stride, grid.dilation
         view = images.as_strided(
             (models, grid.groups, count // models, rows, columns, *grid.kernel, each),
             (
-                one * (count // models),
+                by_image * (count // models),
                 by_channel * each,
-                one,
+                by_image,
                 by_line * down,
                 by_pixel * across,
                 by_line * below,

@@ -18,15 +18,15 @@ from .stack_error import NotTogether
 
 def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models dim"]) -> Tensor | None:
     """Returns the coordinates of each model as a mask of ones and zeros; None if all models have all."""
-    if all(one is None for one in coordinates):
+    if all(subset is None for subset in coordinates):
         return None
-    found = torch.zeros_like(like)
-    for mask, one in zip(found, coordinates, strict=True):
-        if one is None:
+    stacked = torch.zeros_like(like)
+    for mask, subset in zip(stacked, coordinates, strict=True):
+        if subset is None:
             mask.fill_(1.0)
         else:
-            mask.index_fill_(0, one.kept.to(like.device), 1.0)
-    return found
+            mask.index_fill_(0, subset.kept.to(like.device), 1.0)
+    return stacked
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,9 @@ def train_together(
             before = torch.stack(list(starts))
             parameters.data.copy_(before)
         shared = SharedPlan.of(plans, defense.calibrated_multiplier, before, shared)
-        rows, there = drawn(sampling, step, members, sampler_keys)
+        rows, in_batch = drawn(sampling, step, members, sampler_keys)
         with full_precision():
-            sums = stack.clipped_sums(before, pool, rows, there, shared.bound, shared.kept)
+            sums = stack.clipped_sums(before, pool, rows, in_batch, shared.bound, shared.kept)
         total = shared.noised(sums, noise)
         update = total / expected
         for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
@@ -161,11 +161,11 @@ def drawn(
         sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
     else:
         batches = [sampling.indices(step, count, key) for key in keys]
-        sizes, joined = torch.tensor([len(one) for one in batches]), torch.cat(batches)
-    there = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
-    places = torch.zeros(there.shape, dtype=torch.int64)
-    places[there] = joined
-    return members.gather(1, places.to(members.device)), there.to(members.device)
+        sizes, joined = torch.tensor([len(batch) for batch in batches]), torch.cat(batches)
+    in_batch = torch.arange(max(1, int(sizes.max()))) < sizes[:, None]
+    places = torch.zeros(in_batch.shape, dtype=torch.int64)
+    places[in_batch] = joined
+    return members.gather(1, places.to(members.device)), in_batch.to(members.device)
 
 
 @dataclass

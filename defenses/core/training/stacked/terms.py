@@ -111,8 +111,10 @@ class OneProduct:
         if kept is None:
             return Squares.exact(energy.sum(-1).double() * (self.inputs.square().sum(-1) + (self.bias is not None)))
         mask = kept.to(energy.dtype)
-        found = (energy.bmm(self.weight.of(mask)) * self.inputs.square()).sum(-1)
-        return Squares.exact(found if self.bias is None else found + energy.bmm(self.bias.of(mask)[..., None])[..., 0])
+        squares = (energy.bmm(self.weight.of(mask)) * self.inputs.square()).sum(-1)
+        return Squares.exact(
+            squares if self.bias is None else squares + energy.bmm(self.bias.of(mask)[..., None])[..., 0]
+        )
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
         """Computes a single product over each model's batch."""
@@ -123,7 +125,7 @@ class OneProduct:
 
     def without(self, bad: Tensor) -> OneProduct:
         """Sets both factors to zero."""
-        inputs, signals = (one.masked_fill(bad[..., None], 0.0) for one in (self.inputs, self.signals))
+        inputs, signals = (factor.masked_fill(bad[..., None], 0.0) for factor in (self.inputs, self.signals))
         return replace(self, inputs=inputs, signals=signals)
 
     def double(self) -> OneProduct:
@@ -171,17 +173,17 @@ class ProductSum:
     def squares(self, kept: Tensor | None) -> Squares:
         """Returns squared norms over all groups, by gradients or by inner products."""
         if kept is None and self._by_positions:
-            products, others = (gram(one.flatten(0, 2)) for one in (self.inputs, self.signals))
+            products, others = (gram(factor.flatten(0, 2)) for factor in (self.inputs, self.signals))
             by_group = gram_squares(products, others, self.signals.dtype)
             shape = self.inputs.shape[:3]
             return Squares(by_group.value.view(shape).sum(1), by_group.slack.view(shape).sum(1))
         gradients = self._gradients
         if kept is not None:
             gradients = gradients * self.weight.read(kept).to(gradients.dtype)[:, :, None]
-        found = gradients.square().sum((-1, -2)).sum(1).double()
+        squares = gradients.square().sum((-1, -2)).sum(1).double()
         if not self._worth_keeping:
             del self._gradients
-        return Squares.exact(found)
+        return Squares.exact(squares)
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
         """Uses the gradients if they were kept, else a single product over all positions of each model's batch."""
@@ -250,9 +252,9 @@ def norms_of(
         dtype: of the gradients; values beyond its range are not finite.
         bound: on the masked gradient; norms that do not change its factors may be rounded.
     """
-    found = _squares(terms, kept)
-    if not bool(_doubtful(found, dtype, bound).any()):
-        return terms, found.value.sqrt()
+    squares = _squares(terms, kept)
+    if not bool(_doubtful(squares, dtype, bound).any()):
+        return terms, squares.value.sqrt()
     wide = [term.double() for term in terms]
     norms = _squares(wide, kept).value.sqrt()
     # From whole rows: a row that is not finite counts as zero, even if the mask drops those coordinates.
@@ -262,10 +264,10 @@ def norms_of(
 
 
 def _squares(terms: Sequence[Term], kept: Tensor | None) -> Squares:
-    found = terms[0].squares(kept)
+    total = terms[0].squares(kept)
     for term in terms[1:]:
-        found = found + term.squares(kept)
-    return found
+        total = total + term.squares(kept)
+    return total
 
 
 def _doubtful(squares: Squares, dtype: torch.dtype, bound: Bound) -> Bool[Tensor, "models rows"]:
