@@ -59,10 +59,10 @@ def bavaria(
     middle, size = _unit(values, inside)
     odds, values = (odds - middle) / size, (values - middle) / size
     without, among = Summary.of(values, ~inside), Summary.of(values, inside)
-    one = torch.ones_like(without.mean)
-    out = fitted_prior(without, one[:, None]).predicted(without)
+    ones = torch.ones_like(without.mean)
+    out = fitted_prior(without, ones[:, None]).predicted(without)
     easy = out.location
-    prior = fitted_prior(among, torch.stack([one, easy, easy.square()], dim=1))
+    prior = fitted_prior(among, torch.stack([ones, easy, easy.square()], dim=1))
     lifted = prior.predicted(among if online else among.nothing())
     scores = lifted.log_density(odds.flatten()) - out.log_density(odds.flatten())
     ids = granted(target.candidates).ids
@@ -80,12 +80,12 @@ def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -
     far = _typical(away.abs())  # so that squares of huge values stay finite
     spreads = []
     for chosen in (inside, ~inside):
-        seen = Summary.of(away / far, chosen, least=0.0)
-        spreads.append((seen.squares / (seen.count - 1).clamp(min=1)).sqrt())
+        summary = Summary.of(away / far, chosen, least=0.0)
+        spreads.append((summary.squares / (summary.count - 1).clamp(min=1)).sqrt())
     return middle, far * _typical(torch.cat(spreads))
 
 
 def _typical(sizes: Tensor) -> Tensor:
     """Returns the median of the nonzero values, or 1."""
-    there = sizes[sizes > 0]
-    return there.median() if there.numel() else torch.ones_like(sizes.sum())
+    nonzero = sizes[sizes > 0]
+    return nonzero.median() if nonzero.numel() else torch.ones_like(sizes.sum())

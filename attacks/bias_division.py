@@ -142,15 +142,15 @@ def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, 
     Raises:
         NotApplicable: there is none, with the reason.
     """
-    reached = {one.name: one for one in network.operations if one.kind == "input"}
-    for one in network.operations:
-        if one.inputs and one.inputs[0] in reached:
-            if one.kind in ("flatten", "identity"):
-                reached[one.name] = one
+    reached = {operation.name: operation for operation in network.operations if operation.kind == "input"}
+    for operation in network.operations:
+        if operation.inputs and operation.inputs[0] in reached:
+            if operation.kind in ("flatten", "identity"):
+                reached[operation.name] = operation
             # On an input that is not flat, a linear layer has as many input vectors as there are positions.
-            elif one.kind == "linear" and len(reached[one.inputs[0]].shape) == 1:
-                return one, _parameters_of(one, network, trained)
-    first = next((one for one in network.operations if one.name not in reached), None)
+            elif operation.kind == "linear" and len(reached[operation.inputs[0]].shape) == 1:
+                return operation, _parameters_of(operation, network, trained)
+    first = next((operation for operation in network.operations if operation.name not in reached), None)
     got = "nothing behind it" if first is None else first.words or first.kind
     raise NotApplicable(f"the first layer must be linear on the flattened input, got {got}")
 
@@ -189,16 +189,16 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
         raise NotApplicable("the gradient of the first layer's bias must be released, and none of it is")
     counts = [int(((group == number) & (group[:, -1:] >= 0)).sum()) for number in own]
     number = own[counts.index(max(counts))]
-    seen = group == number
-    if not seen[:, :-1].any():
+    observed = group == number
+    if not observed[:, :-1].any():
         raise NotApplicable("the first layer's weights must be bounded together with its bias, and none of them is")
-    values = torch.where(seen, about[0], 0.0)
+    values = torch.where(observed, about[0], 0.0)
     if not (values[:, -1] != 0).any():
         raise NotApplicable(
             "zero upstream gradient: the first layer is dead, or nothing of its bias's gradient is left"
         )
-    places = torch.where(seen, about[2].long() - 1, -1)
-    return _Layer(values=values, seen=seen, std=about[1].abs(), places=places)
+    places = torch.where(observed, about[2].long() - 1, -1)
+    return _Layer(values=values, seen=observed, std=about[1].abs(), places=places)
 
 
 def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
@@ -228,8 +228,8 @@ def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:
     """Refuses an update whose rows are no multiples of an input."""
     entries = (layer.seen & known).to(right)
-    left = (layer.values * entries) @ right / (entries @ right.square()).clamp(min=torch.finfo(right.dtype).tiny)
-    missing = (layer.values - torch.outer(left, right)) * entries
+    upstream = (layer.values * entries) @ right / (entries @ right.square()).clamp(min=torch.finfo(right.dtype).tiny)
+    missing = (layer.values - torch.outer(upstream, right)) * entries
     apart = float(missing.norm() / (layer.values * entries).norm())
     if apart > (most := ROUNDING * torch.finfo(dtype).eps):
         raise InconsistentObservation(
@@ -264,8 +264,8 @@ def _from_basis(
     std = _with_rounding(std, coefficients, target.released.dtype)
     # For k squares of noise alone: mean k, variance 2 k.
     energy, count = float((coefficients / std).square().sum()), len(coefficients)
-    left, free = float((error * coefficients.norm() / std.max()).square()), max(1, count - rows - columns)
-    shows = energy > count + BY_CHANCE * (2 * count) ** 0.5 and left <= free + BY_CHANCE * (2 * free) ** 0.5
+    residual_energy, free = float((error * coefficients.norm() / std.max()).square()), max(1, count - rows - columns)
+    shows = energy > count + BY_CHANCE * (2 * count) ** 0.5 and residual_energy <= free + BY_CHANCE * (2 * free) ** 0.5
     errors = torch.linalg.pinv(jacobian / std[:, None], rtol=1e-12).norm(dim=1)
     return _SoleInput(right=right, known=everything, errors=errors[rows:], shows=shows)
 
@@ -279,13 +279,13 @@ def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Recons
     noisy = bool(granted(target.noise_std).any())
     exact = not noisy and bool(found.known.all()) and objective < _rounding(target)
     off = None if found.errors is None else _root_mean_square(found.errors[None], found.known[None])
-    told = off is None or float(off[0]) <= RELIABLE * (target.input_high - target.input_low)
+    reliable = off is None or float(off[0]) <= RELIABLE * (target.input_high - target.input_low)
     return Reconstruction(
         inputs=inputs,
         labels=labels,
         objective=objective,
         restarts=restarts,
-        status="ok" if found.shows and told else "degraded",
+        status="ok" if found.shows and reliable else "degraded",
         certified=torch.tensor([exact], device=inputs.device),
         determined=found.known.view(1, *target.input_shape),
         expected_error=off,
@@ -301,9 +301,9 @@ def _batch(
     target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, coins: torch.Generator
 ) -> Reconstruction:
     """Returns the examples of a batch that have rows of their own."""
-    users = [one for one in network.operations if first.name in one.inputs]
-    if [one.kind for one in users] != ["relu"]:
-        got = ", ".join(one.words or one.kind for one in users) or "nothing"
+    users = [operation for operation in network.operations if first.name in operation.inputs]
+    if [operation.kind for operation in users] != ["relu"]:
+        got = ", ".join(operation.words or operation.kind for operation in users) or "nothing"
         raise NotApplicable(
             f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {got}"
         )
@@ -320,7 +320,7 @@ def _batch(
     inputs, known, errors, about = inputs[order], known[order], errors[order], about[order]
     whole = known.all(dim=1)
     off = _root_mean_square(errors, known)
-    told = about.decided(torch.finfo(target.released.dtype).eps ** EXPONENT) & (
+    reliable = about.decided(torch.finfo(target.released.dtype).eps ** EXPONENT) & (
         off <= RELIABLE * (target.input_high - target.input_low)
     )
     certified = whole & (about.unexplained < _rounding(target)) & (not noisy)
@@ -329,7 +329,7 @@ def _batch(
         inputs=inputs,
         labels=about.labels,
         objective=float((target.released - summed).norm() / target.released.norm()),
-        status="ok" if len(inputs) and bool(told.all()) else "degraded",
+        status="ok" if len(inputs) and bool(reliable.all()) else "degraded",
         certified=certified,
         determined=known.view(len(known), *target.input_shape),
         expected_error=off if noisy else None,
@@ -348,27 +348,29 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     width = target.input_high - target.input_low
     # Rows whose bias's gradient does not stand out from its noise have ratios of noise.
     usable = layer.seen[:, -1] & (bias != 0) & (bias.square() > 100 * variance)
-    values, seen, std = layer.values[usable], layer.seen[usable], layer.std[usable]
+    values, observed, std = layer.values[usable], layer.seen[usable], layer.std[usable]
     bias = values[:, -1:]
-    ratios = torch.where(seen, values / bias, 0.0)[:, :-1]
+    ratios = torch.where(observed, values / bias, 0.0)[:, :-1]
     noise_all = (std.square() + (values / bias).square() * std[:, -1:].square()) / bias.square()
     noise = noise_all[:, :-1]
     # Ratios that are known to a tenth of the range of inputs separate examples.
-    told = (torch.where(seen[:, :-1], noise, 0.0).sum(1) / seen[:, :-1].sum(1).clamp(min=1)).sqrt() < 0.1 * width
-    rows = usable.nonzero()[:, 0][told]
+    precise = (
+        torch.where(observed[:, :-1], noise, 0.0).sum(1) / observed[:, :-1].sum(1).clamp(min=1)
+    ).sqrt() < 0.1 * width
+    rows = usable.nonzero()[:, 0][precise]
     tolerance = max(1e-6, ROUNDING * torch.finfo(target.released.dtype).eps)
-    group = repeated(ratios[told], seen[told][:, :-1], noise[told], tolerance)
+    group = repeated(ratios[precise], observed[precise][:, :-1], noise[precise], tolerance)
     chosen = group[group >= 0].unique()
     mine = (group[None] == chosen[:, None]).to(ratios)  # [groups, rows]
     # Least squares over the rows of a group, pixel by pixel: those of other groups have weight 0.
-    own_seen = seen[told].to(ratios)
-    shown = torch.where(seen[told], values[told], 0.0)
-    above = mine @ (shown * bias[told])
-    below = mine @ (own_seen * bias[told].square())
+    own_seen = observed[precise].to(ratios)
+    shown = torch.where(observed[precise], values[precise], 0.0)
+    above = mine @ (shown * bias[precise])
+    below = mine @ (own_seen * bias[precise].square())
     known = (below > 0)[:, :-1]
     right = torch.where(below > 0, above / torch.where(below > 0, below, 1.0), 0.0)[:, :-1]
     # Noise of a row's ratio, weighted as the ratio is: by the square of the bias's gradient.
-    varied = mine @ torch.where(seen[told], bias[told].square().square() * noise_all[told], 0.0)
+    varied = mine @ torch.where(observed[precise], bias[precise].square().square() * noise_all[precise], 0.0)
     errors = torch.where(below > 0, varied.sqrt() / torch.where(below > 0, below, 1.0), torch.inf)[:, :-1]
     own = torch.zeros(len(chosen), len(target.released), dtype=torch.bool, device=ratios.device)
     for number, here in enumerate(mine > 0):  # groups, about as many as examples

@@ -62,12 +62,12 @@ def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_si
         weights, noisy = _whitening(step)
         public = granted(step.population)
         others = sum(rows.double().sum(dim=0) for rows in _contributions(step, public, batch_size))
-        left = (step.released.double() - others / len(public)) * step.expected_batch * weights
-        together = step.sample_rate == 1 and count * len(left) <= _AT_ONCE
+        residual = (step.released.double() - others / len(public)) * step.expected_batch * weights
+        together = step.sample_rate == 1 and count * len(residual) <= _AT_ONCE
         rows, products, squares = [], [], []
         for part in _contributions(step, canaries, batch_size):
             own = part.double() * weights
-            products.append(own @ left)
+            products.append(own @ residual)
             squares.append(own.square().sum(dim=1))
             rows += [own] if together else []
         inner, sizes = torch.cat(products), torch.cat(squares)

@@ -97,8 +97,8 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
     layer = first_linear_layer(granted(target.structure)(), target.released, target.expected_batch)
     mixture = _mixture(layer, granted(target.batch_size), torch.finfo(target.released.dtype).eps, coins)
     start = _unit(mixture, _independent(layer, mixture, iterations, coins), target)
-    found, labels, distances = _matched(target, layer, mixture, start, steps)
-    inputs, matched = _inputs(target, layer, mixture, found), distances < HOPELESS
+    unmixing, labels, distances = _matched(target, layer, mixture, start, steps)
+    inputs, matched = _inputs(target, layer, mixture, unmixing), distances < HOPELESS
     return Reconstruction(
         inputs=inputs,
         labels=labels,
@@ -111,24 +111,24 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
 def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Generator) -> _Mixture:
     """Returns the b strongest directions of the layer's gradient, with masked entries completed."""
     scaled = int(layer.bias_seen.sum()) >= batch_size
-    gradient, seen = layer.gradient, layer.seen
+    gradient, observed = layer.gradient, layer.seen
     if scaled:
         gradient = torch.cat([gradient, layer.bias_gradient[:, None]], dim=1)
-        seen = torch.cat([seen, layer.bias_seen[:, None]], dim=1)
-    in_rows = seen.sum(dim=1) >= batch_size
+        observed = torch.cat([observed, layer.bias_seen[:, None]], dim=1)
+    in_rows = observed.sum(dim=1) >= batch_size
     if batch_size > min(int(in_rows.sum()), layer.seen.shape[1]):
         raise NotApplicable(
             f"a batch of {batch_size} must not be larger than {layer.name}: its gradient is shown for "
             f"{int(in_rows.sum())} neurons and {layer.seen.shape[1]} inputs"
         )
-    gradient, seen = gradient[in_rows], seen[in_rows]
-    short = int((seen.sum(dim=0) < batch_size).sum())
+    gradient, observed = gradient[in_rows], observed[in_rows]
+    short = int((observed.sum(dim=0) < batch_size).sum())
     if short:
         raise NotApplicable(
             f"the update must show {batch_size} entries of every column of {layer.name}, and it shows fewer of {short}"
         )
-    if not bool(seen.all()):
-        gradient = completed(gradient, seen, eps, coins, most=batch_size).matrix
+    if not bool(observed.all()):
+        gradient = completed(gradient, observed, eps, coins, most=batch_size).matrix
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     rank = int((values > rounding_floor(gradient.shape, eps) * values[0]).sum())
     if rank < batch_size:
@@ -149,7 +149,7 @@ def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: t
         return mixture.right.new_ones(1, 1)
     pixels = mixture.right[:, : layer.gradient.shape[1]]
     shape = layer.before[0].shape
-    if len(shape) >= 2 and all(one.kind in PLAIN for one in layer.before):
+    if len(shape) >= 2 and all(operation.kind in PLAIN for operation in layer.before):
         images = pixels.reshape(batch_size, *shape)
         pixels = torch.cat([images.diff(dim=axis).flatten(1) for axis in (-1, -2)], dim=1)
     if pixels.shape[1] < batch_size:

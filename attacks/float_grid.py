@@ -69,8 +69,8 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
         for first in range(0, len(own), some):
             mine = own[first : first + some][:, noisy].double()
             part = slice(start + first, start + first + len(mine))
-            left = remainder(part).detach()[:, noisy].double()
-            scores.append(compared(evidence(left - mine, sums, std), evidence(left, sums, std)))
+            residual = remainder(part).detach()[:, noisy].double()
+            scores.append(compared(evidence(residual - mine, sums, std), evidence(residual, sums, std)))
     return MembershipScores(ids=candidates.ids, scores=torch.cat(scores), exact=False, dependence="per_step")
 
 
@@ -149,11 +149,11 @@ def _pairs(noise: Float[Tensor, "n m"], blur: Float[Tensor, "n m"]) -> Tensor:
     # In a block the first eight positions begin a pair and the last eight end it. Of 16 alignments the right alignment
     # therefore sums over eight consecutive positions (cyclic) that all agree.
     by_position = (_by_position(x) for x in (agreement, fading.square()))
-    found = _standard(
+    standardised = _standard(
         *(torch.cat([x, x[..., : half - 1]], dim=-1).unfold(-1, half, 1).sum(dim=-1) for x in by_position)
     )
     expected, deviation = _LARGEST
-    best = (found.amax(dim=-1) - expected) / deviation
+    best = (standardised.amax(dim=-1) - expected) / deviation
     visible = best > -math.inf
     count, total = visible.sum(dim=1), torch.where(visible, best, 0.0).sum(dim=1)
     return torch.where(count > 0, total / count.clamp(min=1).sqrt(), -math.inf)

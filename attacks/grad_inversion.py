@@ -105,15 +105,15 @@ def grad_inversion(
     descents = jittered_adams(
         objectives, [starts], coins, iterations=iterations, lr=lr, jitter=jitter, project_=box.project_
     )
-    found = best(descents, hopeless=HOPELESS)
+    descent = best(descents, hopeless=HOPELESS)
     return Reconstruction(
         # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(found.unknowns[0])),
+        inputs=box.clamp(box.inputs(descent.unknowns[0])),
         labels=labels,
-        objective=found.objective,
+        objective=descent.objective,
         restarts=restarts,
-        history=found.history,
-        status=found.status,
+        history=descent.history,
+        status=descent.status,
     )
 
 

@@ -37,8 +37,10 @@ def gradient_norm(
         known = ", ".join(granted(target.parameters))
         raise ValueError(f"layer must begin the name of a parameter, {known}, got {layer!r}")
     parts = zip(candidates.inputs.split(batch_size), candidates.labels.split(batch_size), strict=True)
-    found = [_total(squares(inputs, labels), names) for inputs, labels in parts]
-    return MembershipScores(ids=candidates.ids, scores=-torch.cat(found).sqrt(), exact=False, dependence="per_model")
+    squared_norms = [_total(squares(inputs, labels), names) for inputs, labels in parts]
+    return MembershipScores(
+        ids=candidates.ids, scores=-torch.cat(squared_norms).sqrt(), exact=False, dependence="per_model"
+    )
 
 
 def _total(by_parameter: dict[str, Tensor], names: list[str]) -> Tensor:

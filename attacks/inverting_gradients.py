@@ -94,15 +94,15 @@ def inverting_gradients(
         # In turn from the same generator, so that more restarts repeat the first.
         starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
         descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
-    found = best(descents, hopeless=HOPELESS)
+    descent = best(descents, hopeless=HOPELESS)
     return Reconstruction(
         # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(found.unknowns[0])),
+        inputs=box.clamp(box.inputs(descent.unknowns[0])),
         labels=labels,
-        objective=found.objective,
+        objective=descent.objective,
         restarts=restarts,
-        history=found.history,
-        status=found.status,
+        history=descent.history,
+        status=descent.status,
     )
 
 

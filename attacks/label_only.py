@@ -73,9 +73,9 @@ def label_only(
 
 def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) -> Tensor:
     """Returns predicted labels of each view of each input [n, views]."""
-    seen = viewed(inputs, views)
-    answered = torch.cat([target.labels_of(some) for some in seen.flatten(0, 1).split(batch_size)])
-    return answered.unflatten(0, seen.shape[:2])
+    transformed = viewed(inputs, views)
+    answered = torch.cat([target.labels_of(some) for some in transformed.flatten(0, 1).split(batch_size)])
+    return answered.unflatten(0, transformed.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: i
 
 def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor:
     """Returns the index of the nearest candidate with another predicted label, for each candidate."""
-    flat, found = inputs.flatten(1).double(), []
+    flat, nearest = inputs.flatten(1).double(), []
     for some, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
-        found.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
-    return torch.cat(found)
+        nearest.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
+    return torch.cat(nearest)
 
 
 def _round_cost(number: int) -> int:
@@ -136,9 +136,9 @@ def _searched(
     """Returns the smallest distance found from each input to a point with another label."""
     point = _to_boundary(asker, inputs, labels, starts)
     nearest = _length(point - inputs)
-    left, number = queries - HALVINGS, 1
-    while left >= _round_cost(number):
-        left -= _round_cost(number)
+    budget, number = queries - HALVINGS, 1
+    while budget >= _round_cost(number):
+        budget -= _round_cost(number)
         # Random points within about 1 / dim of the distance see a nearly plane boundary (HopSkipJump, Section III.C).
         radius = _length(point - inputs) / inputs[0].numel()
         normal = _normal(asker, point, labels, radius, _around(number), coins)
@@ -184,13 +184,13 @@ def _normal(
 
 def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length: Tensor) -> Tensor:
     """Returns the farthest of halved steps along the normals with another label; the point itself without any."""
-    found, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
+    farthest, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
     for _ in range(HALVINGS):
         tried = _inside(asker.target, point + _spread(length, normal) * normal)
         taken = missing & asker.beyond(tried, labels)
-        found, missing = torch.where(_spread(taken, tried), tried, found), missing & ~taken
+        farthest, missing = torch.where(_spread(taken, tried), tried, farthest), missing & ~taken
         length = length / 2
-    return found
+    return farthest
 
 
 def _inside(target: LabelAccess, points: Tensor) -> Tensor:

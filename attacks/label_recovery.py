@@ -191,8 +191,8 @@ def _present(expected: Tensor, error: Tensor, known: Tensor, share: Tensor, batc
     """Returns the probability that a class is in the batch, for a binomial prior of its count and a normal error."""
     count = torch.arange(batch + 1, device=expected.device, dtype=expected.dtype)
     prior = torch.distributions.Binomial(batch, probs=share[:, None]).log_prob(count)
-    seen = -((expected[:, None] - count) / error.clamp(min=1e-3)[:, None]).square() / 2
-    return 1 - (prior + torch.where(known[:, None], seen, 0.0)).softmax(dim=1)[:, 0]
+    log_likelihood = -((expected[:, None] - count) / error.clamp(min=1e-3)[:, None]).square() / 2
+    return 1 - (prior + torch.where(known[:, None], log_likelihood, 0.0)).softmax(dim=1)[:, 0]
 
 
 def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
@@ -219,15 +219,15 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
     shown = torch.cat(
         [at(rows, places.bias[y, None], units.bias[y, None])[:, 0] for rows, y in _rows(target, inputs, labels)]
     )
-    told = units.bias_seen[labels] & (missing < -1e-6)
-    factors = torch.where(told, shown / torch.where(told, missing, 1.0), 1.0)
+    determined = units.bias_seen[labels] & (missing < -1e-6)
+    factors = torch.where(determined, shown / torch.where(determined, missing, 1.0), 1.0)
     factors = factors.clamp(min=1e-12)
     # Features from the row of the least probable label, whose factor p_y - 1 is near -1.
     unlikely = probabilities.argmin(dim=1)
     away = probabilities.gather(1, unlikely[:, None]) - 1
     features = torch.cat([at(rows, places.weight[y], units.weight[y]) for rows, y in _rows(target, inputs, unlikely)])
-    seen = units.weight_seen[unlikely].double()
-    mean = (features / away * seen).sum(0) / seen.sum(0).clamp(min=1)
+    observed = units.weight_seen[unlikely].double()
+    mean = (features / away * observed).sum(0) / observed.sum(0).clamp(min=1)
     return _Public(
         mean=probabilities.mean(0),
         spread=probabilities.std(0, correction=0),
@@ -273,8 +273,8 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
         )
     # R of a QR decomposition: a row more than classes, at any length of the release.
     reduced = torch.linalg.qr(torch.cat([table, shown[:, None]], dim=1), mode="r")[1].cpu()
-    found, residual = nnls(np.asarray(reduced[:, :-1]), np.asarray(reduced[:, -1]))
-    expected = torch.as_tensor(found).to(sums)
+    solution, residual = nnls(np.asarray(reduced[:, :-1]), np.asarray(reduced[:, -1]))
+    expected = torch.as_tensor(solution).to(sums)
     # The residual holds the noise and the differences of examples within a class.
     degrees = max(1, len(sums) - classes)
     unit = max(float(residual) ** 2 / degrees, 1.0 if noisy else 0.0)

@@ -53,14 +53,14 @@ def loss_trace(
     steps = len(target.steps)  # pyright: ignore[reportArgumentType] - a narrowed transcript has a length
     chosen = {i * (steps - 1) // (points - 1) for i in range(points)}
     # In turn: all observations of a run together would not fit into memory.
-    found = [
+    step_losses = [
         losses(step.logits, candidates, batch_size) for number, step in enumerate(target.steps) if number in chosen
     ]
     if target.final is not None:
-        found.append(losses(target.final.logits, candidates, batch_size))
-    if len(found) < 2:
+        step_losses.append(losses(target.final.logits, candidates, batch_size))
+    if len(step_losses) < 2:
         raise NotApplicable("a trace must have at least 2 models, got the one of a single step")
-    trace = torch.stack(found)
+    trace = torch.stack(step_losses)
     if not trace.isfinite().all():
         raise NotApplicable("losses must be finite at every step, got NaN or infinity: training diverged")
     if statistic == "drop":

@@ -45,17 +45,19 @@ def quantile_regression(
     if len(public.ids) < 2 * FOLDS:
         raise NotApplicable(f"a regression must have at least {2 * FOLDS} public examples, got {len(public.ids)}")
     gaps = [logit_gap(answers(target, of, batch_size), of.labels).cpu().numpy() for of in (candidates, public)]
-    asked, known = _features(candidates, target.classes), _features(public, target.classes)
+    candidate_features, known = _features(candidates, target.classes), _features(public, target.classes)
     seed = int(torch.randint(2**31 - 1, (), generator=coins))
     mean = HistGradientBoostingRegressor(max_iter=trees, random_state=seed)
     folds = KFold(FOLDS, shuffle=True, random_state=seed)
     away = np.abs(gaps[1] - cross_val_predict(mean, known, gaps[1], cv=folds))
-    deviation = HistGradientBoostingRegressor(max_iter=trees, random_state=seed).fit(known, away).predict(asked)
+    deviation = (
+        HistGradientBoostingRegressor(max_iter=trees, random_state=seed).fit(known, away).predict(candidate_features)
+    )
     # A deviation near 0 would turn a non-member above its prediction by rounding into a certain member.
     least = 0.1 * float(away.mean()) + 1e-12
-    scores = (gaps[0] - mean.fit(known, gaps[1]).predict(asked)) / np.maximum(deviation, least)
-    found = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64)).to(candidates.ids.device)
-    return MembershipScores(ids=candidates.ids, scores=found, exact=False, dependence="per_model")
+    scores = (gaps[0] - mean.fit(known, gaps[1]).predict(candidate_features)) / np.maximum(deviation, least)
+    score_tensor = torch.from_numpy(np.ascontiguousarray(scores, dtype=np.float64)).to(candidates.ids.device)
+    return MembershipScores(ids=candidates.ids, scores=score_tensor, exact=False, dependence="per_model")
 
 
 def _features(of: Examples, classes: int) -> ndarray:

@@ -95,36 +95,42 @@ def r_gap(
     structure = granted(target.structure)()
     network = structure.known_network()
     sums = target.released.double() * target.expected_batch
-    found = _found(
+    explanations = _found(
         network,
         shown(structure, sums, noise.double(), layers_of(network)),
-        solver=next(one for one in get_args(Solver) if one == solver),
+        solver=next(choice for choice in get_args(Solver) if choice == solver),
         clipped={"auto": None, "one": False, "unknown": True}[clip_factor],
         combination=mode == "combination",
         allow_min_norm=allow_min_norm,
         box=(target.input_low, target.input_high),
     )
-    if not all(bool(one.x.isfinite().all()) for one in found):
+    if not all(bool(explanation.x.isfinite().all()) for explanation in explanations):
         raise InconsistentObservation("the input must be finite, and the equations give none that is")
-    inputs = torch.stack([one.x for one in found]).to(target.released).clamp(target.input_low, target.input_high)
-    best, labels = inputs[:1], torch.tensor([found[0].label], device=target.released.device)
+    inputs = (
+        torch.stack([explanation.x for explanation in explanations])
+        .to(target.released)
+        .clamp(target.input_low, target.input_high)
+    )
+    best, labels = inputs[:1], torch.tensor([explanations[0].label], device=target.released.device)
     match = ReleaseMatch.of(target, noise)
-    degraded = bool(found[0].degraded) or not match.fits(best, labels)
+    degraded = bool(explanations[0].degraded) or not match.fits(best, labels)
     # Other solutions outside of the range do not count; of two within, the order is a guess.
-    degraded = degraded or sum(one.is_within(target.input_low, target.input_high) for one in found) > 1
+    degraded = (
+        degraded or sum(explanation.is_within(target.input_low, target.input_high) for explanation in explanations) > 1
+    )
     if not degraded and clip_factor != "one" and match.leaves_scale_open(best, labels):
         degraded, longest = True, match.stretched(best, labels)
         inputs = inputs if longest is None else torch.cat([longest, inputs])
         best = inputs[:1]
     with torch.no_grad():
-        left = target.released - target.simulate(best, labels)
+        residual = target.released - target.simulate(best, labels)
     return Reconstruction(
         inputs=best,
         labels=labels,
-        objective=float(left.norm() / target.released.norm()),
+        objective=float(residual.norm() / target.released.norm()),
         status="degraded" if degraded else "ok",
         alternatives=inputs[1:] if len(inputs) > 1 else None,
-        determined=None if found[0].determined is None else found[0].determined[None],
+        determined=None if explanations[0].determined is None else explanations[0].determined[None],
     )
 
 
@@ -132,26 +138,26 @@ def _found(
     network: Network, gradients: Mapping[str, LayerGradient], *, clipped: bool | None, **settings: Any
 ) -> list[InvertedInput]:
     """Returns explanations of a gradient, with a clip factor from other layers if the last does not determine it."""
-    noisy = any(float(one.std.max()) > 0 for one in gradients.values())
-    told = not untold(network, gradients) or not identifiable(network, gradients)
-    if clipped is False or told or noisy or settings["combination"] or settings["allow_min_norm"]:
+    noisy = any(float(gradient.std.max()) > 0 for gradient in gradients.values())
+    determined = not untold(network, gradients) or not identifiable(network, gradients)
+    if clipped is False or determined or noisy or settings["combination"] or settings["allow_min_norm"]:
         return inverted(network, gradients, clipped=clipped, **settings)
     refused: NotApplicable | InconsistentObservation | None = None
     if clipped is None:
         try:
-            found = inverted(network, gradients, clipped=False, **settings)
-            if found[0].residual < EXACT:
-                return found
+            explanations = inverted(network, gradients, clipped=False, **settings)
+            if explanations[0].residual < EXACT:
+                return explanations
         except (InconsistentObservation, RankDeficient) as error:
             refused = error
 
     def inverted_by(factor: float, tolerance: float = float("inf")) -> list[InvertedInput]:
-        scaled = {name: one.scaled(factor) for name, one in gradients.items()}
+        scaled = {name: gradient.scaled(factor) for name, gradient in gradients.items()}
         return inverted(network, scaled, clipped=False, tolerance=tolerance, **settings)
 
-    factor = sharpest(lambda factor: min(one.residual for one in inverted_by(factor)))
+    factor = sharpest(lambda factor: min(explanation.residual for explanation in inverted_by(factor)))
     try:
-        return [replace(one, factor=factor) for one in inverted_by(factor, TOLERANCE)]
+        return [replace(explanation, factor=factor) for explanation in inverted_by(factor, TOLERANCE)]
     except (InconsistentObservation, RankDeficient):
         if refused is None:
             raise

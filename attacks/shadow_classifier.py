@@ -48,21 +48,21 @@ def shadow_classifier(
         raise ValueError(f"strength must be positive, got {strength}")
     candidates = granted(target.candidates)
     own, others, trained_on = answered(target, shadows, 1, batch_size)
-    asked, known = (_features(logits[..., 0, :], candidates.labels) for logits in (own, others))
+    target_features, known = (_features(logits[..., 0, :], candidates.labels) for logits in (own, others))
     inside, labels = trained_on.cpu().numpy(), candidates.labels.cpu().numpy()
     scores = np.empty(len(labels))
     for label in np.unique(labels):
         of = labels == label
-        told = inside[:, of].ravel()
-        if told.all() or not told.any():
+        membership = inside[:, of].ravel()
+        if membership.all() or not membership.any():
             raise NotApplicable(
                 f"class {label} must have candidates that a shadow model was trained on, and others that it was not"
             )
         learner = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=10_000))
-        learner.fit(known[:, of].reshape(-1, known.shape[-1]), told)
-        scores[of] = learner.decision_function(asked[of])
-    found = torch.from_numpy(scores).to(candidates.ids.device)
-    return MembershipScores(ids=candidates.ids, scores=found, exact=False, dependence="per_model")
+        learner.fit(known[:, of].reshape(-1, known.shape[-1]), membership)
+        scores[of] = learner.decision_function(target_features[of])
+    score_tensor = torch.from_numpy(scores).to(candidates.ids.device)
+    return MembershipScores(ids=candidates.ids, scores=score_tensor, exact=False, dependence="per_model")
 
 
 def _features(logits: Tensor, labels: Tensor) -> ndarray:

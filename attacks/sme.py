@@ -87,15 +87,15 @@ def sme(
         if several:
             starts.append(starts[0].new_zeros(len(starts[0]), 1))
         descents += signed_adams(objectives, starts, iterations=iterations, lr=lr, project_=project_)
-    found = best(descents, hopeless=HOPELESS)
+    descent = best(descents, hopeless=HOPELESS)
     return Reconstruction(
         # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(found.unknowns[0])),
+        inputs=box.clamp(box.inputs(descent.unknowns[0])),
         labels=labels,
-        objective=found.objective,
+        objective=descent.objective,
         restarts=restarts,
-        history=found.history,
-        status=found.status,
+        history=descent.history,
+        status=descent.status,
     )
 
 

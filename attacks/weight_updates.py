@@ -67,8 +67,8 @@ def _standard(values: Tensor, known: Tensor) -> Tensor:
 
 def _cosines(look: Callable[[Tensor, Tensor], Tensor], of: Examples, update: Tensor, batch_size: int) -> Tensor:
     along = update.double() / update.double().norm().clamp(min=torch.finfo(torch.float64).tiny)
-    found = []
+    cosines = []
     for inputs, labels in zip(of.inputs.split(batch_size), of.labels.split(batch_size), strict=True):
         own = look(inputs, labels).double()
-        found.append((own @ along) / own.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny))
-    return torch.cat(found)
+        cosines.append((own @ along) / own.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny))
+    return torch.cat(cosines)

@@ -171,24 +171,24 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         return Estimate(metric=name, value=None, reason=reason)
     # Computed again, and wider: the maximum of k means leaves its own interval up to k times as often (Bonferroni).
     compared = [_Compared(cell, over_seeds(name, cell, looks=looks)) for cell in cells]
-    compared = [one for one in compared if one.estimate.value is not None]
-    found = [one.estimate for one in compared]
+    compared = [attack for attack in compared if attack.estimate.value is not None]
+    estimates = [attack.estimate for attack in compared]
     sign = 1 if _better(name, cells) == "lower" else -1
     strongest, chosen = _strongest(compared, sign), None
     if looks > 1 and (chosen := _chosen_on_a_half(name, compared, sign)) is not None:
         # Attacks without halves are compared by their own numbers: they are few, and none is hidden.
-        strongest = _strongest([chosen, *(one for one in compared if not _has_halves(name, one))], sign)
+        strongest = _strongest([chosen, *(attack for attack in compared if not _has_halves(name, attack))], sign)
     of_half, strongest = strongest is chosen, strongest.estimate
     low, high, interval, reason = None, None, None, strongest.reason
-    if all(e.low is not None for e in found):
+    if all(e.low is not None for e in estimates):
         pick = max if sign > 0 else min
         # max_k mu_k >= mu_j >= low_j for every j, and <= max_j high_j, since all intervals hold at once.
-        low = pick(e.low for e in found if e.low is not None)
-        high = pick(e.high for e in found if e.high is not None)
+        low = pick(e.low for e in estimates if e.low is not None)
+        high = pick(e.high for e in estimates if e.high is not None)
         interval = strongest.interval
     # An attack without an interval may be the strongest, so the intervals of the others cover nothing.
     elif strongest.low is not None:
-        without = next(e.attack for e in found if e.low is None)
+        without = next(e.attack for e in estimates if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
     if of_half:
         reaching = _reaching(strongest, low if sign < 0 else high, sign)
@@ -231,31 +231,31 @@ def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
         # Ties go to the interval that reaches farther, so that the order of cells matters less.
         return sign * (one.estimate.value or 0.0), sign * _pessimistic(one.estimate, sign)
 
-    best, *others = sorted(compared, key=lambda one: -one.estimate.n)
-    for one in others:
-        both = sorted(set(one.estimate.seeds) & set(best.estimate.seeds))
-        alike = one.estimate.seeds == best.estimate.seeds or not both
-        if rank(one) > rank(best) and (alike or sign * one.on(both) > sign * best.on(both)):
-            best = one
+    best, *others = sorted(compared, key=lambda attack: -attack.estimate.n)
+    for attack in others:
+        both = sorted(set(attack.estimate.seeds) & set(best.estimate.seeds))
+        alike = attack.estimate.seeds == best.estimate.seeds or not both
+        if rank(attack) > rank(best) and (alike or sign * attack.on(both) > sign * best.on(both)):
+            best = attack
     return best
 
 
 def _has_halves(name: str, one: _Compared) -> bool:
     """True if both halves of the candidates have numbers for all seeds of the attack's measurement."""
-    found = [over_seeds(name, one.cell, half=half) for half in (CALIBRATION, REPORT)]
-    return all(estimate.seeds == one.estimate.seeds for estimate in found)
+    estimates = [over_seeds(name, one.cell, half=half) for half in (CALIBRATION, REPORT)]
+    return all(estimate.seeds == one.estimate.seeds for estimate in estimates)
 
 
 def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _Compared | None:
     """Report-half estimate of the strongest attack by the calibration half; None if fewer than two have halves."""
     known = [
-        _Compared(one.cell, over_seeds(name, one.cell, half=CALIBRATION), CALIBRATION)
-        for one in compared
-        if _has_halves(name, one)
+        _Compared(attack.cell, over_seeds(name, attack.cell, half=CALIBRATION), CALIBRATION)
+        for attack in compared
+        if _has_halves(name, attack)
     ]
     if len(known) < 2:
         return None
-    cell = _strongest([replace(one, estimate=_bare(one.estimate)) for one in known], sign).cell
+    cell = _strongest([replace(attack, estimate=_bare(attack.estimate)) for attack in known], sign).cell
     return _Compared(cell, over_seeds(name, cell, half=REPORT), REPORT)
 
 

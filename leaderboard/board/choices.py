@@ -59,13 +59,13 @@ def judged(cells: Sequence[BoardCell], *, positive: bool) -> tuple[str, str, boo
         positive: if True, some attack must exceed chance by the margin on average; else none may exceed it
             significantly.
     """
-    found = [(over_seeds(SUCCESS.name, cell, looks=len(cells)), chance(cell)) for cell in cells]
-    found = [(estimate, by_chance) for estimate, by_chance in found if estimate.value is not None]
+    pairs = [(over_seeds(SUCCESS.name, cell, looks=len(cells)), chance(cell)) for cell in cells]
+    pairs = [(estimate, by_chance) for estimate, by_chance in pairs if estimate.value is not None]
     expected = f"{SUCCESS.label} {'above' if positive else 'not above'} chance"
-    if not found:
+    if not pairs:
         return expected, f"nothing: {over_seeds(SUCCESS.name, cells[0]).reason}", False
-    best, by_chance = max(found, key=lambda one: (one[0].value or 0.0) - one[1])
+    best, by_chance = max(pairs, key=lambda pair: (pair[0].value or 0.0) - pair[1])
     measured = f"{SUCCESS.label} {best.words(SUCCESS.digits)} against {by_chance:.2f} by {best.attack}"
     if positive:
         return expected, measured, (best.value or 0.0) > by_chance + MARGIN
-    return expected, measured, all(one.low is not None and one.low <= free for one, free in found)
+    return expected, measured, all(estimate.low is not None and estimate.low <= free for estimate, free in pairs)

@@ -30,15 +30,15 @@ def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[s
         refused: whether to count attacks that answered that they do not apply to this release. A row is then attacked
             by as many as others, though its worst case may be worse than measured.
     """
-    found = {}
+    attacks = {}
     for record in records:
         if record.attack is not None and (record.status != "skipped" or (refused and record.attack_refused)):
             # The same attack on another batch or step is a different measurement.
             own = KINDS[record.kind].own_task
             share = {key: record.task.get(key) for key in SHARE} if own else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
-            found[key] = (record.kind, record.attack.name)
-    return found
+            attacks[key] = (record.kind, record.attack.name)
+    return attacks
 
 
 def same_splits(records: Iterable[Record]) -> bool:
@@ -63,7 +63,7 @@ def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
     Args:
         records: of a board; records without numbers do not count.
     """
-    found: dict[str, dict[str, set[str]]] = {}
+    versions: dict[str, dict[str, set[str]]] = {}
     for record in records:
         # A failed record has no number that could be mixed with others, and its code may have been fixed since.
         if record.status == "ok":
@@ -72,9 +72,9 @@ def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
             code = {"leakbench": f"{origin.version}, source {origin.source[:12]}", **origin.versions}
             code |= {f"the code of {name}": digest[:12] for name, digest in origin.third_party.items()}
             for name, value in code.items():
-                found.setdefault(record.suite, {}).setdefault(name, set()).add(value)
+                versions.setdefault(record.suite, {}).setdefault(name, set()).add(value)
     words = {
         suite: [f"{name} {' and '.join(sorted(values))}" for name, values in sorted(code.items()) if len(values) > 1]
-        for suite, code in found.items()
+        for suite, code in versions.items()
     }
     return {suite: differing for suite, differing in words.items() if differing}

@@ -106,12 +106,12 @@ def _of_kind(name: str, row: Row, kind: KindOfResult) -> list[ControlResult]:
 def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str]]:
     """Returns the tables that have contestants and no control of any status."""
     controls = [record for record in records if record.control is not None]
-    there = {(r.suite, str(r.task.get("data", "")), str(r.task.get("model", ""))) for r in controls}
+    controlled = {(r.suite, str(r.task.get("data", "")), str(r.task.get("model", ""))) for r in controls}
     suites = {record.suite for record in controls}
     # A row of images alone is filed under the data set of its images, where its suite has no other row.
     alone = {row.section for row in rows if "step" in row.task and row.suite in suites}
     contestants = dict.fromkeys(row.section for row in rows if row.control is None)
-    return [section for section in contestants if section not in there | alone]
+    return [section for section in contestants if section not in controlled | alone]
 
 
 def find_violations(records: Iterable[Record]) -> tuple[Violation, ...]:
@@ -142,7 +142,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
     expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
     # At the level of the worst case: each further attack is another chance to pass a control.
     attacks = [over_seeds(metric.name, cell, looks=worst.looks) for cell in row.cells if cell.kind == kind.name]
-    told = [leaks(metric, attack) for attack in attacks if attack.value is not None]
+    verdicts = [leaks(metric, attack) for attack in attacks if attack.value is not None]
     if worst.value is None:
         measured, ok = f"nothing: {worst.reason}", False
     else:
@@ -152,7 +152,7 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
         ends = " or more" if metric.proved else ends
         measured = f"{metric.label} {metric.words(shown.value or 0.0)}{ends} by {shown.attack}"
         # None is an attack without an interval: it proves no leak, and clears no negative control.
-        ok = any(told) if row.control == "positive" else all(leak is False for leak in told)
+        ok = any(verdicts) if row.control == "positive" else all(leak is False for leak in verdicts)
     return ControlResult(name=f"{name}, {kind.name}", expected=expected, measured=measured, ok=ok)
 
 
@@ -177,11 +177,11 @@ def _above_floor(name: str, row: Row, kind: KindOfResult, floor: Floor) -> Contr
         reasons = (row.main(kind)[0].reason, *(row.estimates[c.key].reason for c in METRICS[floor.metric].columns))
         why = next(filter(None, reasons), f"no {metric.name} with its {floor.metric}")
         return ControlResult(name=name, expected=expected, measured=f"nothing: {why}", ok=False)
-    best, pairs = max(gains, key=lambda gain: fmean(metric.leak_sign * (found - free) for found, free in gain[1]))
-    found, free = fmean(f for f, _ in pairs), fmean(f for _, f in pairs)
-    measured = f"{metric.label} {metric.words(found)} against {metric.words(free)} by {best.attack}"
+    best, pairs = max(gains, key=lambda gain: fmean(metric.leak_sign * (value - free) for value, free in gain[1]))
+    value, free = fmean(f for f, _ in pairs), fmean(f for _, f in pairs)
+    measured = f"{metric.label} {metric.words(value)} against {metric.words(free)} by {best.attack}"
     if row.control == "positive":
-        ok = metric.leak_sign * found > metric.leak_sign * free + floor.margin
+        ok = metric.leak_sign * value > metric.leak_sign * free + floor.margin
         return ControlResult(name=name, expected=expected, measured=measured, ok=ok)
     # A negative control counts every attack; a positive control needs a single attack that works.
     lower = [
@@ -200,10 +200,10 @@ def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[flo
     """Pairs (value, floor) of every seed that has both, in the metric's unit."""
     pairs = []
     for record in cell.records.values():
-        found, free = record.metrics.get(metric.name), record.metrics.get(floor.metric)
-        if found is not None and free is not None and found.value is not None and free.value is not None:
+        measurement, free = record.metrics.get(metric.name), record.metrics.get(floor.metric)
+        if measurement is not None and free is not None and measurement.value is not None and free.value is not None:
             # Paired by record: both numbers are of the same images, whose difficulty cancels in the difference.
-            pairs.append((found.value, free.value))
+            pairs.append((measurement.value, free.value))
     return pairs
 
 

@@ -181,9 +181,9 @@ def _target_words(kind: KindOfResult, rows: Sequence[Row], records: Sequence[Rec
     if metric.floor is None:
         return said
     floors = [row.estimates[c.key].value for row in rows for c in METRICS[metric.floor.metric].columns]
-    if not (there := [value for value in floors if value is not None]):
+    if not (known_floors := [value for value in floors if value is not None]):
         return said
-    least, most = (f"{end:.{metric.digits}f}" for end in (min(there), max(there)))
+    least, most = (f"{end:.{metric.digits}f}" for end in (min(known_floors), max(known_floors)))
     span = metric.with_unit(least if least == most else f"{least} to {most}")
     return f"{said} {metric.floor.of[0].upper()}{metric.floor.of[1:]} alone has {span}."
 
@@ -195,11 +195,11 @@ def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) ->
         records: of any kind.
         kind: of the targets; None for every kind.
     """
-    kinds = [one for one in (KINDS.values() if kind is None else [kind]) if one.own_task]
+    kinds = [target_kind for target_kind in (KINDS.values() if kind is None else [kind]) if target_kind.own_task]
     shared = dict.fromkeys(
         ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
         for r in records
-        if any(r.kind == one.name for one in kinds)
+        if any(r.kind == target_kind.name for target_kind in kinds)
     )
     return "; ".join(shared)
 
@@ -208,12 +208,12 @@ def sizes_words(records: Sequence[Record]) -> str:
     """Numbers of examples, candidates and images behind a record."""
     words = []
     for kind in KINDS.values():
-        found = {r.metrics[kind.main].n for r in records if r.kind == kind.name and kind.main in r.metrics} - {None}
-        if found:
-            counts = sorted(n for n in found if n is not None)
+        sizes = {r.metrics[kind.main].n for r in records if r.kind == kind.name and kind.main in r.metrics} - {None}
+        if sizes:
+            counts = sorted(n for n in sizes if n is not None)
             said = " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
-            one = kind.counts.removesuffix("es" if kind.counts.endswith("ches") else "s")
-            words.append(f"{said} {one if counts == [1] else kind.counts}")
+            singular = kind.counts.removesuffix("es" if kind.counts.endswith("ches") else "s")
+            words.append(f"{said} {singular if counts == [1] else kind.counts}")
     return ", ".join(words)
 
 
@@ -238,7 +238,7 @@ _SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
 
 def needs_words(records: Sequence[Record]) -> dict[str, str]:
     """Requirements of each attack (access, knowledge), because a worst case is only as realistic as they are."""
-    found = {}
+    requirements = {}
     for record in records:
         if record.attack is not None and record.requires:
             words = []
@@ -247,8 +247,8 @@ def needs_words(records: Sequence[Record]) -> dict[str, str]:
                     items = value if isinstance(value, list) else [value]
                     words.append(f"{name} {', '.join(str(item).lower() for item in items)}")
             # By name: the requirements are in the attack's decorator and do not depend on settings.
-            found[record.attack.name] = "; ".join(words)
-    return {name: found[name] for name in sorted(found) if found[name]}
+            requirements[record.attack.name] = "; ".join(words)
+    return {name: requirements[name] for name in sorted(requirements) if requirements[name]}
 
 
 def unranked_words(records: Sequence[Record]) -> list[str]:

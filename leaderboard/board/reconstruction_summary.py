@@ -92,17 +92,17 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
     aside = f" ({', '.join(silent)}: no safety)" if silent else ""
     if not tries:
         return f"{words} it is not known what leaks{aside}"
-    if found := [one for one in tries if one.leaks]:
-        return f"{words} it LEAKS, {_found(max(found, key=lambda one: one.least))}{aside}"
-    judged = [one for one in tries if one.leaks is not None]
+    if leaking := [attempt for attempt in tries if attempt.leaks]:
+        return f"{words} it LEAKS, {_found(max(leaking, key=lambda attempt: attempt.least))}{aside}"
+    judged = [attempt for attempt in tries if attempt.leaks is not None]
     if len(judged) < len(tries):
-        without = max((one for one in tries if one.leaks is None), key=lambda one: one.least)
+        without = max((attempt for attempt in tries if attempt.leaks is None), key=lambda attempt: attempt.least)
         return (
             f"{words} no verdict, for {without.attack} gains {_decibels(without.least)} over public images "
             f"with no interval ({without.gains[0].reason}){aside}"
         )
     # The attack that came nearest to a leak.
-    nearest = max(judged, key=lambda one: one.least)
+    nearest = max(judged, key=lambda attempt: attempt.least)
     # So large a gain in a few images is undecided, and "not shown to find more" would flatter the defense.
     if (floor := METRICS[KIND.main].floor) is not None and nearest.least > floor.margin:
         return (
@@ -110,7 +110,7 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
             f"{_counted(nearest)} are too few to tell that from chance{aside}"
         )
     tried = f"{len(judged)} attacks are" if len(judged) > 1 else f"{nearest.attack} is"
-    largest = max(detectable(gain, one.cell) for one in judged for gain in one.gains)
+    largest = max(detectable(gain, attempt.cell) for attempt in judged for gain in attempt.gains)
     return (
         f"{words} {tried} not shown to find more than public images have (gain measured {_decibels(nearest.least)}, "
         f"{_counted(nearest)}); {_decibels(largest)} would have been found with a chance of {POWER:.0%}{aside}"

@@ -153,13 +153,13 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
 
 def placed(rows: Iterable[Row]) -> list[Row]:
     """Sorts rows into the order of the board, and ranks those that can be ranked within their section."""
-    found, ranks = [], Counter()
+    ranked, ranks = [], Counter()
     for row in sorted(rows, key=Row.order):
         if row.control is None and not row.unplaced:
             ranks[row.section] += 1
             row = replace(row, rank=ranks[row.section])
-        found.append(row)
-    return found
+        ranked.append(row)
+    return ranked
 
 
 def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
@@ -170,7 +170,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
             sections.setdefault(row.section, []).append(row)
     of_section = {key: [r for row in rows if row.section == key for r in row.records] for key in sections}
     uneven = {key for key, records in of_section.items() if not same_splits(records)}
-    found = []
+    flagged = []
     for row in rows:
         # Controls are not ranked, so they may be measured less evenly than contestants.
         others = sections.get(row.section, []) if row.control is None else []
@@ -185,15 +185,15 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
         lacks |= {tried[key][0] for key in absent}
         # A refused closed form for some releases costs no rank, because ranks are by membership; a refused membership
         # attack does.
-        asked = attacks_tried(own, refused=True)
-        if any(key not in asked or tried[key][0] == RANKED_BY for key in absent):
+        own_attacks = attacks_tried(own, refused=True)
+        if any(key not in own_attacks or tried[key][0] == RANKED_BY for key in absent):
             flags["uneven_attacks"] = None
         if row.control is None and row.section in uneven:
             flags["uneven_tasks"] = None
         if row.suite in mixed_suites:
             flags["mixed_code"] = None
-        found.append(replace(row, flags=tuple(flags), lacks=frozenset(lacks)))
-    return found
+        flagged.append(replace(row, flags=tuple(flags), lacks=frozenset(lacks)))
+    return flagged
 
 
 def _held_against(
@@ -329,28 +329,28 @@ def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
 
 def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: bool) -> dict[str, Estimate]:
     """Estimates of every column, in order; `noiseless` defenses have none in a variant that needs noise."""
-    found = {}
+    estimates = {}
     # Worst cases first, because they decide the leading attack, whose numbers other columns take.
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
-        seen = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
+        matching = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
             # Attacks on different shared tasks have different labels, images and floors.
-            main = [found[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
+            main = [estimates[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
             lead = next((estimate.attack for estimate in main if estimate.attack), None)
-            seen = [cell for cell in seen if cell.attack == lead][:1]
+            matching = [cell for cell in matching if cell.attack == lead][:1]
         missing = _why_missing(metric, column, unranked, noiseless=noiseless)
-        found[column.key] = worst_case(metric.name, seen, missing=missing)
-    return {column.key: found[column.key] for _, column in columns()}
+        estimates[column.key] = worst_case(metric.name, matching, missing=missing)
+    return {column.key: estimates[column.key] for _, column in columns()}
 
 
 def _cells(records: list[Record]) -> list[BoardCell]:
     """Groups records into a cell for each attack (with its settings and shared task), with its seeds in order."""
-    found: dict[str, list[Record]] = {}
+    by_attack: dict[str, list[Record]] = {}
     for record in records:
         attack = None if record.attack is None else (record.attack.name, record.attack.settings)
         task = public(record.task) if _own_task(record) else None
-        found.setdefault(key_of((record.kind, attack, task)), []).append(record)
-    groups = list(found.values())
+        by_attack.setdefault(key_of((record.kind, attack, task)), []).append(record)
+    groups = list(by_attack.values())
     labels = _attack_labels([group[0] for group in groups])
     cells = []
     for group, label in zip(groups, labels, strict=True):

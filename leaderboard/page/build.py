@@ -224,13 +224,13 @@ def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
         words += " and a baseline that must leak"
     words += f", trained on {and_words(list(trained))}" if trained else ", none of which could be run"
     words += f" with seed{'s' if len(seeds) > 1 else ''} {and_words([str(seed) for seed in seeds])}."
-    asked = []
+    questions = []
     for kind in attacked():
         done = [record for record in records if record.kind == kind.name and record.status == "ok"]
         names = sorted({record.attack.name for record in done if record.attack})
         if names:
-            asked.append(f"{and_words(names)} {kind.question}")
-    return f"{words} {and_words(asked)}." if asked else f"{words} No attack was carried out."
+            questions.append(f"{and_words(names)} {kind.question}")
+    return f"{words} {and_words(questions)}." if questions else f"{words} No attack was carried out."
 
 
 def _floors() -> str:
@@ -247,8 +247,8 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
     """Figures for a quick look: (number, unit, tone); the tone is empty if the number is no verdict."""
     held = sum(control.ok for control in board.controls)
     attacks = {record.attack.name for record in records if record.attack}
-    found = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
-    claims = [epsilon for epsilon in found if epsilon is not None]  # 0 is the strongest claim, not a missing one
+    epsilons = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
+    claims = [epsilon for epsilon in epsilons if epsilon is not None]  # 0 is the strongest claim, not a missing one
     failed = sum(record.status == "failed" for record in records)
     facts = [
         (str(len({row.defense.name for row in board.rows if row.control is None})), "defenses", ""),
@@ -293,8 +293,10 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
                     shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
                     break
         # Eight pictures with the original, which fill a line of the grid in print.
-        seen = tuple(shots.values())[:7]
-        told = "; ".join(f"{name}: {attack}" for name, attack in others.items() if name in [shot[0] for shot in seen])
-        attack = f"{first.attack} ({told})" if told else first.attack
-        return Opening(original=original, title=first.tiles[0].title, attack=attack, shots=seen)
+        first_shots = tuple(shots.values())[:7]
+        other_attacks = "; ".join(
+            f"{name}: {attack}" for name, attack in others.items() if name in [shot[0] for shot in first_shots]
+        )
+        attack = f"{first.attack} ({other_attacks})" if other_attacks else first.attack
+        return Opening(original=original, title=first.tiles[0].title, attack=attack, shots=first_shots)
     return None

@@ -50,8 +50,8 @@ class Certificate:
     @property
     def words(self) -> str:
         """Numbers of bugs caught and of correct trainers accused."""
-        caught = sum(one.good for one in self.bugs)
-        accused = sum(not one.good for one in self.others)
+        caught = sum(line.good for line in self.bugs)
+        accused = sum(not line.good for line in self.others)
         return (
             f"{caught} of {len(self.bugs)} planted bugs were caught; {accused} of {len(self.others)} correct trainers "
             "were accused"
@@ -84,7 +84,7 @@ def certificate(results: Path) -> Certificate | None:
     if not isinstance(data, dict) or data.get("schema") != 1 or not isinstance(trainers, list):
         raise RecordError(f"bad self-test {path}: it must have schema 1 and trainers; delete it and run it again")
     try:
-        lines = [(one["planted"] is True, _line(one)) for one in trainers]
+        lines = [(trainer["planted"] is True, _line(trainer)) for trainer in trainers]
         level = f"{float(data['level']):g}"
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"bad self-test {path}: {error!r}; delete it and run it again") from None

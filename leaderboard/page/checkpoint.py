@@ -236,13 +236,13 @@ def _strongest(one: Strongest) -> str:
 def _roc(ran: Sequence[MembershipResult], scores: Mapping[str, ndarray], style: Mapping[str, Any]) -> Figure | None:
     """Log-log ROC curves of the attacks that ran."""
     lines = []
-    for one in ran:
-        column = scores.get(f"score_{one.name}")
+    for attack in ran:
+        column = scores.get(f"score_{attack.name}")
         if column is None:
-            raise RecordError(f"{SCORES} must have the scores of {one.name}; run the audit again")
+            raise RecordError(f"{SCORES} must have the scores of {attack.name}; run the audit again")
         fprs, tprs = rates(column.astype(float), scores["member"].astype(bool))
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
-        lines.append(PlotLine(places=places, series=one.name, title=one.name))
+        lines.append(PlotLine(places=places, series=attack.name, title=attack.name))
     specification = roc_plot(lines, style)
     if specification is None:
         return None
@@ -255,12 +255,12 @@ def _exposed(report: AuditReport, pictures: Mapping[str, ndarray]) -> list[Pictu
     """Most exposed members, with the false positive rate at which each is found."""
     if report.exposure is None:
         return []
-    found = []
-    for one in report.exposure.examples:
-        rate = _rate(one.false_positive_rate, report)
-        words = f"class {one.label} · score {one.score:.4g} · found at {rate} false alarms"
-        found.append(Picture(uri=_uri(report, pictures, "exposed", one.id), title=f"{one.name}", words=words))
-    return found
+    exposed = []
+    for example in report.exposure.examples:
+        rate = _rate(example.false_positive_rate, report)
+        words = f"class {example.label} · score {example.score:.4g} · found at {rate} false alarms"
+        exposed.append(Picture(uri=_uri(report, pictures, "exposed", example.id), title=f"{example.name}", words=words))
+    return exposed
 
 
 def _rate(rate: float, report: AuditReport) -> str:
@@ -278,18 +278,18 @@ def _classes(report: AuditReport) -> list[dict[str, str]]:
 def _shared(report: AuditReport, pictures: Mapping[str, ndarray]) -> list[dict[str, Any]]:
     """Members whose gradients were shared, each next to every attack's reconstruction."""
     attacks = report.gradients.attacks
-    count = max((len(one.psnr) for one in attacks), default=0)
+    count = max((len(attack.psnr) for attack in attacks), default=0)
     rows = []
     for place in range(count):
         shots = [Picture(uri=_uri(report, pictures, "shared", place), title="original", words="")]
         shots += [
             Picture(
-                uri=_uri(report, pictures, f"found {one.name}", place),
-                title=one.name,
-                words=f"{'≥' if one.psnr[place] >= 120 else ''}{one.psnr[place]:.1f} dB",
+                uri=_uri(report, pictures, f"found {attack.name}", place),
+                title=attack.name,
+                words=f"{'≥' if attack.psnr[place] >= 120 else ''}{attack.psnr[place]:.1f} dB",
             )
-            for one in attacks
-            if one.psnr
+            for attack in attacks
+            if attack.psnr
         ]
         rows.append({"place": place, "shots": shots})
     return rows
@@ -299,10 +299,10 @@ def rank_words(ranks: str | Sequence[LayerRank]) -> list[str]:
     """Sentences on the ranks of the equations of the gradient."""
     if isinstance(ranks, str):
         return [f"Ranks are not known: {ranks}."]
-    stuck = [one for one in ranks if one.deficit > 0]
+    stuck = [rank for rank in ranks if rank.deficit > 0]
     if not stuck:
         return ["The gradient of one example determines the input of every layer: the recursion reaches the image."]
-    layer = max(stuck, key=lambda one: one.layer)
+    layer = max(stuck, key=lambda rank: rank.layer)
     return [
         f"The recursion from the gradient of one example stops at layer {layer.layer}, whose equations lack "
         f"{layer.deficit} of {layer.unknowns} unknowns; attacks by search are not excluded by that."

@@ -188,15 +188,17 @@ def _reported(rows: Sequence[Row]) -> list[Point]:
 def _implied(rows: Sequence[Row], style: Style, name: str) -> Figure:
     """Epsilon implied by the attacks' scores, against the claim, which it must not exceed."""
     title = "Empirical against claimed ε"
-    found = {i: _implied_by(row) for i, row in enumerate(rows)}
-    told = sorted({cell.attack or "" for row in rows for cell in row.cells if _knows_participation(cell)})
+    estimates = {i: _implied_by(row) for i, row in enumerate(rows)}
+    informed_attacks = sorted({cell.attack or "" for row in rows for cell in row.cells if _knows_participation(cell)})
     aside = []
-    if told:
-        names = ", ".join(told)
+    if informed_attacks:
+        names = ", ".join(informed_attacks)
         aside.append(f"Told who took part, so not comparable with a claim that sampling amplifies: {names}.")
-    kept = [(row, found[i]) for i, row in enumerate(rows) if found[i].value is not None and row.claim is not None]
+    kept = [
+        (row, estimates[i]) for i, row in enumerate(rows) if estimates[i].value is not None and row.claim is not None
+    ]
     if not kept:
-        reasons = dict.fromkeys(estimate.reason or "" for estimate in found.values())
+        reasons = dict.fromkeys(estimate.reason or "" for estimate in estimates.values())
         why = "; ".join(filter(None, reasons)) or "there are no rows"
         return Figure(name=name, title=title, caption=(f"Not shown: {why}.", *aside))
     points = [
@@ -222,9 +224,9 @@ def _implied(rows: Sequence[Row], style: Style, name: str) -> Figure:
         *aside,
     ]
     caption += [
-        f"Not shown: {row.label}, {found[i].reason or 'no claim'}."
+        f"Not shown: {row.label}, {estimates[i].reason or 'no claim'}."
         for i, row in enumerate(rows)
-        if found[i].value is None or row.claim is None
+        if estimates[i].value is None or row.claim is None
     ]
     numbers = tuple(
         (row.label, epsilon_words(row), estimate.words(2), estimate.attack or "", estimate.reason or "")
@@ -252,8 +254,8 @@ def _implied_by(row: Row) -> Estimate:
 
 
 def _knows_participation(cell: BoardCell) -> bool:
-    told = any("participation_known" in record.flags for record in cell.records.values())
-    return cell.kind == IMPLIED.kind and told
+    known = any("participation_known" in record.flags for record in cell.records.values())
+    return cell.kind == IMPLIED.kind and known
 
 
 def _figure(
@@ -347,7 +349,7 @@ def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) 
     said = []
     for row in rows:
         # By identity: `==` would compare rows record by record.
-        if any(row is one for one in kept):
+        if any(row is kept_row for kept_row in kept):
             continue
         if row.accuracy.value is None:
             why = row.accuracy.reason

@@ -56,7 +56,7 @@ def unit_images(values: ndarray, low: float, high: float) -> ndarray:
 def mean_squares(a: ndarray, b: ndarray) -> ndarray:
     """Mean squared difference between every image of `a` [n, dim] and of `b` [m, dim], as [n, m]."""
     # Differences instead of |a|^2 - 2ab + |b|^2, which loses all digits for a good match.
-    return np.stack([np.square(a - one).mean(axis=1) for one in b], axis=1)
+    return np.stack([np.square(a - image).mean(axis=1) for image in b], axis=1)
 
 
 def psnr(error: float) -> float:
@@ -93,19 +93,19 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
     Raises:
         PictureError: there are no arrays, or they are no images.
     """
-    targets, labels, originals, found = _read(record, folder)
+    targets, labels, originals, reconstructions = _read(record, folder)
     low, high = _range(record, originals)
-    originals, found = unit_images(originals, low, high), unit_images(found, low, high)
+    originals, reconstructions = unit_images(originals, low, high), unit_images(reconstructions, low, high)
     shape = _shape(record, originals.shape[1])
     pairs = []
     for target in np.unique(targets):
         places = np.flatnonzero(targets == target)
-        costs = mean_squares(found[places], originals[places])
+        costs = mean_squares(reconstructions[places], originals[places])
         rows, columns = linear_sum_assignment(costs)
         # By the place of the original, so that pictures keep the order of the run under any matching.
         order = np.argsort(columns)
         for k, i in zip(rows[order], columns[order], strict=True):
-            true, guess = originals[places[i]].reshape(shape), found[places[k]].reshape(shape)
+            true, guess = originals[places[i]].reshape(shape), reconstructions[places[k]].reshape(shape)
             decibel = psnr(float(costs[k, i]))
             pairs.append(ImagePair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
     said = record.metrics.get("psnr")

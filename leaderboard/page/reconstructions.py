@@ -120,7 +120,7 @@ def exhibits(
     Returns:
         An exhibit for each row and kind of attack that reconstructs pictures.
     """
-    found = []
+    row_exhibits = []
     for row, kind in [(row, kind) for row in rows for kind in KINDS.values() if kind.pictured]:
         attacks: dict[str, dict[str, BoardCell]] = {}
         for cell in row.cells:
@@ -130,7 +130,7 @@ def exhibits(
         first = next((estimate.attack for estimate in row.main(kind) if estimate.attack), None)
         names = sorted(attacks, key=lambda name, first=first: (name != first, name))
         if names:
-            found.append(
+            row_exhibits.append(
                 Exhibit(
                     name=row.defense.name,
                     details=row.details,
@@ -140,7 +140,7 @@ def exhibits(
                     strips=tuple(_strip(name, attacks[name], row, kind, folder, notes, allowance) for name in names),
                 )
             )
-    return found
+    return row_exhibits
 
 
 def _strip(
@@ -176,8 +176,8 @@ def _strip(
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
-    if left := len(made) - len(strip.tiles) - len(strip.folded):
-        strip.remarks.append(f"{left} more of {len(made)} images are in the arrays beside the records")
+    if omitted := len(made) - len(strip.tiles) - len(strip.folded):
+        strip.remarks.append(f"{omitted} more of {len(made)} images are in the arrays beside the records")
     return strip
 
 

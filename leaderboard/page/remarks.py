@@ -57,7 +57,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     Returns:
         Comparisons in the order of the board; each figure once per cell.
     """
-    found = []
+    paper_comparisons = []
     for row in rows:
         for cell in row.cells:
             # The record of each seed repeats the figure of its cell.
@@ -66,7 +66,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
             )
             for metric, theirs, source in figures:
                 ours, difference = _beside(metric, theirs, cell)
-                found.append(
+                paper_comparisons.append(
                     PaperComparison(
                         defense=row.defense.name,
                         setting=row.details,
@@ -78,7 +78,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
                         source=source,
                     )
                 )
-    return found
+    return paper_comparisons
 
 
 def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
@@ -107,13 +107,13 @@ def assumptions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     Args:
         rows: of the board.
     """
-    found: dict[str, dict[str, None]] = {}
+    by_sentence: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.claim is not None and row.claim.epsilon is not None:
             # Finite claims only: an infinite claim assumes nothing.
             for sentence in (*row.claim.assumes, *(f"unverified: {words}" for words in row.claim.unverified)):
-                found.setdefault(sentence, {})[row.label] = None
-    return [(sentence, ", ".join(names)) for sentence, names in found.items()]
+                by_sentence.setdefault(sentence, {})[row.label] = None
+    return [(sentence, ", ".join(names)) for sentence, names in by_sentence.items()]
 
 
 def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:

@@ -50,11 +50,13 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
         except RecordError as error:
             left_out.append(f"Not shown: {row.label}, {error}.")
             continue
-        told = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
+        row_title = f"{row.label}: {cell.attack}, seed {record.seed}, claimed ε {epsilon_words(row)}"
         places = list(zip(fprs.tolist(), tprs.tolist(), strict=True))
-        lines.append(PlotLine(places=places, series=row.method, title=f"{told}, measured"))
+        lines.append(PlotLine(places=places, series=row.method, title=f"{row_title}, measured"))
         if allowed := _allowed(record):
-            lines.append(PlotLine(places=allowed, series=row.method, title=f"{told}, the most allowed", bound=True))
+            lines.append(
+                PlotLine(places=allowed, series=row.method, title=f"{row_title}, the most allowed", bound=True)
+            )
     specification = roc_plot(lines, style)
     if specification is None:
         return []
@@ -143,5 +145,5 @@ def _leading(row: Row) -> BoardCell | None:
 def _allowed(record: Record) -> list[tuple[float, float]]:
     """Largest true positive rates under the claim; empty if the record has none, or everything is allowed."""
     said = {fpr: record.metrics["auc"].detail.get(roc_key(fpr)) for fpr in ROC_RATES} if "auc" in record.metrics else {}
-    found = [(fpr, float(tpr)) for fpr, tpr in said.items() if isinstance(tpr, int | float)]
-    return [] if all(tpr >= 1 for _, tpr in found) else found
+    points = [(fpr, float(tpr)) for fpr, tpr in said.items() if isinstance(tpr, int | float)]
+    return [] if all(tpr >= 1 for _, tpr in points) else points

@@ -80,9 +80,13 @@ def render_update(report: UpdateReport, folder: Path) -> str:
     context = {
         "report": report,
         "facts": _facts(report),
-        "pictures": [_pictures(one, report, arrays) for one in attacks if isinstance(one, ReconstructedInputs)],
-        "labels": [(one.name, _outcome(one), one.status) for one in attacks if isinstance(one, RecoveredLabels)],
-        "candidates": [_candidates(one) for one in attacks if isinstance(one, JudgedCandidates)],
+        "pictures": [
+            _pictures(attack, report, arrays) for attack in attacks if isinstance(attack, ReconstructedInputs)
+        ],
+        "labels": [
+            (attack.name, _outcome(attack), attack.status) for attack in attacks if isinstance(attack, RecoveredLabels)
+        ],
+        "candidates": [_candidates(attack) for attack in attacks if isinstance(attack, JudgedCandidates)],
         "ranks": rank_words(report.ranks),
         "command": shlex.join(report.command),
         "versions": ", ".join(f"{name} {version}" for name, version in report.provenance.versions.items()),

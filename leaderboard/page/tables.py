@@ -215,7 +215,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
     Returns:
         A section for each group of comparable rows.
     """
-    found = []
+    tables = []
     for i, ((suite, data, model), group) in enumerate(groupby(rows, key=lambda row: row.section)):
         section = Section(name=f"s{i + 1}", suite=suite, data=data, model=model, rows=list(group))
         section.columns = _columns(section.rows)
@@ -224,8 +224,8 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
             # Apart from contestants, because sorting a table must not put a control at its top.
             into = section.controls if row.control else section.contestants
             into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
-        found.append(section)
-    return found
+        tables.append(section)
+    return tables
 
 
 def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, lower_end: bool = False) -> Value:
@@ -255,10 +255,10 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
     written = METRICS[estimate.metric].number(estimate.value, digits)
     text = f"≥{written.removeprefix('≥')}" if lower_end else written
     bound = largest_words(estimate, digits)
-    told = estimate.largest_note if bound else ""
+    bound_reason = estimate.largest_note if bound else ""
     return Value(
-        text=text, ends=ends, bound=bound, bound_note=notes.number(told), bound_reason=told, note=note, reason=reason,
-        order=estimate.value, strip=strip,
+        text=text, ends=ends, bound=bound, bound_note=notes.number(bound_reason), bound_reason=bound_reason, note=note,
+        reason=reason, order=estimate.value, strip=strip,
     )  # fmt: skip
 
 
@@ -289,13 +289,13 @@ def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
 
     A missing kind is reported once, below the tables, and not in every row.
     """
-    found = {}
+    columns = {}
     for metric, column in shown_columns(rows):
         measured = not metric.of_attack or any(row.estimates[column.key].value is not None for row in rows)
         if column.key in half and (measured or any(r.kind == metric.kind for row in rows for r in row.unranked)):
             title = column.title or " ".join(column.header)
-            found[column.key] = Column(key=column.key, title=title, unit=column.unit, hint=column.hint)
-    return found
+            columns[column.key] = Column(key=column.key, title=title, unit=column.unit, hint=column.hint)
+    return columns
 
 
 def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:

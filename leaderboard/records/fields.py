@@ -161,25 +161,25 @@ class Provenance:
         Args:
             now: present provenance; this one is of a former run.
         """
-        found = []
+        changes = []
         if self.source != now.source:
-            found.append(f"leakbench was {self.code}, is {now.code}")
+            changes.append(f"leakbench was {self.code}, is {now.code}")
         # If the source differs too, the sentence above states both versions already.
         if self.version != now.version and self.source == now.source:
-            found.append(f"leakbench was {self.version}, is {now.version}")
+            changes.append(f"leakbench was {self.version}, is {now.version}")
         both = sorted(self.versions.keys() & now.versions.keys())
-        found += [
+        changes += [
             f"{name} was {self.versions[name]}, is {now.versions[name]}"
             for name in both
             if self.versions[name] != now.versions[name]
         ]
-        found += [
+        changes += [
             f"the code of {name} has changed"
             # A union, unlike for packages: third-party code that is new or gone may have computed the number.
             for name in sorted(self.third_party.keys() | now.third_party.keys())
             if self.third_party.get(name) != now.third_party.get(name)
         ]
-        return found + (["the points tried for its tuning have changed"] if self.tuning != now.tuning else [])
+        return changes + (["the points tried for its tuning have changed"] if self.tuning != now.tuning else [])
 
 
 @dataclass(frozen=True, kw_only=True)

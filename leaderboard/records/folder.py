@@ -41,8 +41,8 @@ class Completeness:
 
     def uncovered(self, records: Iterable[Record]) -> list[Record]:
         """Returns the records that no manifest lists; the rest of their run is unknown."""
-        asked = {cell.id for manifest in self.manifests or () for cell in manifest.cells}
-        return [record for record in records if record.id not in asked]
+        requested = {cell.id for manifest in self.manifests or () for cell in manifest.cells}
+        return [record for record in records if record.id not in requested]
 
 
 @dataclass(frozen=True)

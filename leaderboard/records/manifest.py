@@ -153,15 +153,15 @@ def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tu
         Each request that lacks cells, with these cells; a cell is listed once, and requests that add nothing are left
         out.
     """
-    known, found = set(there), []
+    known, incomplete = set(there), []
     # Largest first: its command computes the rest too.
     for manifest in sorted(manifests, key=lambda manifest: (-len(manifest.cells), manifest.name)):
         # A cell missing from two requests is listed under the larger, whose command computes it.
         lacks = [cell for cell in manifest.cells if cell.id not in known]
         known |= {cell.id for cell in lacks}
         if lacks:
-            found.append((manifest, lacks))
-    return found
+            incomplete.append((manifest, lacks))
+    return incomplete
 
 
 def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) -> bool:
@@ -178,5 +178,5 @@ def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) ->
     if key_of(mine) != key_of((*row, record.noise == "secure")):
         return False
     # None was left to the data. Rows of images alone have the task of the images, which cannot be compared.
-    asked = {key: value for key, value in public(cell.training).items() if value is not None}
-    return "step" in task or all(key_of(task.get(key, value)) == key_of(value) for key, value in asked.items())
+    requested_task = {key: value for key, value in public(cell.training).items() if value is not None}
+    return "step" in task or all(key_of(task.get(key, value)) == key_of(value) for key, value in requested_task.items())

@@ -77,5 +77,5 @@ class ReleaseMatch:
         if (most > 0 and high <= 0) or (least < 0 and low >= 0):
             return None
         room = [bound / value for value, bound in ((most, high), (-least, -low)) if value > 0]
-        found = inputs * min(room, default=1.0)
-        return found if self.fits(found, labels) else None
+        multiple = inputs * min(room, default=1.0)
+        return multiple if self.fits(multiple, labels) else None

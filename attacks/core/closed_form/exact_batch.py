@@ -118,30 +118,30 @@ def recovered_batch(
 
 def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
     in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
-    gradient, seen = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
-    if bool(seen.all()):
-        found = factorised(gradient, eps)
+    gradient, observed = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
+    if bool(observed.all()):
+        low_rank = factorised(gradient, eps)
     else:
-        whole = completed(gradient, seen, eps, coins, most=min(MOST_COMPLETED, min(seen.shape) - 1))
+        whole = completed(gradient, observed, eps, coins, most=min(MOST_COMPLETED, min(observed.shape) - 1))
         # Rows and columns with fewer entries than directions are not determined by them.
-        rows, columns = seen.sum(dim=1) >= whole.rank, seen.sum(dim=0) >= whole.rank
-        found = whole.directions(eps, rows, columns)
-        if not bool((told := _told(found.left, seen[rows][:, columns])).all()):
-            columns = _narrowed(columns, told)
-            found = whole.directions(eps, rows, columns)
+        rows, columns = observed.sum(dim=1) >= whole.rank, observed.sum(dim=0) >= whole.rank
+        low_rank = whole.directions(eps, rows, columns)
+        if not bool((determined := _told(low_rank.left, observed[rows][:, columns])).all()):
+            columns = _narrowed(columns, determined)
+            low_rank = whole.directions(eps, rows, columns)
         in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
-    bare = all(one.kind in ("input", "flatten", "identity") for one in layer.before)
+    bare = all(operation.kind in ("input", "flatten", "identity") for operation in layer.before)
     if not bool(in_columns.all()) and (layer.settings or not bare):
         raise NotApplicable(
             f"the update must show something of every column of {layer.name}, and it shows too little of "
             f"{int((~in_columns).sum())} of {len(in_columns)}"
         )
-    if int((layer.bias_seen & in_rows).sum()) < found.rank:
+    if int((layer.bias_seen & in_rows).sum()) < low_rank.rank:
         raise NotApplicable(
-            f"the update must show {found.rank} entries of the bias gradient of {layer.name}, one for each direction, "
-            f"and it shows {int((layer.bias_seen & in_rows).sum())}"
+            f"the update must show {low_rank.rank} entries of the bias gradient of {layer.name}, one for each "
+            f"direction, and it shows {int((layer.bias_seen & in_rows).sum())}"
         )
-    return _KnownPart(layer=layer, found=found, sizes=scales(found), in_rows=in_rows, in_columns=in_columns)
+    return _KnownPart(layer=layer, found=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
 
 
 def _told(left: Tensor, seen: Tensor) -> Tensor:
@@ -172,8 +172,8 @@ def _searched(
     proved: Callable[[Unmixed], bool],
 ) -> Unmixed:
     """Draws candidates until lambda is 1, or everything is proved, or the budget is spent."""
-    found, sizes = known.found, known.sizes
-    left, rank = found.left[known.active], found.rank
+    low_rank, sizes = known.found, known.sizes
+    left, rank = low_rank.left[known.active], low_rank.rank
     empty = left.new_zeros(0, rank)
     if rank == 1:
         return unmixed(known, left.new_ones(1, 1))
@@ -183,7 +183,7 @@ def _searched(
     first = max(64, min(2 ** min(rank, 40), fits))
     least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
     # If most neurons are on for all a column has fewer zeros; but so do mixtures of two, which replace columns.
-    relaxed = min(least, rank - 1 + EXTRA) if found.exact else least
+    relaxed = min(least, rank - 1 + EXTRA) if low_rank.exact else least
     pool, strengths = empty, left.new_zeros(0)
     best, tried, drawn, swaps_at = None, empty, 0, 256
     while drawn < budget:
@@ -206,7 +206,7 @@ def _searched(
         if best is not None and (best.score == 1 or (best.score > 0.9 and proved(best))):
             return best
     chosen = independent(pool, rank, sizes.apart)
-    if best is None and found.exact:
+    if best is None and low_rank.exact:
         raise RankDeficient(
             f"neurons that are off for some examples must single out the {rank} directions of the gradient, and those "
             f"of {drawn} draws single out {len(chosen)}: too many neurons of {known.layer.name} are on for the whole "
@@ -232,19 +232,19 @@ def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
 
 def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
-    layer, found = known.layer, known.found
-    plain = found.left @ bases
+    layer, low_rank = known.layer, known.found
+    plain = low_rank.left @ bases
     shown = layer.bias_seen[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
     lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
     # A column of no length has no input; so small a number keeps later results finite.
     lengths = torch.where(lengths.abs() < 1e-200, 1e-200, lengths)
     inverse = torch.linalg.inv(bases)
-    rows = (inverse @ found.right) / lengths[..., None]
+    rows = (inverse @ low_rank.right) / lengths[..., None]
     weight, bias = layer.weight[known.in_rows], layer.bias[known.in_rows]
     if bool(known.in_columns.all()):
         # W R^T is the same for all bases.
-        outputs = (inverse @ (found.right @ weight.T)) / lengths[..., None] + bias
+        outputs = (inverse @ (low_rank.right @ weight.T)) / lengths[..., None] + bias
     else:
         outputs = rows @ weight[:, known.in_columns].T + bias
     on = outputs.mT > 0
@@ -305,10 +305,10 @@ def _verdicts(
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
-    seen = layer.seen & known.in_rows[:, None] & known.in_columns
+    observed = layer.seen & known.in_rows[:, None] & known.in_columns
     bias_seen = layer.bias_seen & known.in_rows
     ours = torch.cat(
-        [(columns.mT @ rows[..., known.in_columns])[:, seen[known.in_rows][:, known.in_columns]],
+        [(columns.mT @ rows[..., known.in_columns])[:, observed[known.in_rows][:, known.in_columns]],
          columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
     )  # fmt: skip
     size = ours.norm(dim=1).clamp(min=1e-300)
@@ -317,7 +317,7 @@ def _verdicts(
     for label in range(target.classes):
         alone = target.contributions(valid, torch.full_like(labels, label))
         of_weight, of_bias = layer.shown(alone)
-        theirs = torch.cat([of_weight[:, seen], of_bias[:, bias_seen]], dim=1)
+        theirs = torch.cat([of_weight[:, observed], of_bias[:, bias_seen]], dim=1)
         times = ((ours * theirs).sum(dim=1) / theirs.square().sum(dim=1).clamp(min=1e-300)).round().clamp(min=1)
         off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
         better = off < error

@@ -122,17 +122,17 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
         NotApplicable: the network has none, or the update does not show its gradient.
     """
     before: list[Operation] = []
-    for one in structure.known_network().operations:
-        words = one.words or one.name
-        if before and one.inputs != (before[-1].name,):
+    for operation in structure.known_network().operations:
+        words = operation.words or operation.name
+        if before and operation.inputs != (before[-1].name,):
             raise NotApplicable(
                 f"the layers up to the first linear one must be a chain, and {words} takes "
-                f"{', '.join(one.inputs) or 'nothing'}"
+                f"{', '.join(operation.inputs) or 'nothing'}"
             )
-        if one.kind == "linear":
-            if len(one.shape) != 1:
-                raise NotApplicable(f"{words} must give one vector an example, got {list(one.shape)}")
-            layer, groups = _read(structure, released, expected_batch, one, tuple(before))
+        if operation.kind == "linear":
+            if len(operation.shape) != 1:
+                raise NotApplicable(f"{words} must give one vector an example, got {list(operation.shape)}")
+            layer, groups = _read(structure, released, expected_batch, operation, tuple(before))
             if groups == 1:
                 return layer
             if bool((~layer.seen).any()) or groups > 2:
@@ -140,12 +140,12 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
                     f"the weight of {words} must be bounded as a whole, and it lies in several parts of the update"
                 )
             return replace(layer, bias_seen=torch.zeros_like(layer.bias_seen))
-        if one.kind not in BEFORE:
+        if operation.kind not in BEFORE:
             raise NotApplicable(
-                f"a linear layer must come before {words} ({one.kind}), which cannot be undone: behind it the inputs "
-                "of the layer are no images"
+                f"a linear layer must come before {words} ({operation.kind}), which cannot be undone: behind it the "
+                "inputs of the layer are no images"
             )
-        before.append(one)
+        before.append(operation)
     raise NotApplicable("a linear layer must be there to invert, and the network has none")
 
 
@@ -156,7 +156,11 @@ def _read(
     words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
     if weight_name is None:
         raise NotApplicable(f"{words} must have a weight of its own, and it has none")
-    uses = [one for one in structure.known_network().operations if weight_name in (one.weight, one.bias)]
+    uses = [
+        operation
+        for operation in structure.known_network().operations
+        if weight_name in (operation.weight, operation.bias)
+    ]
     if len(uses) > 1:
         raise NotApplicable(f"{words} must be used once in the network, and its weight is used {len(uses)} times")
     gradients = structure.gradients(released)
@@ -207,30 +211,34 @@ def _read(
 def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
     """Returns the first layer followed by a ReLU, and the operations before it."""
     by_input: dict[str, list[Operation]] = {}
-    for one in network.operations:
-        for name in one.inputs:
-            by_input.setdefault(name, []).append(one)
+    for operation in network.operations:
+        for name in operation.inputs:
+            by_input.setdefault(name, []).append(operation)
     before: list[Operation] = []
-    for one in network.operations:
-        if before and one.inputs != (before[-1].name,):
+    for operation in network.operations:
+        if before and operation.inputs != (before[-1].name,):
             raise NotApplicable(
-                f"the layers up to the first ReLU must be a chain, and {one.words or one.name} takes "
-                f"{', '.join(one.inputs) or 'nothing'}"
+                f"the layers up to the first ReLU must be a chain, and {operation.words or operation.name} takes "
+                f"{', '.join(operation.inputs) or 'nothing'}"
             )
-        takers = by_input.get(one.name, [])
+        takers = by_input.get(operation.name, [])
         # Other users of the layer's output would have a gradient for neurons that the ReLU has off.
-        if one.kind in ("linear", "conv2d") and [taker.kind for taker in takers] == ["relu"]:
-            if one.kind == "linear" and len(one.shape) != 1:
-                raise NotApplicable(f"{one.words or one.name} must give one vector an example, got {list(one.shape)}")
-            if one.kind == "conv2d" and one.settings.get("groups", 1) != 1:
-                raise NotApplicable(f"{one.words or one.name} must have one group, got {one.settings['groups']}")
-            return one, tuple(before)
-        if one.kind not in BEFORE:
+        if operation.kind in ("linear", "conv2d") and [taker.kind for taker in takers] == ["relu"]:
+            if operation.kind == "linear" and len(operation.shape) != 1:
+                raise NotApplicable(
+                    f"{operation.words or operation.name} must give one vector an example, got {list(operation.shape)}"
+                )
+            if operation.kind == "conv2d" and operation.settings.get("groups", 1) != 1:
+                raise NotApplicable(
+                    f"{operation.words or operation.name} must have one group, got {operation.settings['groups']}"
+                )
+            return operation, tuple(before)
+        if operation.kind not in BEFORE:
             raise NotApplicable(
-                f"a linear layer or convolution with a ReLU behind it must come before {one.words or one.name} "
-                f"({one.kind}), which cannot be undone"
+                "a linear layer or convolution with a ReLU behind it must come before "
+                f"{operation.words or operation.name} ({operation.kind}), which cannot be undone"
             )
-        before.append(one)
+        before.append(operation)
     raise NotApplicable("a linear layer or convolution must have a ReLU behind it, and the network has none")
 
 
@@ -244,8 +252,8 @@ def undone(layer: InputLayer, rows: Tensor) -> Tensor:
     Returns:
         [k, *input_shape], float64; if a layer squeezed the inputs into a subspace, the nearest that fit.
     """
-    for one, earlier in zip(reversed(layer.before), [*reversed(layer.before[:-1]), None], strict=True):
-        rows = _undo(one, layer.parameters, rows)
+    for operation, earlier in zip(reversed(layer.before), [*reversed(layer.before[:-1]), None], strict=True):
+        rows = _undo(operation, layer.parameters, rows)
         if earlier is not None:
             rows = rows.reshape(len(rows), *earlier.shape)
     return rows
@@ -313,16 +321,16 @@ def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
     worst = patches.new_zeros(len(patches))
     first = torch.arange(len(patches), device=patches.device)
     for position, pixels in enumerate(at):
-        there = laid[pixels]
-        if position and not bool((there & (pixels > 0)).any()):
+        overlapping = laid[pixels]
+        if position and not bool((overlapping & (pixels > 0)).any()):
             raise NotApplicable(
                 f"patches of {layer.name} must overlap to be put together, and those of its {len(at)} positions do not"
             )
-        off = (canvas[:, None, pixels] - patches[None]).abs() * there  # [top left, patch, n]
+        off = (canvas[:, None, pixels] - patches[None]).abs() * overlapping  # [top left, patch, n]
         best = off.amax(dim=2)
         miss, pick = (best.diagonal(), first) if position == 0 else best.min(dim=1)
         chosen[:, position], worst = pick, torch.maximum(worst, miss)
-        canvas[:, pixels] = torch.where(there, canvas[:, pixels], patches[pick])
+        canvas[:, pixels] = torch.where(overlapping, canvas[:, pixels], patches[pick])
         laid[pixels] = True
         canvas[:, 0] = 0
     fits = chosen[worst <= tolerance]

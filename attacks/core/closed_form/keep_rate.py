@@ -61,11 +61,17 @@ def _recovered(keep: float, batch: int, width: int, inputs: int, draws: int, see
     update, shared = random_update(batch, width=width, inputs=inputs, keep=keep, seed=seed)
     coins = torch.Generator().manual_seed(seed)
     try:
-        found = recovered_batch(update, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws)
+        reconstruction = recovered_batch(
+            update, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws
+        )
     except (NotApplicable, InconsistentObservation):
         return False
     # The certificate decides, as it would for an attacker; its own tests cover its correctness.
-    return found.certified is not None and len(found.inputs) == len(shared) and bool(found.certified.all())
+    return (
+        reconstruction.certified is not None
+        and len(reconstruction.inputs) == len(shared)
+        and bool(reconstruction.certified.all())
+    )
 
 
 def random_update(

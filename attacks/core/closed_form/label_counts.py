@@ -58,17 +58,17 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
         NotApplicable: the logits are of no trained linear layer, the loss is another, or its gradient was not released.
     """
     network = structure.known_network()
-    one = _gives_logits(network)
+    operation = _gives_logits(network)
     if network.loss == "other":
         raise NotApplicable("the loss must be cross-entropy for the last layer's gradient to show labels")
-    if one.weight not in structure.names:
-        raise NotApplicable(f"the last layer must be trained, and {one.words or one.name} is not")
+    if operation.weight not in structure.names:
+        raise NotApplicable(f"the last layer must be trained, and {operation.words or operation.name} is not")
     gradients = structure.gradients(sums)
-    weight = gradients[one.weight]
-    bias = gradients.get(one.bias or "")
+    weight = gradients[operation.weight]
+    bias = gradients.get(operation.bias or "")
     values = weight.values.new_zeros(len(weight.values)) if bias is None else bias.values
-    seen = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.seen
-    layer = LastLayer(weight=weight.values, weight_seen=weight.seen, bias=values, bias_seen=seen)
+    bias_seen = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.seen
+    layer = LastLayer(weight=weight.values, weight_seen=weight.seen, bias=values, bias_seen=bias_seen)
     if not layer.observed.any():
         raise NotApplicable("the last layer's gradient must be released, and none of it is")
     if network.loss == "cross_entropy":
@@ -112,19 +112,19 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
         InconsistentObservation: no label is possible.
     """
     shown = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
-    seen = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
-    if not bool((shown * seen).any()):
+    observed = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
+    if not bool((shown * observed).any()):
         raise NotApplicable(
             "zero gradient of the last layer: the model is certain of the label, or nothing was released"
         )
     classes = len(shown)
     possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
-    for one in components(shown, seen):
-        negative, positive = one.rows & (one.left < 0), one.rows & (one.left > 0)
+    for component in components(shown, observed):
+        negative, positive = component.rows & (component.left < 0), component.rows & (component.left > 0)
         # A zero row next to nonzero rows is not the label's.
-        possible &= ~one.rows | negative | positive
-        if bool(one.columns[-1] & (one.right[-1] != 0)):
-            negative, positive = (negative, positive) if float(one.right[-1]) > 0 else (positive, negative)
+        possible &= ~component.rows | negative | positive
+        if bool(component.columns[-1] & (component.right[-1] != 0)):
+            negative, positive = (negative, positive) if float(component.right[-1]) > 0 else (positive, negative)
             possible &= ~positive
             label = negative
             if int(label.sum()) > 1:
@@ -134,12 +134,12 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
                 )
         elif bool(negative.any() and positive.any()):
             # Rows of equal length leave the label open: those of two classes, or if others have none.
-            label = one.left.abs() > (1 - 1e-6) * one.left.abs().max()
-            same = negative if bool(negative[int(one.left.abs().argmax())]) else positive
+            label = component.left.abs() > (1 - 1e-6) * component.left.abs().max()
+            same = negative if bool(negative[int(component.left.abs().argmax())]) else positive
             if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
                 raise InconsistentObservation(
                     "one row of the last layer's gradient must be opposed to all others for a batch of one, got "
-                    f"{int(same.sum())} of {int(one.rows.sum())}: is the batch larger, or is there noise?"
+                    f"{int(same.sum())} of {int(component.rows.sum())}: is the batch larger, or is there noise?"
                 )
         else:
             if int((negative | positive).sum()) > 1:
@@ -237,13 +237,13 @@ def class_sums(
     """
     sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
     if features is not None:
-        seen = layer.weight_seen.to(features)
-        energy = seen @ features.square()
+        observed = layer.weight_seen.to(features)
+        energy = observed @ features.square()
         # By rows of the weight for classes without a bias.
         rows = ~known & (energy > 0)
         size = energy[rows]
         sums[rows] = (layer.weight @ features)[rows] / size
-        std[rows] = ((noise.weight * seen).square() @ features.square())[rows].sqrt() / size
+        std[rows] = ((noise.weight * observed).square() @ features.square())[rows].sqrt() / size
         known |= rows
     if int((~known).sum()) == 1:
         sums = torch.where(known, sums, -sums[known].sum())
@@ -271,14 +271,14 @@ def largest_remainder(expected: Float[Tensor, " classes"], total: int) -> Int[Te
 
 
 def _gives_logits(network: Network) -> Operation:
-    by_name = {one.name: one for one in network.operations}
-    one = network.operations[-1]
-    while one.kind == "identity":
-        one = by_name[one.inputs[0]]
-    if one.kind != "linear":
+    by_name = {operation.name: operation for operation in network.operations}
+    operation = network.operations[-1]
+    while operation.kind == "identity":
+        operation = by_name[operation.inputs[0]]
+    if operation.kind != "linear":
         raise NotApplicable(
-            f"the last layer must be linear for its gradient to show labels, got {one.words or one.kind}"
+            f"the last layer must be linear for its gradient to show labels, got {operation.words or operation.kind}"
         )
-    if one.weight is None:
+    if operation.weight is None:
         raise NotApplicable("the last layer must have a weight")
-    return one
+    return operation

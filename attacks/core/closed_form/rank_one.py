@@ -120,8 +120,8 @@ def standard_errors(
     precision = weights.T @ (left.square() - own_noise).clamp(min=0)
     spread = torch.where(precision > 0, precision.reciprocal(), torch.inf)
     rest = float((weights * (shown - torch.outer(left, right)).square()).sum())
-    there = weights > 0
-    free = max(1, int(there.sum() - there.any(dim=1).sum() - there.any(dim=0).sum() + 1))
+    observed = weights > 0
+    free = max(1, int(observed.sum() - observed.any(dim=1).sum() - observed.any(dim=0).sum() + 1))
     errors = (spread + right.square() * spread[-1]).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return errors, (rest - free) / (2 * free) ** 0.5
 
@@ -235,8 +235,8 @@ def repeated(
     together = noise @ entries.T
     # The sum of n squares of noise is within a factor of two of its mean, for all but the smallest n.
     allowed = 2 * (together + together.T) + tolerance**2 * torch.maximum(squares, squares.T)
-    there = (shown != 0).to(ratios)
-    sharing = there @ entries.T
+    nonzero = (shown != 0).to(ratios)
+    sharing = nonzero @ entries.T
     equal = (apart <= allowed) & (torch.minimum(sharing, sharing.T) >= 3)
     equal.fill_diagonal_(False)
     paired = equal.any(dim=1)

@@ -99,10 +99,10 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
         factors, pivots, _ = torch.linalg.lu_factor_ex(systems)
         ends = factors.diagonal(dim1=1, dim2=2).abs()
         enough = ends.amin(dim=1) > 1e-10 * ends.amax(dim=1)
-        one = torch.zeros(int(enough.sum()), rank, 1, dtype=left.dtype, device=left.device)
-        one[:, -1] = 1
-        found = torch.linalg.lu_solve(factors[enough], pivots[enough], one)[..., 0]
-        return found / found.norm(dim=1, keepdim=True)
+        right_side = torch.zeros(int(enough.sum()), rank, 1, dtype=left.dtype, device=left.device)
+        right_side[:, -1] = 1
+        directions = torch.linalg.lu_solve(factors[enough], pivots[enough], right_side)[..., 0]
+        return directions / directions.norm(dim=1, keepdim=True)
 
     return draw
 

@@ -160,7 +160,7 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
     """
     if (seen.count - 1).clamp(min=0).sum() < 1:
         raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
-    there = seen.mean.device
+    device = seen.mean.device
     if len(seen.mean) <= _FEW:
         seen, features = seen.to(torch.device("cpu")), features.cpu()
     # Powers of large values are nearly dependent; orthonormal columns have the same span.
@@ -177,13 +177,13 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
     for hyper in _starts(seen, seen.mean - basis @ middle):
         point = torch.cat([middle, hyper.clamp(-_NEAREST, _FARTHEST - 1)]).detach().requires_grad_()
         reached = -_descend(lambda point=point: -prior(point).log_marginal(seen).mean(), point)
-        found = prior(point.detach())
-        finite = all(value.isfinite().all() for value in (found.location, found.kappa, found.alpha, found.beta))
+        fitted = prior(point.detach())
+        finite = all(value.isfinite().all() for value in (fitted.location, fitted.kappa, fitted.alpha, fitted.beta))
         if finite and (best is None or reached > best[0]):
-            best = reached, found
+            best = reached, fitted
     if best is None:
         raise NotApplicable("no prior of means and variances fits the answers of the shadow models")
-    return best[1].to(there)
+    return best[1].to(device)
 
 
 def _bounded(logarithms: Tensor) -> Tensor:
@@ -199,9 +199,9 @@ def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"
         seen: summaries of the subjects.
         away: deviation of each subject's mean from its expected value.
     """
-    told = seen.count > 1
-    half = (seen.count[told] - 1) / 2
-    variances = seen.squares[told] / (2 * half)
+    several = seen.count > 1
+    half = (seen.count[several] - 1) / 2
+    variances = seen.squares[several] / (2 * half)
     within, between = seen.squares.sum() / (2 * half.sum()), away.square().mean().clamp(min=LEAST_VARIANCE)
     # A prior of the variance worth four values, of the pooled variance.
     pooled = torch.stack([(within / between).log(), torch.full_like(within, 2.0).log(), (2 * within).log()])
@@ -210,7 +210,7 @@ def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"
     spread = float(logs.var(correction=0) - torch.polygamma(1, half).mean())
     shape: Any = brentq(lambda a: polygamma(1, a) - min(max(spread, 1e-6), 1e6), 1e-4, 1e7)
     scale = logs.mean() + digamma(shape) - (torch.digamma(half) - half.log()).mean()
-    ratios = (away[told].square() / variances - 1 / seen.count[told]).clamp(min=1e-6)  # of 1 / kappa each
+    ratios = (away[several].square() / variances - 1 / seen.count[several]).clamp(min=1e-6)  # of 1 / kappa each
     alpha = torch.full_like(scale, math.log(shape))
     kappas = -ratios.median().log(), torch.zeros_like(scale)
     return [pooled, *(torch.stack([kappa, alpha, scale]) for kappa in kappas)]
@@ -224,10 +224,10 @@ def _descend(objective: Callable[[], Tensor], point: Tensor) -> float:
     for _ in range(_MOST_DESCENTS):
         _descend_once(objective, point)
         with torch.no_grad():
-            found = float(objective())
-        if not found < before - _IMPROVED:  # true for NaN, too
-            return found
-        before = found
+            minimum = float(objective())
+        if not minimum < before - _IMPROVED:  # true for NaN, too
+            return minimum
+        before = minimum
     return before
 
 

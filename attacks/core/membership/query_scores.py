@@ -21,8 +21,10 @@ def answers(target: ModelAccess, asked: Examples, batch_size: int) -> Float[Tens
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     with torch.no_grad():
-        found = [target.logits(inputs).double().log_softmax(dim=1) for inputs in asked.inputs.split(batch_size)]
-    return torch.cat(found)
+        log_probabilities = [
+            target.logits(inputs).double().log_softmax(dim=1) for inputs in asked.inputs.split(batch_size)
+        ]
+    return torch.cat(log_probabilities)
 
 
 def logit_gap(log_probabilities: Float[Tensor, "n classes"], labels: Tensor) -> Float[Tensor, " n"]:

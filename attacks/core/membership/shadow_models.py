@@ -115,8 +115,8 @@ def viewed(inputs: Float[Tensor, "n ..."], views: int) -> Float[Tensor, "n views
         raise NotApplicable(f"views are of images [channels, height, width], got inputs of {list(inputs.shape[1:])}")
     height, width = inputs.shape[-2:]
     around = pad(inputs, (1, 1, 1, 1), mode="replicate")
-    found = []
+    images = []
     for dy, dx in _MOVES[: (views + 1) // 2]:
         moved = around[..., 1 + dy : 1 + dy + height, 1 + dx : 1 + dx + width]
-        found += [moved, moved.flip(-1)]
-    return torch.stack(found[:views], dim=1)
+        images += [moved, moved.flip(-1)]
+    return torch.stack(images[:views], dim=1)

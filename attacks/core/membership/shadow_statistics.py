@@ -57,10 +57,10 @@ def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     inputs = viewed(asked.inputs, views).flatten(0, 1)
     with torch.no_grad():
-        found = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
-    if not found.isfinite().all():
+        logits = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
+    if not logits.isfinite().all():
         raise ValueError("logits of the target must be finite, got NaN or infinity: its training diverged")
-    return found.unflatten(0, (len(asked), views))
+    return logits.unflatten(0, (len(asked), views))
 
 
 def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:
@@ -98,10 +98,10 @@ def answered(target: ModelAccess, shadows: int, views: int, batch_size: int) -> 
     Raises:
         NotApplicable: there are fewer models, or views.
     """
-    asked, bank = granted(target.candidates), granted(target.shadows).first(shadows)
+    candidates, bank = granted(target.candidates), granted(target.shadows).first(shadows)
     if views > bank.logits.shape[2]:
         raise NotApplicable(f"{views} views are asked for, and shadow models were asked about {bank.logits.shape[2]}")
-    return target_answers(target, asked, views, batch_size), bank.logits[:, :, :views], bank.trained_on
+    return target_answers(target, candidates, views, batch_size), bank.logits[:, :, :views], bank.trained_on
 
 
 def compared(target: ModelAccess, shadows: int, views: int, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,7 +30,7 @@ def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], 
     Raises:
         NotApplicable: there is no batch norm, or an operation of unknown kind before it.
     """
-    norms = [one for one in network.operations if one.kind == "batch_norm"]
+    norms = [norm for norm in network.operations if norm.kind == "batch_norm"]
     if not norms:
         raise NotApplicable(
             "the network must have batch norms with running statistics, and it has none: a model of private training "
@@ -46,12 +46,12 @@ def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], 
 
     def mismatches(inputs: Tensor) -> Tensor:
         r, b = inputs.shape[:2]
-        found = results(front, inputs.flatten(0, 1), values)
+        outputs = results(front, inputs.flatten(0, 1), values)
         total = inputs.new_zeros(r)
-        for one in norms:
+        for norm in norms:
             # [r, channels, b and pixels]
-            entering = found[one.inputs[0]].unflatten(0, (r, b)).flatten(3).movedim(2, 1).flatten(2)
-            mean, variance = values[one.settings["mean"]], values[one.settings["variance"]]
+            entering = outputs[norm.inputs[0]].unflatten(0, (r, b)).flatten(3).movedim(2, 1).flatten(2)
+            mean, variance = values[norm.settings["mean"]], values[norm.settings["variance"]]
             total = total + _norms(entering.mean(dim=2) - mean)
             total = total + _norms(entering.var(dim=2, correction=0) - variance)
         return total

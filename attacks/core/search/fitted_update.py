@@ -88,22 +88,22 @@ def fitted_update(
     def descend() -> Descent:
         return quasi_newton(objective, start, iterations=iterations, lr=lr, enough=enough)
 
-    found = best_of(restarts, descend, hopeless=HOPELESS)
-    inputs, probabilities = guess(*found.unknowns)
+    best_descent = best_of(restarts, descend, hopeless=HOPELESS)
+    inputs, probabilities = guess(*best_descent.unknowns)
     inputs = box.clamp(inputs)
     with torch.no_grad():
         reached = float(distance(inputs, probabilities))
-    status = found.status
+    status = best_descent.status
     if not math.isfinite(reached):
         status = "failed"
-    elif status == "ok" and (found.history[:, 0].min() <= enough or _is_kinked(target)):
+    elif status == "ok" and (best_descent.history[:, 0].min() <= enough or _is_kinked(target)):
         status = "degraded"
     return Reconstruction(
         inputs=inputs,
         labels=labels if labels is not None else probabilities.argmax(dim=1),
         objective=reached,
         restarts=restarts,
-        history=found.history,
+        history=best_descent.history,
         status=status,
         residual_ratio=reached / expected if expected > 0 and status != "failed" else None,
     )
@@ -117,4 +117,4 @@ def distance_of_nothing(target: Observation) -> float:
 def _is_kinked(target: Observation) -> bool:
     """Returns whether the network is known to have an activation without a second derivative."""
     network = None if target.structure is None else target.structure().network
-    return network is not None and any(one.kind in KINKED for one in network.operations)
+    return network is not None and any(operation.kind in KINKED for operation in network.operations)

@@ -166,15 +166,15 @@ def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"
     depth = torch.arange(len(sizes), dtype=torch.float64)
     by_tensor = 1 - depth / len(sizes) if kind == "linear" else torch.exp(-depth)
     by_coordinate = by_tensor.repeat_interleave(sizes).to(target.released)
-    found = []
+    weights = []
     for part in structure.parts:
         if part.kind != "coordinates" or part.coordinates is None or not part.of_gradient:
             raise NotApplicable(
                 f"weighting '{kind}' needs released coordinates of one gradient, got {part.words or part.kind}; "
                 "set 'equal'"
             )
-        found.append(by_coordinate[part.coordinates.to(by_coordinate.device)])
-    return torch.cat(found)
+        weights.append(by_coordinate[part.coordinates.to(by_coordinate.device)])
+    return torch.cat(weights)
 
 
 def simulated_many(target: Observation, inputs: Tensor, labels: Tensor) -> Float[Tensor, "r m"]:

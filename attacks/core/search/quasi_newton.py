@@ -51,12 +51,12 @@ def quasi_newton(
         The last iterate, with an infinite objective if it is still the start, which must not pass for a result. The
         history repeats its last value if the descent ended early, because no step went down or `enough` was reached.
     """
-    found = _descended(objective, start(), iterations, lr, enough)
+    descent = _descended(objective, start(), iterations, lr, enough)
     for _ in range(RESEEDS):
-        if math.isfinite(found.objective):
+        if math.isfinite(descent.objective):
             break
-        found = _descended(objective, start(), iterations, lr, enough)
-    return found
+        descent = _descended(objective, start(), iterations, lr, enough)
+    return descent
 
 
 def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, lr: float, enough: float) -> Descent:

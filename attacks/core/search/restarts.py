@@ -244,8 +244,8 @@ def _adams(
                     disturb_(unknown, length)
             project_(*unknowns)
         step_lengths.step()
-    found = torch.where(moved, best_values, math.inf).tolist()
+    best_objectives = torch.where(moved, best_values, math.inf).tolist()
     return [
-        Descent(unknowns=tuple(u[r] for u in best_unknowns), objective=found[r], history=of_one)
+        Descent(unknowns=tuple(u[r] for u in best_unknowns), objective=best_objectives[r], history=of_one)
         for r, of_one in enumerate(torch.stack(history, dim=1))
     ]

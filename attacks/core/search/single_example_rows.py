@@ -77,8 +77,8 @@ def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> t
     best = torch.full_like(entries[:, 0], torch.inf)
     labels = torch.zeros_like(best, dtype=torch.int64)
     size = (sums * entries).norm(dim=1)
-    for one in range(target.classes if len(inputs) else 0):
-        classes = torch.full_like(labels, one)
+    for label in range(target.classes if len(inputs) else 0):
+        classes = torch.full_like(labels, label)
         error = ((sums - target.contributions(inputs, classes)) * entries).norm(dim=1) / size
         labels = torch.where(error < best, classes, labels)
         best = torch.minimum(best, error)

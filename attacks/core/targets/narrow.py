@@ -82,17 +82,17 @@ def _narrowed(value: Any, requires: Requirements) -> Any:
     if isinstance(value, Target):
         return narrow(value, requires)
     if isinstance(value, Mapping):
-        return {name: _narrowed(one, requires) for name, one in value.items()}
+        return {name: _narrowed(element, requires) for name, element in value.items()}
     if isinstance(value, Tensor | str | tuple) and not _holds_targets(value):
         return value
     if isinstance(value, Iterable) and not isinstance(value, Examples):
         # A generator, so that a lazy transcript stays lazy.
-        return Steps(lambda: (_narrowed(one, requires) for one in value), lambda: len(cast(Any, value)))
+        return Steps(lambda: (_narrowed(element, requires) for element in value), lambda: len(cast(Any, value)))
     return value
 
 
 def _holds_targets(value: Any) -> bool:
-    return isinstance(value, tuple) and any(isinstance(one, Target) or _holds_targets(one) for one in value)
+    return isinstance(value, tuple) and any(isinstance(element, Target) or _holds_targets(element) for element in value)
 
 
 def _alone(value: Any) -> Any:
@@ -141,8 +141,16 @@ def _view_class(kind: type) -> type:
             if hasattr(kind, name):  # a property whose computation failed
                 raise
             # A third party's target may be a plain class.
-            others = [one for one in Target.__subclasses__() if name in vars(one).get("__dataclass_fields__", {})]
-            way = f": {' and '.join(one.__name__ for one in others)} has, by another access" if others else ""
+            others = [
+                target_class
+                for target_class in Target.__subclasses__()
+                if name in vars(target_class).get("__dataclass_fields__", {})
+            ]
+            way = (
+                f": {' and '.join(target_class.__name__ for target_class in others)} has, by another access"
+                if others
+                else ""
+            )
             raise AttributeError(f"{kind.__name__} has no {name!r}{way}") from None
 
     def shown(self: Any) -> str:

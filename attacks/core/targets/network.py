@@ -68,10 +68,11 @@ class Network:
         Raises:
             NotApplicable: the network branches.
         """
-        for before, one in zip(self.operations, self.operations[1:], strict=False):
-            if one.inputs != (before.name,):
+        for before, operation in zip(self.operations, self.operations[1:], strict=False):
+            if operation.inputs != (before.name,):
                 raise NotApplicable(
-                    f"the network must be a chain of layers, and {one.words or one.name} takes {', '.join(one.inputs)}"
+                    f"the network must be a chain of layers, and {operation.words or operation.name} takes "
+                    f"{', '.join(operation.inputs)}"
                 )
         return self.operations
 

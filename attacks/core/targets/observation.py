@@ -272,11 +272,11 @@ class ModelAccess(Target):
         ):
             if answers is None:
                 continue
-            found, wanted = (answers.shape[1], answers.shape[-1]), (answers.shape[1] if of is None else len(of))
-            if found != (wanted, self.classes):
+            shape, wanted = (answers.shape[1], answers.shape[-1]), (answers.shape[1] if of is None else len(of))
+            if shape != (wanted, self.classes):
                 raise ValueError(
                     f"shadow models must answer about the same {name} and classes, {wanted} and {self.classes}, "
-                    f"got {found[0]} and {found[1]}"
+                    f"got {shape[0]} and {shape[1]}"
                 )
 
     def offered(self) -> Requirements:
@@ -364,8 +364,8 @@ class SeenTranscript(Target):
 
     def __post_init__(self) -> None:
         # An iterator would be empty for the second attack on the same run.
-        for name, seen in (("steps", self.steps), ("one_offs", self.one_offs)):
-            if isinstance(seen, Iterator):
+        for name, sequence in (("steps", self.steps), ("one_offs", self.one_offs)):
+            if isinstance(sequence, Iterator):
                 raise ValueError(
                     f"{name} must be iterable again and again, got an iterator: pass a sequence or a lazy view"
                 )

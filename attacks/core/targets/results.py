@@ -200,26 +200,26 @@ def checked_scores(result: object, ids: Tensor, kind: type[Scores] = MembershipS
     # Exactly this class: a subclass may answer every reader differently.
     if type(result) is not kind:
         raise TypeError(f"a membership attack must return {kind.__name__}, got {type(result).__name__}")
-    found, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
-    found, scores = found.to(ids.device), scores.to(ids.device)
+    scored_ids, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
+    scored_ids, scores = scored_ids.to(ids.device), scores.to(ids.device)
     # Made anew, so that its checks hold for these very values.
     own = kind(
-        ids=found,
+        ids=scored_ids,
         scores=scores,
         exact=bool(result.exact),
         deterministic=bool(result.deterministic),
         dependence=result.dependence,
     )
-    unknown, unanswered = int((~torch.isin(found, ids)).sum()), int((~torch.isin(ids, found)).sum())
+    unknown, unanswered = int((~torch.isin(scored_ids, ids)).sum()), int((~torch.isin(ids, scored_ids)).sum())
     if unknown or unanswered:
         raise ValueError(
-            f"ids must be those of the {len(ids)} candidates, each once, got {len(found)}: "
+            f"ids must be those of the {len(ids)} candidates, each once, got {len(scored_ids)}: "
             f"{unknown} are of no candidate, and {unanswered} candidates have no score"
         )
     # argsort twice is the rank: the k-th smallest id found belongs to the k-th smallest candidate.
-    order = found.argsort()[ids.argsort().argsort()]
+    order = scored_ids.argsort()[ids.argsort().argsort()]
     return kind(
-        ids=found[order],
+        ids=scored_ids[order],
         scores=scores[order],
         exact=own.exact,
         deterministic=own.deterministic,
@@ -319,12 +319,12 @@ def _expected_reconstruction(target: Target) -> Callable[[object], Reconstructio
     shape = getattr(target, "input_shape", None)
 
     def checked(result: object) -> Reconstruction:
-        found = checked_reconstruction(result, size, like)
-        if shape is not None and tuple(found.inputs.shape[1:]) != tuple(shape):
+        reconstruction = checked_reconstruction(result, size, like)
+        if shape is not None and tuple(reconstruction.inputs.shape[1:]) != tuple(shape):
             raise ValueError(
-                f"inputs must have the target's shape [batch, *{list(shape)}], got {list(found.inputs.shape)}"
+                f"inputs must have the target's shape [batch, *{list(shape)}], got {list(reconstruction.inputs.shape)}"
             )
-        return found
+        return reconstruction
 
     return checked
 

@@ -112,8 +112,8 @@ class Requirements:
     def missing_from(self, offered: "Requirements") -> list[Access | Knows | Controls]:
         """Returns the needs of this threat model that `offered` does not grant; empty when `offered` is enough."""
         # Iterating a Flag gives its single members, from Python 3.11 on.
-        asked = [self.access, *self.knows, *self.controls]
-        return [need for need in asked if not offered.grants(need)]
+        needs = [self.access, *self.knows, *self.controls]
+        return [need for need in needs if not offered.grants(need)]
 
     def to_dict(self) -> dict[str, str | list[str]]:
         """Returns the names alone, for records: `{"access": "UPDATE", "knows": ["LABELS"], "controls": []}`."""

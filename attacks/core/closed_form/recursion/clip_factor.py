@@ -46,9 +46,9 @@ def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
 def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
     """Returns whether the layers before the last can determine a factor that it leaves open, the same for all."""
     *body, _ = without_identities(network).operations
-    fixed = any(one.kind not in HOMOGENEOUS or one.bias is not None for one in body)
+    fixed = any(operation.kind not in HOMOGENEOUS or operation.bias is not None for operation in body)
     groups = {own.group for own in gradients.values() if own.group >= 0}
-    return fixed and len(groups) == 1 and any(one.kind in LAYERS for one in body)
+    return fixed and len(groups) == 1 and any(operation.kind in LAYERS for operation in body)
 
 
 def sharpest(residual: Callable[[float], float]) -> float:
@@ -69,8 +69,8 @@ def sharpest(residual: Callable[[float], float]) -> float:
     tried = sorted((-width * number for number in range(TRIED)), key=left)
     best = tried[0], math.inf
     for centre in tried[:DIPS]:
-        found = _by_golden_sections(left, centre - width, min(0.0, centre + width))
-        best = min(best, found, key=lambda one: one[1])
+        minimum = _by_golden_sections(left, centre - width, min(0.0, centre + width))
+        best = min(best, minimum, key=lambda point: point[1])
         if best[1] < ENOUGH:
             break
     return math.exp(best[0])

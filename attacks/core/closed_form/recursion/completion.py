@@ -56,8 +56,8 @@ def components(matrix: Tensor, seen: Tensor) -> list[RankOne]:
         matrix: [rows, columns].
         seen: bool, in the same shape.
     """
-    left, found = (matrix * seen).abs().sum(dim=1), []
-    while bool((left > 0).any()):
-        found.append(spread(matrix, seen, int(left.argmax())))
-        left = torch.where(found[-1].rows, 0.0, left)
-    return found
+    remaining, factors = (matrix * seen).abs().sum(dim=1), []
+    while bool((remaining > 0).any()):
+        factors.append(spread(matrix, seen, int(remaining.argmax())))
+        remaining = torch.where(factors[-1].rows, 0.0, remaining)
+    return factors

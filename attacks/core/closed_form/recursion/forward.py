@@ -28,10 +28,14 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
         NotApplicable: an operation is of unknown kind.
     """
     values = doubled(network) if values is None else values
-    found: dict[str, Tensor] = {}
-    for one in network.operations:
-        found[one.name] = inputs if one.kind == "input" else result_of(one, [found[n] for n in one.inputs], values)
-    return found
+    outputs: dict[str, Tensor] = {}
+    for operation in network.operations:
+        outputs[operation.name] = (
+            inputs
+            if operation.kind == "input"
+            else result_of(operation, [outputs[n] for n in operation.inputs], values)
+        )
+    return outputs
 
 
 def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
@@ -97,16 +101,16 @@ def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tenso
         inputs: [1, *shape], float64.
         label: class number.
     """
-    found = results(network, inputs.clone().requires_grad_())
-    logits = found[network.operations[-1].name]
+    outputs = results(network, inputs.clone().requires_grad_())
+    logits = outputs[network.operations[-1].name]
     if logits.shape[1] == 1:
         loss = functional.softplus(logits[0, 0] * (1 - 2 * label))
     else:
         loss = functional.cross_entropy(logits, torch.tensor([label], device=logits.device))
-    names = list(found)
-    slopes = torch.autograd.grad(loss, [found[name] for name in names], allow_unused=True)
+    names = list(outputs)
+    slopes = torch.autograd.grad(loss, [outputs[name] for name in names], allow_unused=True)
     # An operation that the logits do not depend on has none.
-    return {n: torch.zeros_like(found[n][0]) if g is None else g[0] for n, g in zip(names, slopes, strict=True)}
+    return {n: torch.zeros_like(outputs[n][0]) if g is None else g[0] for n, g in zip(names, slopes, strict=True)}
 
 
 def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:

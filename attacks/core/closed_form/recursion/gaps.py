@@ -67,46 +67,46 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     own, values = gradients[head.name], doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     shift = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    seen = torch.ones_like(own.weight, dtype=torch.bool) if own.seen is None else own.seen
+    observed = torch.ones_like(own.weight, dtype=torch.bool) if own.seen is None else own.seen
     bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias
-    bias_seen = torch.full_like(seen[:, 0], own.bias is not None) if own.bias_seen is None else own.bias_seen
-    if bool(seen.all()) and (own.bias is None or bool(bias_seen.all())):
-        return FilledHead(gradient=own.weight, bias=own.bias, open=~seen.any(dim=0))
-    matrix = torch.cat([own.weight * seen, (bias * bias_seen)[:, None]], dim=1)
-    whole = torch.cat([seen, bias_seen[:, None]], dim=1)
+    bias_seen = torch.full_like(observed[:, 0], own.bias is not None) if own.bias_seen is None else own.bias_seen
+    if bool(observed.all()) and (own.bias is None or bool(bias_seen.all())):
+        return FilledHead(gradient=own.weight, bias=own.bias, open=~observed.any(dim=0))
+    matrix = torch.cat([own.weight * observed, (bias * bias_seen)[:, None]], dim=1)
+    whole = torch.cat([observed, bias_seen[:, None]], dim=1)
     strength = matrix[:, -1].abs() if bool(matrix[:, -1].any()) else matrix.norm(dim=1)
     if not bool(strength.any()):
-        return FilledHead(gradient=own.weight, bias=None, open=~seen.any(dim=0))
-    found = spread(matrix, whole, int(strength.argmax()))
-    error = _misfit(matrix, whole, found)
+        return FilledHead(gradient=own.weight, bias=None, open=~observed.any(dim=0))
+    factors = spread(matrix, whole, int(strength.argmax()))
+    error = _misfit(matrix, whole, factors)
     if exact and error > RANK_ONE:
         raise InconsistentObservation(
             "the gradient of the last layer must be that of one example, and what is shown of it is of no rank of one "
             f"(relative misfit {error:.3g}): the update is of several examples, or not what it is said to be"
         )
-    found = _with_last_row(found)
+    factors = _with_last_row(factors)
 
     def gaps(one: RankOne) -> bool:
         return not bool(one.rows.all() and one.columns[:-1].all())
 
     # The layer below is better conditioned, and the logits cost nothing: the sufficiently exact source comes first.
     coarse = error > COARSE
-    if exact and coarse and gaps(found):
-        found = _from_below(network, head, gradients, found, weight)
-    if exact and gaps(found) and network.loss == "cross_entropy" and len(weight) >= 3:
-        by_logits = _by_logits(found, weight, shift, max(DECIDED, MAGNIFIED * error))
-        size = (own.weight * seen).norm()
-        if by_logits is not None and float(((by_logits.gradient - own.weight) * seen).norm()) < FITS * float(size):
+    if exact and coarse and gaps(factors):
+        factors = _from_below(network, head, gradients, factors, weight)
+    if exact and gaps(factors) and network.loss == "cross_entropy" and len(weight) >= 3:
+        by_logits = _by_logits(factors, weight, shift, max(DECIDED, MAGNIFIED * error))
+        size = (own.weight * observed).norm()
+        if by_logits is not None and float(((by_logits.gradient - own.weight) * observed).norm()) < FITS * float(size):
             return by_logits
-    if exact and not coarse and gaps(found):
-        found = _from_below(network, head, gradients, found, weight)
-    columns = found.columns[:-1]
-    if not bool(found.rows.all()):
+    if exact and not coarse and gaps(factors):
+        factors = _from_below(network, head, gradients, factors, weight)
+    columns = factors.columns[:-1]
+    if not bool(factors.rows.all()):
         # Rows that follow from nothing leave derivatives open, and with them every feature.
         columns = torch.zeros_like(columns)
     return FilledHead(
-        gradient=found.left[:, None] * torch.where(columns, found.right[:-1], 0.0),
-        bias=found.left * found.right[-1] if bool(found.columns[-1]) else None,
+        gradient=factors.left[:, None] * torch.where(columns, factors.right[:-1], 0.0),
+        bias=factors.left * factors.right[-1] if bool(factors.columns[-1]) else None,
         open=~columns,
     )
 
@@ -123,20 +123,20 @@ def open_features(seen: Tensor, bias_seen: Tensor) -> int:
     if not bool(rows.any()):
         return seen.shape[1]
     weight = whole.sum(dim=1) * rows
-    found = _with_last_row(spread(torch.ones_like(whole, dtype=torch.float64), whole, int(weight.argmax())))
-    lost = int((~found.columns[:-1]).sum())
-    equations = int(found.rows.sum()) - 1 - 1 - (0 if bool(found.columns[-1]) else 1)
+    factors = _with_last_row(spread(torch.ones_like(whole, dtype=torch.float64), whole, int(weight.argmax())))
+    lost = int((~factors.columns[:-1]).sum())
+    equations = int(factors.rows.sum()) - 1 - 1 - (0 if bool(factors.columns[-1]) else 1)
     if len(seen) >= 3 and lost <= equations:
         return 0
-    return lost if bool(found.rows.all()) else seen.shape[1]
+    return lost if bool(factors.rows.all()) else seen.shape[1]
 
 
 def _misfit(matrix: Tensor, seen: Tensor, found: RankOne) -> float:
     """Returns the residual of the factors on the entries that they cover, relative to these."""
     about = seen & found.rows[:, None] & found.columns
     size = float((matrix * about).norm())
-    left = (matrix - torch.outer(found.left, found.right)) * about
-    return float(left.norm()) / size if size > 0 else 0.0
+    residual = (matrix - torch.outer(found.left, found.right)) * about
+    return float(residual.norm()) / size if size > 0 else 0.0
 
 
 def _with_last_row(found: RankOne) -> RankOne:
@@ -226,7 +226,9 @@ def _from_below(
     columns, right = found.columns[:-1], found.right[:-1]
     if bool(found.columns[-1]):
         signs, scale = [1.0], float(found.right[-1])
-    elif all(one.bias is None and one.kind in (*LAYERS, "flatten", "leaky_relu", "relu") for one in chain):
+    elif all(
+        operation.bias is None and operation.kind in (*LAYERS, "flatten", "leaky_relu", "relu") for operation in chain
+    ):
         signs, scale = [1.0, -1.0], 1.0
     else:
         return found
@@ -249,17 +251,17 @@ def _from_below(
 
 def _chain_below(network: Network, head: Operation) -> list[Operation] | None:
     """Returns operations from the head's input down to a layer with weights, if nothing branches."""
-    by_name, chain = {one.name: one for one in network.operations}, []
+    by_name, chain = {operation.name: operation for operation in network.operations}, []
     name = head.inputs[0]
     while True:
-        one = by_name[name]
+        operation = by_name[name]
         takers = [each for each in network.operations if name in each.inputs]
-        if len(takers) != 1 or one.kind not in (*LAYERS, *ACTIVATIONS, "flatten"):
+        if len(takers) != 1 or operation.kind not in (*LAYERS, *ACTIVATIONS, "flatten"):
             return None
-        chain.append(one)
-        if one.kind in LAYERS:
+        chain.append(operation)
+        if operation.kind in LAYERS:
             return chain
-        name = one.inputs[0]
+        name = operation.inputs[0]
 
 
 def _through(
@@ -271,37 +273,37 @@ def _through(
     slopes: Tensor,
 ) -> tuple[float, Tensor] | None:
     """Returns the misfit of known entries and the head's whole input, by the layer below; None if it stays open."""
-    by_name, values = {one.name: one for one in network.operations}, doubled(network)
+    by_name, values = {operation.name: operation for operation in network.operations}, doubled(network)
     value, dark = torch.where(known, x, 0.0), torch.zeros_like(known)
-    for one in chain[:-1]:
-        if one.kind == "flatten":
-            shape = by_name[one.inputs[0]].shape
+    for operation in chain[:-1]:
+        if operation.kind == "flatten":
+            shape = by_name[operation.inputs[0]].shape
             value, known, dark, slopes = (each.view(shape) for each in (value, known, dark, slopes))
             continue
         # An activation with an open result has an open slope, too.
         dark = dark | ~known
-        inverse = invert(one, value)
+        inverse = invert(operation, value)
         value, slopes = inverse.before, slopes * inverse.slope
         known = known if inverse.known is None else known & inverse.known
     layer = chain[-1]
     weight, below = values[str(layer.weight)], by_name[layer.inputs[0]].shape
     own = gradients[layer.name]
     rows = ~dark if layer.kind == "linear" else ~dark.flatten(1).any(dim=1)
-    seen = rows.view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
-    seen = seen if own.seen is None else seen & own.seen
-    gradient, output = layer_maps(layer, below, weight, torch.where(dark, 0.0, slopes), seen)
+    observed = rows.view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
+    observed = observed if own.seen is None else observed & own.seen
+    gradient, output = layer_maps(layer, below, weight, torch.where(dark, 0.0, slopes), observed)
     shift = weight.new_zeros(()) if layer.bias is None else values[layer.bias]
     shift = shift if layer.kind == "linear" or shift.ndim == 0 else shift[:, None, None]
     weights = known.to(value)
     sets = [Equations(map=output, target=torch.where(known, value - shift, 0.0), weights=weights)]
-    if bool(seen.any()):
-        sets.append(Equations(map=gradient, target=own.weight * seen))
+    if bool(observed.any()):
+        sets.append(Equations(map=gradient, target=own.weight * observed))
     if gradient.unknowns > LARGEST_GRAM:
         return None
     solution = solve(sets, shortest=False)
     if solution.deficit:
         return None
     passing = solution.x.view(below)[None]
-    for one in reversed(chain):
-        passing = result_of(one, [passing], values)
+    for operation in reversed(chain):
+        passing = result_of(operation, [passing], values)
     return solution.residual, passing[0].flatten()

@@ -130,7 +130,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
         raise InconsistentObservation("the gradient of the last layer must not vanish, and it is 0 everywhere")
     logits = len(head.weight)
     if loss == "logistic" and logits == 1:
-        found = _binary(head, clipped)
+        explanations = _binary(head, clipped)
     elif loss == "cross_entropy" and logits == 2:
         # Softmax of two logits is a logistic loss of their difference.
         difference = torch.tensor([[-1.0, 1.0]], dtype=head.weight.dtype, device=head.weight.device)
@@ -142,26 +142,32 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
         )
         if check and _misfit(head.gradient.sum(dim=0), head.gradient) > RANK_ONE:
             raise _several("the gradients of the two classes do not cancel")
-        found = [
+        explanations = [
             HeadCandidate(
-                x=one.x, slopes=torch.cat([-one.slopes, one.slopes]), label=one.label, factor=one.factor, root=one.root
+                x=candidate.x,
+                slopes=torch.cat([-candidate.slopes, candidate.slopes]),
+                label=candidate.label,
+                factor=candidate.factor,
+                root=candidate.root,
             )
-            for one in _binary(both, clipped)
+            for candidate in _binary(both, clipped)
         ]
     elif loss == "cross_entropy" and logits >= 3:
-        found = [_without(head, check) if (shared := head.bias_gradient) is None else _with_bias(head, shared, check)]
+        explanations = [
+            _without(head, check) if (shared := head.bias_gradient) is None else _with_bias(head, shared, check)
+        ]
     else:
         raise NotApplicable(f"the loss must be cross-entropy or that of one logit, got {loss} of {logits} logits")
     if not check:
-        return found
-    for one in found:
-        if one.factor > 1 + POLISHED or (clipped is False and abs(one.factor - 1) > POLISHED):
+        return explanations
+    for candidate in explanations:
+        if candidate.factor > 1 + POLISHED or (clipped is False and abs(candidate.factor - 1) > POLISHED):
             raise InconsistentObservation(
                 "the last layer's gradient must be that of one example"
-                f"{'' if clipped is False else ', or shorter'}, and it is {one.factor:.4g} times as long: "
+                f"{'' if clipped is False else ', or shorter'}, and it is {candidate.factor:.4g} times as long: "
                 "its divisor, its learning rate or the clipping are not what they are said to be"
             )
-    return found
+    return explanations
 
 
 def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
@@ -179,7 +185,7 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
             "the clip factor must be known for one logit whose bias shows nothing: it is not identifiable, because "
             "data of another scale give the same update"
         )
-    found, refused = [], None
+    explanations, refused = [], None
     for sign in (1.0, -1.0):
         offset = sign * float(head.bias[0])
         try:
@@ -189,13 +195,13 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
             continue
         for root, margin in enumerate(roots):
             slope = -sign * _sigmoid(-margin - offset)
-            found.append(
+            explanations.append(
                 HeadCandidate(x=gradient / slope, slopes=gradient.new_tensor([slope]), label=int(sign > 0), root=root)
             )
-    if refused is not None and not found:
+    if refused is not None and not explanations:
         raise refused
     # Both signs of the first root before either of the second.
-    return sorted(found, key=lambda one: one.root)
+    return sorted(explanations, key=lambda candidate: candidate.root)
 
 
 def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate:
@@ -262,11 +268,11 @@ def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor,
     for _ in range(20):
         p = (slope * t + bias).softmax(dim=0)
         k = _slopes(slope * t + bias, label)
-        left = t * k - shared
+        residual = t * k - shared
         derivative = k + t * p * (slope - p @ slope)
-        t -= float(left @ derivative / derivative.square().sum())
-    left = t * _slopes(slope * t + bias, label) - shared
-    return t if t > 0 and _misfit(left, shared) < rounding else None
+        t -= float(residual @ derivative / derivative.square().sum())
+    residual = t * _slopes(slope * t + bias, label) - shared
+    return t if t > 0 and _misfit(residual, shared) < rounding else None
 
 
 def _slopes(logits: Tensor, label: int) -> Tensor:

@@ -58,11 +58,11 @@ def layers_of(network: Network) -> tuple[Operation, ...]:
     Raises:
         NotApplicable: the last operation is not a linear layer.
     """
-    found = tuple(one for one in network.operations if one.kind in ("linear", "conv2d"))
+    layers = tuple(operation for operation in network.operations if operation.kind in ("linear", "conv2d"))
     last = without_identities(network).operations[-1]
     if last.kind != "linear":
         raise NotApplicable(f"the last operation must be a linear layer, got {last.words or last.kind}")
-    return found
+    return layers
 
 
 def inverted(
@@ -96,7 +96,7 @@ def inverted(
     """
     network = without_identities(network)
     head = layers_of(network)[-1]
-    noisy = any(float(one.std.max()) > 0 for one in gradients.values())
+    noisy = any(float(gradient.std.max()) > 0 for gradient in gradients.values())
     if solver != "ls" and not noisy:
         # Exact equations have no weights; a prior would only bias them.
         solver = "ls"
@@ -112,17 +112,17 @@ def inverted(
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)
     # Twins of a homogeneous network are multiples of each other: a single walk does for both.
-    first = [one for one in explained if one.root == 0 or not homogeneous]
+    first = [candidate for candidate in explained if candidate.root == 0 or not homogeneous]
     if bool(uncertain.any()) and shown.bias_gradient is None:
         uncertain = torch.ones_like(uncertain)  # without the bias's gradient the scale takes all features
-    kinds = {one.name: one.kind for one in network.operations}
+    kinds = {operation.name: operation.kind for operation in network.operations}
     if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
         # A sigmoid and a ReLU give nothing negative, which decides the sign.
-        first = [one for one in first if float(one.x.sum()) > 0] or first
+        first = [candidate for candidate in first if float(candidate.x.sum()) > 0] or first
     priors = _beliefs(network, box, shown.weight) if solver == "map" else {}
     walks: list[tuple[HeadCandidate, Walk]] = []
-    for one in first:
-        scaled = {name: g.scaled(_factor(name, g, gradients[head.name], one)) for name, g in gradients.items()}
+    for candidate in first:
+        scaled = {name: g.scaled(_factor(name, g, gradients[head.name], candidate)) for name, g in gradients.items()}
         walk = Walk(
             network=network,
             gradients=scaled,
@@ -137,13 +137,13 @@ def inverted(
             )
         variance = None
         if solver != "ls":
-            variance = float(scaled[head.name].std.square().mean() / one.slopes.square().sum())
-        walk.begin(one.x, shown.weight.T @ one.slopes, variance, uncertain)
-        walks.append((one, walk))
-    left = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
-    found = []
-    for walk in left:
-        own = next(one for one, other in walks if other is walk)
+            variance = float(scaled[head.name].std.square().mean() / candidate.slopes.square().sum())
+        walk.begin(candidate.x, shown.weight.T @ candidate.slopes, variance, uncertain)
+        walks.append((candidate, walk))
+    remaining = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
+    reconstructions = []
+    for walk in remaining:
+        own = next(candidate for candidate, other in walks if other is walk)
         result = InvertedInput(
             x=walk.input(),
             label=own.label,
@@ -153,12 +153,12 @@ def inverted(
             degraded=tuple(_complaints(walk, combination)),
             determined=walk.determined,
         )
-        found.append(result)
+        reconstructions.append(result)
         for twin in explained if homogeneous else ():
             if twin.root != own.root and twin.label == own.label:
                 scale = float(own.slopes.norm() / twin.slopes.norm())
-                found.append(replace(result, x=result.x * scale, solutions=()))
-    return sorted(found, key=lambda one: _oddness(one.x, box))
+                reconstructions.append(replace(result, x=result.x * scale, solutions=()))
+    return sorted(reconstructions, key=lambda reconstruction: _oddness(reconstruction.x, box))
 
 
 def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
@@ -176,23 +176,23 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
         InconsistentObservation: all contradict a layer.
         RankDeficient: a layer's input is not determined.
     """
-    for one in walks[0].steps():
-        left: list[Walk] = []
+    for operation in walks[0].steps():
+        remaining: list[Walk] = []
         for walk in walks:
             try:
-                walk.step(one)
-                left.append(walk)
+                walk.step(operation)
+                remaining.append(walk)
             except RankDeficient:
                 # For a wrong explanation it means nothing, so it counts only if no other is left.
-                if walk is walks[-1] and not left:
+                if walk is walks[-1] and not remaining:
                     raise
-        walks = left
+        walks = remaining
         best = min(walk.largest_residual for walk in walks)
         if best > tolerance:
             raise InconsistentObservation(
-                f"the update must be that of one example, and no input of the layer at {one.words or one.name} "
-                f"explains it better than to {best:.3g} of its length: another batch size, mask, rate or noise, or a "
-                "clip factor of this layer's own"
+                "the update must be that of one example, and no input of the layer at "
+                f"{operation.words or operation.name} explains it better than to {best:.3g} of its length: another "
+                "batch size, mask, rate or noise, or a clip factor of this layer's own"
             )
         walks = [walk for walk in walks if walk.largest_residual <= max(100 * best, 1e-9)]
     return sorted(walks, key=lambda walk: walk.largest_residual)
@@ -213,12 +213,12 @@ def _head_gradient(
         raise NotApplicable(
             "the last layer's gradient must be released in entries, and it is in coefficients of a basis"
         )
-    found = filled(network, head, gradients, exact=exact)
-    lost = int(found.open.sum())
+    filled_head = filled(network, head, gradients, exact=exact)
+    lost = int(filled_head.open.sum())
     if lost and not allow_min_norm:
         raise RankDeficient(
             f"the gradient of the last layer, layer {number}, must show its input, and the mask hides {lost} of its "
-            f"{len(found.open)} entries in every class, where neither the logits nor the layer before tell them; "
+            f"{len(filled_head.open)} entries in every class, where neither the logits nor the layer before tell them; "
             "allow_min_norm takes 0 for them",
             layer=number,
             deficit=lost,
@@ -226,8 +226,8 @@ def _head_gradient(
     values = doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    made = HeadGradient(weight=weight, bias=bias, gradient=found.gradient, bias_gradient=found.bias)
-    return made, found.open
+    made = HeadGradient(weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias)
+    return made, filled_head.open
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
@@ -242,12 +242,12 @@ def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadC
 
 def _homogeneous(network: Network) -> bool:
     """Returns whether a multiple of the input gives that multiple of every result."""
-    return all(one.kind in HOMOGENEOUS and one.bias is None for one in network.operations)
+    return all(operation.kind in HOMOGENEOUS and operation.bias is None for operation in network.operations)
 
 
 def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[str, Belief]:
     """Returns mean and standard deviation of every result, on random inputs."""
-    (first,) = (one for one in network.operations if one.kind == "input")
+    (first,) = (operation for operation in network.operations if operation.kind == "input")
     drawn = drawn_inputs(first.shape, DRAWN, *box, like)
     return {
         name: Belief(centre=values.mean(dim=0), spread=max(float(values.std()), 1e-12))

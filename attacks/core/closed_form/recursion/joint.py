@@ -26,28 +26,28 @@ class SumOf(LinearMap):
             total: number of the unknowns, those of tensors without a map too.
         """
         super().__init__((total,), pieces[0][1].shape_out, pieces[0][1].like)
-        self.pieces = [(slice(at, at + one.unknowns), one) for at, one in pieces]
+        self.pieces = [(slice(at, at + linear.unknowns), linear) for at, linear in pieces]
 
     def apply(self, x: Tensor) -> Tensor:
         """Adds up each map of its own tensor."""
-        each = [one.apply(x[:, own].reshape(-1, *one.shape_in)) for own, one in self.pieces]
+        each = [linear.apply(x[:, own].reshape(-1, *linear.shape_in)) for own, linear in self.pieces]
         return torch.stack(each).sum(dim=0)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Returns each adjoint in the place of its tensor, 0 elsewhere."""
         x = y.new_zeros(len(y), self.unknowns)
-        for own, one in self.pieces:
-            x[:, own] += one.adjoint(y).flatten(1)
+        for own, linear in self.pieces:
+            x[:, own] += linear.adjoint(y).flatten(1)
         return x
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """Returns the maps' own normal matrices, and their cross products."""
         total = self.like.new_zeros(self.unknowns, self.unknowns)
-        for number, (own, one) in enumerate(self.pieces):
-            total[own, own] += one.gram(weights)
+        for number, (own, linear) in enumerate(self.pieces):
+            total[own, own] += linear.gram(weights)
             for beside, other in self.pieces[number + 1 :]:
                 rows = other.columns().view(-1, *other.shape_out)
-                cross = one.adjoint(rows if weights is None else rows * weights).flatten(1)
+                cross = linear.adjoint(rows if weights is None else rows * weights).flatten(1)
                 total[beside, own] += cross
                 total[own, beside] += cross.T
         return total
@@ -82,10 +82,10 @@ def joint_equations(
     sizes: dict[str, int] = {name: 0}
     reached: list[OpenSum] = []
     while True:
-        reached = [one for one in sums if any(each in sizes for each, _ in one.summands)]
-        found = {each: linear.unknowns for one in reached for each, linear in one.summands}
-        grown = not found.keys() <= sizes.keys()
-        sizes |= found
+        reached = [open_sum for open_sum in sums if any(each in sizes for each, _ in open_sum.summands)]
+        unknowns = {each: linear.unknowns for open_sum in reached for each, linear in open_sum.summands}
+        grown = not unknowns.keys() <= sizes.keys()
+        sizes |= unknowns
         if not grown:
             break
     total, starts = sum(sizes.values()), dict[str, int]()
@@ -94,7 +94,7 @@ def joint_equations(
     for each in sizes:
         starts[each] = sum(sizes[other] for other in starts)
     equations = [replace(e, map=SumOf([(at, e.map)], total)) for each, at in starts.items() for e in own(each)]
-    for one in reached:
-        pieces = [(starts[each], linear) for each, linear in one.summands]
-        equations.append(replace(one.equations, map=SumOf(pieces, total)))
+    for open_sum in reached:
+        pieces = [(starts[each], linear) for each, linear in open_sum.summands]
+        equations.append(replace(open_sum.equations, map=SumOf(pieces, total)))
     return equations

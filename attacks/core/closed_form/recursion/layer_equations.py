@@ -115,11 +115,11 @@ def of_gradient(
             coefficients = Coefficients(gradient(None), direction.of_weight)
             maps.append((coefficients, direction.values - shift, direction.std, None))
     made = []
-    for each, target, std, seen in maps:
+    for each, target, std, observed in maps:
         weights = None
         if weighted:
             weights = (std.square() + _floor(target)).reciprocal()
-            weights = weights if seen is None else weights * seen
+            weights = weights if observed is None else weights * observed
         made.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
     return made
 
@@ -128,9 +128,9 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
     """Returns the relative distance of a layer's bias gradient from the sum of the derivatives k; 0 if unseen."""
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
-    found = _in_bias(linear, slopes)
-    found = found if own.bias_seen is None else found * own.bias_seen
-    return float((own.bias - found).norm() / own.bias.norm())
+    predicted = _in_bias(linear, slopes)
+    predicted = predicted if own.bias_seen is None else predicted * own.bias_seen
+    return float((own.bias - predicted).norm() / own.bias.norm())
 
 
 def _gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], LinearMap]:

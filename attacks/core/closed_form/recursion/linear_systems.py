@@ -93,8 +93,8 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
     total, factors = equations[0].map.like.new_zeros(()), [1.0] * len(equations)
     # A gradient's last: its normal matrix is made in place, that of an output in twice the memory.
     for number in sorted(range(len(equations)), key=lambda i: isinstance(equations[i].map, WeightGradient)):
-        one = equations[number]
-        gram = one.map.gram(one.weights)
+        system = equations[number]
+        gram = system.map.gram(system.weights)
         trace = float(gram.diagonal().sum())
         factor = len(gram) / trace if balanced and trace > 0 else 1.0
         factors[number] = factor
@@ -202,7 +202,8 @@ def solve(
     del gram  # a solution copies the factor, and a third matrix would be the peak
     for _ in range(1 + REFINEMENTS):
         pulls = [
-            f * one.map.adjoint(one.weighted(one.misfit(x))[None])[0] for f, one in zip(factors, equations, strict=True)
+            f * system.map.adjoint(system.weighted(system.misfit(x))[None])[0]
+            for f, system in zip(factors, equations, strict=True)
         ]
         x = x + step(torch.stack(pulls).sum(dim=0).flatten()).view(x.shape)
     variance = None
@@ -232,9 +233,9 @@ def _open(null: Tensor) -> int:
 
 def _direct(equations: Sequence[Equations]) -> Solution | None:
     """Solves from a linear layer's whole gradient k x^T: x = g^T k / |k|^2 needs nothing else."""
-    for one in equations:
-        if isinstance(one.map, OuterProduct) and one.map.seen is None and float(one.map.slopes.norm()) > 0:
-            x = one.map.adjoint(one.target[None])[0] / one.map.slopes.square().sum()
+    for system in equations:
+        if isinstance(system.map, OuterProduct) and system.map.seen is None and float(system.map.slopes.norm()) > 0:
+            x = system.map.adjoint(system.target[None])[0] / system.map.slopes.square().sum()
             scales = [1 / _gain(each) ** 2 for each in equations]
             return Solution(x=x, residual=residual(equations, scales, x))
     return None
@@ -242,11 +243,11 @@ def _direct(equations: Sequence[Equations]) -> Solution | None:
 
 def residual(equations: Sequence[Equations], factors: Sequence[float], x: Tensor) -> float:
     """Returns the weighted length of the residual, relative to the targets."""
-    left = whole = 0.0
-    for factor, one in zip(factors, equations, strict=True):
-        left += factor * float((one.weighted(one.misfit(x)) * one.misfit(x)).sum())
-        whole += factor * float((one.weighted(one.target) * one.target).sum())
-    return math.sqrt(max(0.0, left) / whole) if whole > 0 else 0.0
+    squared_error = whole = 0.0
+    for factor, system in zip(factors, equations, strict=True):
+        squared_error += factor * float((system.weighted(system.misfit(x)) * system.misfit(x)).sum())
+        whole += factor * float((system.weighted(system.target) * system.target).sum())
+    return math.sqrt(max(0.0, squared_error) / whole) if whole > 0 else 0.0
 
 
 def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float, *, iterations: int = 500) -> Tensor:
@@ -260,7 +261,11 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
         iterations: largest number of iterations.
     """
     gram, _ = normal_matrix(equations, balanced=False)
-    pull = torch.stack([one.map.adjoint(one.weighted(one.target)[None])[0] for one in equations]).sum(dim=0).flatten()
+    pull = (
+        torch.stack([system.map.adjoint(system.weighted(system.target)[None])[0] for system in equations])
+        .sum(dim=0)
+        .flatten()
+    )
     # An upper bound of the largest eigenvalue, which a power iteration is not.
     length = 1 / float(gram.abs().sum(dim=1).max())
     x = ahead = start.flatten().clamp(low, high)
@@ -277,11 +282,11 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
 
 def _iterated(equations: Sequence[Equations]) -> Solution:
     """Runs LSMR on balanced equations, with the Cholesky factors of single channels as right preconditioner."""
-    maps, shape, n = [one.map for one in equations], equations[0].map.shape_in, equations[0].map.unknowns
+    maps, shape, n = [system.map for system in equations], equations[0].map.shape_in, equations[0].map.unknowns
     like = maps[0].like
-    roots = [None if one.weights is None else one.weights.sqrt() for one in equations]
-    scales = [1 / _gain(one) for one in equations]
-    sizes = [one.target.numel() for one in equations]
+    roots = [None if system.weights is None else system.weights.sqrt() for system in equations]
+    scales = [1 / _gain(system) for system in equations]
+    sizes = [system.target.numel() for system in equations]
     factor = _preconditioner(equations, scales)
 
     def weigh(values: Tensor, number: int) -> Tensor:
@@ -312,28 +317,28 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
         rmatvec=back,  # pyright: ignore[reportCallIssue]
         dtype=np.float64,
     )
-    right = torch.cat([weigh(one.target, i).flatten() for i, one in enumerate(equations)]).cpu().numpy()
-    found, stop = lsmr(operator, right, atol=1e-14, btol=1e-14, conlim=1e14, maxiter=20_000)[:2]
-    x = unscaled(torch.as_tensor(found, dtype=like.dtype).to(like.device)).clone()
-    left = residual(equations, [s * s for s in scales], x)
-    return Solution(x=x, residual=left, deficit=-1, converged=stop not in (3, 6, 7))
+    right = torch.cat([weigh(system.target, i).flatten() for i, system in enumerate(equations)]).cpu().numpy()
+    solution, stop = lsmr(operator, right, atol=1e-14, btol=1e-14, conlim=1e14, maxiter=20_000)[:2]
+    x = unscaled(torch.as_tensor(solution, dtype=like.dtype).to(like.device)).clone()
+    relative_residual = residual(equations, [s * s for s in scales], x)
+    return Solution(x=x, residual=relative_residual, deficit=-1, converged=stop not in (3, 6, 7))
 
 
 def _gain(one: Equations) -> float:
     """Estimates the root mean square of the map's singular values by a random vector, to balance equations."""
     coins = torch.Generator().manual_seed(0)
     probe = torch.randn(one.map.shape_in, generator=coins, dtype=torch.float64).to(one.map.like)
-    seen = one.map.apply(probe[None])[0]
-    length = float((one.weighted(seen) * seen).sum())
+    response = one.map.apply(probe[None])[0]
+    length = float((one.weighted(response) * response).sum())
     return math.sqrt(length / probe.numel()) if length > 0 else 1.0
 
 
 def _preconditioner(equations: Sequence[Equations], scales: Sequence[float]) -> Tensor | None:
     """Returns Cholesky factors [channels, pixels, pixels] of the gradient's equations and a share of the others'."""
-    for one, scale in zip(equations, scales, strict=True):
-        if isinstance(one.map, WeightGradient) and one.map.geometry.pixels <= LARGEST_GRAM:
-            grams = scale**2 * one.map.channel_grams(one.weights)
-            grams = grams.repeat_interleave(one.map.shape_in[0] // len(grams), dim=0)
+    for system, scale in zip(equations, scales, strict=True):
+        if isinstance(system.map, WeightGradient) and system.map.geometry.pixels <= LARGEST_GRAM:
+            grams = scale**2 * system.map.channel_grams(system.weights)
+            grams = grams.repeat_interleave(system.map.shape_in[0] // len(grams), dim=0)
             # The other equations are balanced to a mean square of 1 in each column.
             grams.diagonal(dim1=1, dim2=2).add_(max(1, len(equations) - 1))
             return torch.linalg.cholesky(grams)

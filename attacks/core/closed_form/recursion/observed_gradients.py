@@ -91,35 +91,35 @@ def shown(
         # Raises the structure's own sentence about the release.
         structure.gradients(released)
     empty = dict.fromkeys(structure.names)
-    seen = replace(structure, parts=entries)
+    entry_structure = replace(structure, parts=entries)
     any_entries = any(part.of_gradient for part in entries)
-    values = seen.gradients(released) if any_entries else empty
-    noise = seen.gradients(noise_std) if any_entries else empty
-    found = {}
+    values = entry_structure.gradients(released) if any_entries else empty
+    noise = entry_structure.gradients(noise_std) if any_entries else empty
+    gradients = {}
     spans = _spans(structure)
-    directions = {one.name: _directions(structure, one, spans, released, noise_std) for one in layers}
+    directions = {operation.name: _directions(structure, operation, spans, released, noise_std) for operation in layers}
     _refuse_mixed(structure, layers, spans)
-    for one in layers:
-        shape = dict(zip(structure.names, structure.shapes, strict=True)).get(str(one.weight))
+    for operation in layers:
+        shape = dict(zip(structure.names, structure.shapes, strict=True)).get(str(operation.weight))
         if shape is None:
             raise NotApplicable(
-                f"every layer must be trained, and {one.words or one.name} is frozen: it shares nothing"
+                f"every layer must be trained, and {operation.words or operation.name} is frozen: it shares nothing"
             )
         weight, std = released.new_zeros(shape), released.new_zeros(shape)
         where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
         group, bias, bias_std, bias_seen = -1, None, None, None
-        own, own_noise = values.get(str(one.weight)), noise.get(str(one.weight))
+        own, own_noise = values.get(str(operation.weight)), noise.get(str(operation.weight))
         if own is not None and own_noise is not None:
             weight, std, where = own.values, own_noise.values, own.seen
             groups = own.group[own.seen].unique()
             group = int(groups[0]) if len(groups) else -1
-        shift, shift_noise = values.get(str(one.bias)), noise.get(str(one.bias))
+        shift, shift_noise = values.get(str(operation.bias)), noise.get(str(operation.bias))
         if shift is not None and shift_noise is not None and bool(shift.seen.any()):
             together = group < 0 or bool((shift.group[shift.seen] == group).all())
             if together:
                 bias, bias_std, bias_seen = shift.values, shift_noise.values, None if shift.whole else shift.seen
-        whole, rest = [d for d in directions[one.name] if _square(d)], []
-        for d in directions[one.name]:
+        whole, rest = [d for d in directions[operation.name] if _square(d)], []
+        for d in directions[operation.name]:
             if d in whole and d.of_weight is not None:
                 # A full basis hides nothing: back to entries.
                 weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
@@ -133,7 +133,7 @@ def shown(
             else:
                 rest.append(d)
         seen_all = where is not None and bool(where.all())
-        found[one.name] = LayerGradient(
+        gradients[operation.name] = LayerGradient(
             weight=weight,
             seen=None if seen_all else where,
             std=std,
@@ -143,7 +143,7 @@ def shown(
             directions=tuple(rest),
             group=group,
         )
-    return found
+    return gradients
 
 
 def _square(direction: Direction) -> bool:
@@ -162,18 +162,18 @@ def _spans(structure: Structure) -> dict[str, tuple[int, int]]:
 
 def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
     """Returns (first, index after the last, basis, start of its coefficients in the update)."""
-    found, start = [], part.start
+    bases, start = [], part.start
     for (first, last), basis in zip(part.spans, part.bases, strict=True):
-        found.append((first, last, basis, start))
+        bases.append((first, last, basis, start))
         start += basis.shape[1]
-    return found
+    return bases
 
 
 def _directions(
     structure: Structure, layer: Operation, spans: Mapping[str, tuple[int, int]], released: Tensor, noise_std: Tensor
 ) -> list[Direction]:
     """Returns coefficients of bases that lie inside a layer."""
-    found = []
+    directions = []
     for part in structure.parts:
         if not (part.of_gradient and part.kind == "directions"):
             continue
@@ -183,7 +183,7 @@ def _directions(
                 continue
             basis = basis.to(released)
             rows = {name: basis[spans[name][0] - first : spans[name][1] - first] for name in inside}
-            found.append(
+            directions.append(
                 Direction(
                     of_weight=rows.get(layer.weight or ""),
                     of_bias=rows.get(layer.bias or ""),
@@ -191,12 +191,12 @@ def _directions(
                     std=noise_std[start : start + basis.shape[1]],
                 )
             )
-    return found
+    return directions
 
 
 def _refuse_mixed(structure: Structure, layers: tuple[Operation, ...], spans: Mapping[str, tuple[int, int]]) -> None:
     """Refuses bases that mix layers."""
-    owner = {name: one.name for one in layers for name in (one.weight, one.bias) if name is not None}
+    owner = {name: layer.name for layer in layers for name in (layer.weight, layer.bias) if name is not None}
     edges = {edge for span in spans.values() for edge in span}
     for part in structure.parts:
         if not (part.of_gradient and part.kind == "directions"):

@@ -12,12 +12,12 @@ def without_identities(network: Network) -> Network:
     """Returns the network without its identities, so that no sum has an identity between its terms."""
     instead: dict[str, str] = {}
     kept = []
-    for one in network.operations:
-        inputs = tuple(instead.get(name, name) for name in one.inputs)
-        if one.kind == "identity":
-            instead[one.name] = inputs[0]
+    for operation in network.operations:
+        inputs = tuple(instead.get(name, name) for name in operation.inputs)
+        if operation.kind == "identity":
+            instead[operation.name] = inputs[0]
         else:
-            kept.append(replace(one, inputs=inputs))
+            kept.append(replace(operation, inputs=inputs))
     return replace(network, operations=tuple(kept))
 
 
@@ -27,17 +27,20 @@ def backwards(network: Network) -> list[Operation]:
     The terms of a sum come directly after it, before the layers that are solved for: their gradient may be needed
     there.
     """
-    takers = {one.name: [each for each in network.operations if one.name in each.inputs] for one in network.operations}
+    takers = {
+        operation.name: [each for each in network.operations if operation.name in each.inputs]
+        for operation in network.operations
+    }
 
     def added(one: Operation) -> bool:
         own = takers[one.name]
         linear = one.kind in (*LAYERS, "batch_norm")
         return linear and bool(own) and all(t.kind == "add" or (t.kind == "batch_norm" and added(t)) for t in own)
 
-    left, order = list(reversed(network.operations)), []
-    while left:
-        done = {one.name for one in order}
-        ready = [one for one in left if all(taker.name in done for taker in takers[one.name])]
-        order.append(next((one for one in ready if added(one)), ready[0]))
-        left.remove(order[-1])
-    return [one for one in order if one is not network.operations[-1]]
+    remaining, order = list(reversed(network.operations)), []
+    while remaining:
+        done = {operation.name for operation in order}
+        ready = [operation for operation in remaining if all(taker.name in done for taker in takers[operation.name])]
+        order.append(next((operation for operation in ready if added(operation)), ready[0]))
+        remaining.remove(order[-1])
+    return [operation for operation in order if operation is not network.operations[-1]]

@@ -80,7 +80,7 @@ def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, T
     """
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
-    names = [name for one in layers_of(network) for name in (one.weight, one.bias) if name is not None]
+    names = [name for layer in layers_of(network) for name in (layer.weight, layer.bias) if name is not None]
     sizes = [network.parameters[name].numel() for name in names]
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(seed))
     kept = torch.zeros(sum(sizes), dtype=torch.bool)
@@ -109,31 +109,31 @@ def rank_analysis(
     """
     network = without_identities(network)
     layers = layers_of(network)
-    by_name = {one.name: one for one in network.operations}
-    (first,) = (one for one in network.operations if one.kind == "input")
+    by_name = {operation.name: operation for operation in network.operations}
+    (first,) = (operation for operation in network.operations if operation.kind == "input")
     values = doubled(network)
     coins = torch.Generator().manual_seed(seed)
     inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
-    found, slopes = results(network, inputs), derivatives(network, inputs, label=0)
+    outputs, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
-    shows = {one.name: None if seen is None else seen[str(one.weight)].to(inputs.device) for one in layers}
+    shows = {layer.name: None if seen is None else seen[str(layer.weight)].to(inputs.device) for layer in layers}
     maps = {
-        one.name: layer_maps(
-            one, by_name[one.inputs[0]].shape, values[str(one.weight)], slopes[one.name], shows[one.name]
+        layer.name: layer_maps(
+            layer, by_name[layer.inputs[0]].shape, values[str(layer.weight)], slopes[layer.name], shows[layer.name]
         )
-        for one in layers
+        for layer in layers
     }
-    for number, one in enumerate(layers, start=1):
-        shown, (gradient, output) = shows[one.name], maps[one.name]
-        if one is layers[-1]:
+    for number, layer in enumerate(layers, start=1):
+        shown, (gradient, output) = shows[layer.name], maps[layer.name]
+        if layer is layers[-1]:
             report = _head(
-                one, number, gradient, values, shown, None if seen is None else seen.get(one.bias or ""), virtual
+                layer, number, gradient, values, shown, None if seen is None else seen.get(layer.bias or ""), virtual
             )
         else:
-            behind, weights = _behind(network, one, output, found)
+            behind, weights = _behind(network, layer, output, outputs)
             known = like[number - 1].rank_outputs if like else None
-            report = _report(number, one, gradient, behind, weights, virtual, known)
-            if report.deficit and (equations := _with_branch(network, one, maps, values, found)):
+            report = _report(number, layer, gradient, behind, weights, virtual, known)
+            if report.deficit and (equations := _with_branch(network, layer, maps, values, outputs)):
                 report = _together(report, equations)
         virtual += report.virtual
         reports.append(report)

@@ -79,9 +79,9 @@ class Walk:
     def __post_init__(self) -> None:
         self.network = without_identities(self.network)
         self.values = doubled(self.network)
-        self.by_name = {one.name: one for one in self.network.operations}
-        layers = [one for one in self.network.operations if one.kind in LAYERS]
-        self.layer = {one.name: number for number, one in enumerate(layers, start=1)}
+        self.by_name = {operation.name: operation for operation in self.network.operations}
+        layers = [operation for operation in self.network.operations if operation.kind in LAYERS]
+        self.layer = {operation.name: number for number, operation in enumerate(layers, start=1)}
         self.known: dict[str, Known] = {}
         self.slopes: dict[str, Tensor] = {}
         self.equations: dict[str, list[Equations]] = {}
@@ -127,7 +127,7 @@ class Walk:
 
     def input(self) -> Tensor:
         """Returns the network's input, when all operations are passed."""
-        (first,) = (one.name for one in self.network.operations if one.kind == "input")
+        (first,) = (operation.name for operation in self.network.operations if operation.kind == "input")
         if first not in self.known:
             raise NotApplicable("the logits must depend on the input")
         return self.known[first].value
@@ -145,30 +145,30 @@ class Walk:
         self._learn(one.name, self._solved(one, self._equations_of(one.name)))
 
     def _solved(self, one: Operation, equations: list[Equations]) -> Known:
-        found = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
+        solution = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
-        if found.deficit > 0 or self.solver != "ls":
+        if solution.deficit > 0 or self.solver != "ls":
             # Alone first: it is exact wherever it can be, with fewer unknowns.
             together = self._with_branches(one)
-            found = together if together is not None and together.deficit <= found.deficit else found
-        if found.deficit > 0:
+            solution = together if together is not None and together.deficit <= solution.deficit else solution
+        if solution.deficit > 0:
             if not self.allow_min_norm:
                 raise RankDeficient(
-                    f"the equations of layer {number} must determine its input, and they leave {found.deficit} of its "
-                    f"{equations[0].map.unknowns} dimensions open; allow_min_norm takes the shortest input",
+                    f"the equations of layer {number} must determine its input, and they leave {solution.deficit} of "
+                    f"its {equations[0].map.unknowns} dimensions open; allow_min_norm takes the shortest input",
                     layer=number,
-                    deficit=found.deficit,
+                    deficit=solution.deficit,
                 )
-            self._restrict(one, found.determined)
-            self.degraded.append(f"layer {number}: {found.deficit} dimensions are open")
-        if not found.converged:
+            self._restrict(one, solution.determined)
+            self.degraded.append(f"layer {number}: {solution.deficit} dimensions are open")
+        if not solution.converged:
             self.degraded.append(f"layer {number}: the iteration did not converge")
-        x = found.x
+        x = solution.x
         if self.solver == "map" and one.kind == "input":
             x = boxed(equations, x, *self.box)
-        self.solutions.append((number, replace(found, x=x)))
-        self.largest_residual = max(self.largest_residual, found.residual)
-        variance = None if found.variance is None else torch.full_like(x, found.variance)
+        self.solutions.append((number, replace(solution, x=x)))
+        self.largest_residual = max(self.largest_residual, solution.residual)
+        variance = None if solution.variance is None else torch.full_like(x, solution.variance)
         return Known(value=x, variance=variance)
 
     def _restrict(self, one: Operation, determined: Tensor | None) -> None:
@@ -187,25 +187,25 @@ class Walk:
             if any(each in self.known for each in inputs):
                 continue
             (first, a, shift), (second, b, other) = map(self._argument, inputs)
-            left = replace(whole, value=whole.value - shift - other)
-            equations = self._as_equations(a, left, "branch", self._number(one))
+            remainder = replace(whole, value=whole.value - shift - other)
+            equations = self._as_equations(a, remainder, "branch", self._number(one))
             sums.append(OpenSum(summands=((first, a), (second, b)), equations=equations))
         equations = joint_equations(one.name, sums, self._equations_of)
         if equations is None:
             return None
         size = math.prod(one.shape)
-        found = solve(equations, weighted=self.solver != "ls", leading=size)
-        determined = None if found.determined is None else found.determined[:size].view(one.shape)
-        return replace(found, x=found.x[:size].view(one.shape), determined=determined)
+        solution = solve(equations, weighted=self.solver != "ls", leading=size)
+        determined = None if solution.determined is None else solution.determined[:size].view(one.shape)
+        return replace(solution, x=solution.x[:size].view(one.shape), determined=determined)
 
     def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
         """Returns the tensor that a result is an affine function of, as far as it is passed: name, map and shift."""
-        one = self.by_name[name]
+        operation = self.by_name[name]
         like = next(iter(self.slopes.values()))
-        if name not in self.passed or one.kind not in (*LAYERS, "batch_norm"):
-            return name, IdentityMap(one.shape, like), like.new_zeros(one.shape)
-        linear, shift = self._linear(one)
-        argument, before, start = self._argument(one.inputs[0])
+        if name not in self.passed or operation.kind not in (*LAYERS, "batch_norm"):
+            return name, IdentityMap(operation.shape, like), like.new_zeros(operation.shape)
+        linear, shift = self._linear(operation)
+        argument, before, start = self._argument(operation.inputs[0])
         whole = linear if isinstance(before, IdentityMap) else Then(before, linear)
         return argument, whole, linear.apply(start[None])[0] + shift
 
@@ -220,13 +220,13 @@ class Walk:
         """Records a result; operations that were passed without it are completed now."""
         self.known[name] = known
         if name in self.passed:
-            one = self.by_name[name]
-            if one.kind in LAYERS:
-                self._pose_output(one, known)
-            elif one.kind == "batch_norm":
-                self._learn(one.inputs[0], self._before_norm(one, known))
+            operation = self.by_name[name]
+            if operation.kind in LAYERS:
+                self._pose_output(operation, known)
+            elif operation.kind == "batch_norm":
+                self._learn(operation.inputs[0], self._before_norm(operation, known))
             else:
-                raise NotApplicable(f"a summand must be a layer's output, and {one.words or name} is none")
+                raise NotApplicable(f"a summand must be a layer's output, and {operation.words or name} is none")
         # Operations that were passed with an unknown argument have it now.
         for taker in self.network.operations:
             if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
@@ -270,15 +270,15 @@ class Walk:
                 f"a sum must come before its activation, and {one.words or one.name} is a summand of unknown value"
             )
         known = self.known[one.name]
-        found = invert(one, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
+        inverse = invert(one, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
         self.units += known.value.numel()
-        self.clamped += found.clamped
-        if known.where is not None and found.known is not None:
+        self.clamped += inverse.clamped
+        if known.where is not None and inverse.known is not None:
             raise NotApplicable(f"one ReLU must not follow another directly, as {one.words or one.name} does")
-        where = known.where if found.known is None else found.known
-        variance = None if known.variance is None else known.variance * found.slope_of_inverse.square()
-        self._add_slope(one.inputs[0], self.slopes[one.name] * found.slope)
-        self._learn(one.inputs[0], Known(value=found.before, where=where, variance=variance))
+        where = known.where if inverse.known is None else inverse.known
+        variance = None if known.variance is None else known.variance * inverse.slope_of_inverse.square()
+        self._add_slope(one.inputs[0], self.slopes[one.name] * inverse.slope)
+        self._learn(one.inputs[0], Known(value=inverse.before, where=where, variance=variance))
 
     def _pass_sum(self, one: Operation) -> None:
         if one.name not in self.known or len(set(one.inputs)) != 2:
@@ -365,7 +365,7 @@ class Walk:
 
     def _below(self, name: str) -> int:
         """Returns the number of the first layer that takes a tensor."""
-        takers = (one.name for one in self.network.operations if name in one.inputs)
+        takers = (operation.name for operation in self.network.operations if name in operation.inputs)
         return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
 
     def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
