@@ -195,7 +195,7 @@ def _matched(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the unmixing of the step with the best agreement, its labels, and each input's distance [b]."""
     batch_size = len(start)
-    implied, left = _columns(target, layer, mixture)
+    implied, left_factor = _columns(target, layer, mixture)
     labels = torch.zeros(batch_size, dtype=torch.int64, device=start.device)
     best = (start, labels, start.new_full((batch_size,), float("inf")))
     points, moves, first = [], [], best
@@ -203,7 +203,7 @@ def _matched(
     for step in range(steps + 1):
         inputs = _inputs(target, layer, mixture, now)
         mixing = torch.linalg.pinv(now)
-        ours = _direction(left @ mixing)
+        ours = _direction(left_factor @ mixing)
         if step in RELABELLED:
             # A loop over classes bounds memory: contributions are as long as the release.
             off = [
@@ -220,7 +220,7 @@ def _matched(
         settled = distance < torch.finfo(target.released.dtype).eps
         if step == steps or settled or not mixture.scaled or not bool(columns.isfinite().all()):
             break
-        towards = _unit(mixture, torch.linalg.pinv(least_squares(left, columns)), target)
+        towards = _unit(mixture, torch.linalg.pinv(least_squares(left_factor, columns)), target)
         # In the mixing, which D is linear in; from the unit unmixing, so that no clip factor is in it.
         points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
         now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)

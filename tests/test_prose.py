@@ -15,6 +15,10 @@ PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard", "leakbench
 FIRST = {"What", "Whether", "Those", "Of", "As", "Where", "Who", "Whoever", "Which", "How", "Why", "Beside"}
 # Most per 1,000 words. Anchors of the field have 0.0 to 0.2, 0.6 to 2.2 and 1.0 to 1.7.
 MOST = {"what": 1.0, "where": 2.0, "one": 3.5, "whoever": 0.1}
+# Variables that say nothing of what they hold.
+EMPTY = {"found", "told", "asked", "there", "seen"}
+# Variables that are clear only beside another one, as sides or numbers.
+PAIRED = {"left": {"right", "rights", "top", "columns"}, "one": {"zero"}}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -87,3 +91,26 @@ def test_what_is_counted_is_found():
         "one": 250.0,
         "whoever": 0.0,
     }
+
+
+def empty_names(source: str) -> Iterator[str]:
+    """Functions with the variables of theirs that do not say what they hold."""
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+            words = set(re.findall(r"\w+", ast.unparse(function)))
+            alone = {name for name, others in PAIRED.items() if not others & words}
+            for name in sorted(bound & (EMPTY | alone)):
+                yield f"{function.name} (line {function.lineno}): {name}"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_variables_are_named_for_what_they_hold(part):
+    assert [f"{name} {place}" for name, source in sources(part).items() for place in empty_names(source)] == []
+
+
+def test_the_check_of_names_finds_empty_ones():
+    source = "def f(rows):\n    found = 1\n    left, right = rows\n    return [one for one in rows if found]\n"
+    assert list(empty_names(source)) == ["f (line 1): found", "f (line 1): one"]
+    assert list(empty_names("def f(rows):\n    left = rows\n    return left\n")) == ["f (line 1): left"]

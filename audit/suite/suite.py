@@ -341,8 +341,8 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
         raise SuiteError("\n".join(f"{suite.source}: {line}" for line in wrong))
 
 
-def _build(told: dict[str, Any], source: str) -> Suite:
-    raw, wrong_others = with_every_other(told)
+def _build(document: dict[str, Any], source: str) -> Suite:
+    raw, wrong_others = with_every_other(document)
     try:
         # Through JSON, whose strict mode coerces only a list into a tuple; TOML's dates become text.
         suite = Suite.model_validate_json(json.dumps(raw, default=str), strict=True)
@@ -364,8 +364,8 @@ def _build(told: dict[str, Any], source: str) -> Suite:
     suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
     # Without absent values: a table or key added to the schema later changes no digest.
-    told = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
-    content = suite.model_dump(mode="json", exclude_none=True) | told
+    methods = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
+    content = suite.model_dump(mode="json", exclude_none=True) | methods
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()
     return suite
 

@@ -173,25 +173,25 @@ def _searched(
 ) -> Unmixed:
     """Draws candidates until lambda is 1, or everything is proved, or the budget is spent."""
     low_rank, sizes = known.found, known.sizes
-    left, rank = low_rank.left[known.active], low_rank.rank
-    empty = left.new_zeros(0, rank)
+    left_factor, rank = low_rank.left[known.active], low_rank.rank
+    empty = left_factor.new_zeros(0, rank)
     if rank == 1:
-        return unmixed(known, left.new_ones(1, 1))
-    draw = source(left, _of_average(known)[known.active])
+        return unmixed(known, left_factor.new_ones(1, 1))
+    draw = source(left_factor, _of_average(known)[known.active])
     # About as many as hold a column, so that small batches stop soon; more as the search goes on.
-    fits = _AT_ONCE // (len(left) + rank * rank)
+    fits = _AT_ONCE // (len(left_factor) + rank * rank)
     first = max(64, min(2 ** min(rank, 40), fits))
-    least = rank - 1 + max(1, math.ceil(SPARSE * (len(left) - rank + 1)))
+    least = rank - 1 + max(1, math.ceil(SPARSE * (len(left_factor) - rank + 1)))
     # If most neurons are on for all a column has fewer zeros; but so do mixtures of two, which replace columns.
     relaxed = min(least, rank - 1 + EXTRA) if low_rank.exact else least
-    pool, strengths = empty, left.new_zeros(0)
+    pool, strengths = empty, left_factor.new_zeros(0)
     best, tried, drawn, swaps_at = None, empty, 0, 256
     while drawn < budget:
         count = min(block or max(first, min(drawn // 4, fits)), budget - drawn)
         # Swaps cost as much as many draws: after each doubling, and at the end.
         due = drawn + count >= min(2 * swaps_at, budget)
         drawn += count
-        fresh, strong = fitted(left, draw(count), sizes, least if drawn <= STRICT else relaxed)
+        fresh, strong = fitted(left_factor, draw(count), sizes, least if drawn <= STRICT else relaxed)
         pool, strengths = merged(torch.cat([pool, fresh]), torch.cat([strengths, strong]), sizes.same)
         pool, strengths = pool[: POOL * rank + 32], strengths[: POOL * rank + 32]
         chosen = independent(pool, rank, sizes.apart)

@@ -145,28 +145,28 @@ class ConjugatePrior:
         return StudentT(then.location, scale, (2 * then.alpha).expand_as(then.location))
 
 
-def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
+def fitted_prior(summary: Summary, features: Float[Tensor, "n features"]) -> ConjugatePrior:
     """Fits the prior under which the values of all subjects are most likely.
 
     Values are expected to vary by about 1 within a subject: the limits, and `LEAST_VARIANCE`, are absolute numbers.
 
     Args:
-        seen: summaries, with at least two values for some subjects.
+        summary: summaries, with at least two values for some subjects.
         features: their best linear combination is the location of each subject's mean; a constant column for one
             location of all.
 
     Raises:
         NotApplicable: no subject has two values, so that its variance cannot be separated from that of the means.
     """
-    if (seen.count - 1).clamp(min=0).sum() < 1:
+    if (summary.count - 1).clamp(min=0).sum() < 1:
         raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
-    device = seen.mean.device
-    if len(seen.mean) <= _FEW:
-        seen, features = seen.to(torch.device("cpu")), features.cpu()
+    device = summary.mean.device
+    if len(summary.mean) <= _FEW:
+        summary, features = summary.to(torch.device("cpu")), features.cpu()
     # Powers of large values are nearly dependent; orthonormal columns have the same span.
     basis = torch.linalg.qr(features).Q
-    weight = seen.count.sqrt()[:, None]
-    middle = least_squares(basis * weight, seen.mean[:, None] * weight)[:, 0]
+    weight = summary.count.sqrt()[:, None]
+    middle = least_squares(basis * weight, summary.mean[:, None] * weight)[:, 0]
 
     def prior(at: Tensor) -> ConjugatePrior:
         kappa, alpha, beta = _bounded(at[len(middle) :]).exp()
@@ -174,9 +174,9 @@ def fitted_prior(seen: Summary, features: Float[Tensor, "n features"]) -> Conjug
 
     best: tuple[float, ConjugatePrior] | None = None
     # If some variances are nearly 0 and others are not, there are several maxima.
-    for hyper in _starts(seen, seen.mean - basis @ middle):
+    for hyper in _starts(summary, summary.mean - basis @ middle):
         point = torch.cat([middle, hyper.clamp(-_NEAREST, _FARTHEST - 1)]).detach().requires_grad_()
-        reached = -_descend(lambda point=point: -prior(point).log_marginal(seen).mean(), point)
+        reached = -_descend(lambda point=point: -prior(point).log_marginal(summary).mean(), point)
         fitted = prior(point.detach())
         finite = all(value.isfinite().all() for value in (fitted.location, fitted.kappa, fitted.alpha, fitted.beta))
         if finite and (best is None or reached > best[0]):

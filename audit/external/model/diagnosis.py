@@ -213,17 +213,17 @@ def _assigned(told: ndarray, true: ndarray, classes: int) -> ndarray:
     return optimize.linear_sum_assignment(table, maximize=True)[1]
 
 
-def _table(told: ndarray, true: ndarray, classes: int) -> ndarray:
-    return np.bincount(true * classes + told, minlength=classes * classes).reshape(classes, classes)
+def _table(guessed: ndarray, true: ndarray, classes: int) -> ndarray:
+    return np.bincount(true * classes + guessed, minlength=classes * classes).reshape(classes, classes)
 
 
-def _associated(told: ndarray, true: ndarray) -> bool:
+def _associated(guessed: ndarray, true: ndarray) -> bool:
     """Returns whether guesses agree with labels more often than permuted guesses: a permutation test at 1 %."""
     if len(true) < 2:
         return False
     coins = np.random.default_rng(0)
     chosen = coins.permutation(len(true))[:5000]
-    told, true = told[chosen], true[chosen]
-    reached = int((told == true).sum())
-    as_many = sum(int((coins.permutation(told) == true).sum() >= reached) for _ in range(500))
+    guessed, true = guessed[chosen], true[chosen]
+    reached = int((guessed == true).sum())
+    as_many = sum(int((coins.permutation(guessed) == true).sum() >= reached) for _ in range(500))
     return (1 + as_many) / 501 < 0.01

@@ -220,12 +220,12 @@ class _ProductWriter(VectorWriter):
             many = INT(_TILE // self._others)
             begin = build.mul(build.load(build.gep(first, [INT(0), tile.number])), many)
             rows = [build.gep(matrices, [place(index, 1)]) for index in tile_indices]
-            left = [build.gep(source, [place(index, 0)]) for index in tile_indices]
+            left_points = [build.gep(source, [place(index, 0)]) for index in tile_indices]
             with counted(build, begin, build.mul(build.add(tile.number, INT(1)), many)) as other:
                 start = build.mul(other.number, INT(self._others))
                 others = [build.add(start, INT(i)) for i in range(self._others)]
                 columns = [place(index, 2) for index in others]
-                sums = self._tile(left, [build.gep(source, [place(index, 0)]) for index in others], channels)
+                sums = self._tile(left_points, [build.gep(source, [place(index, 0)]) for index in others], channels)
                 into = [build.gep(row, [column]) for row in rows for column in columns]
                 for i in range(0, len(sums), self._lanes):
                     totals = self._totals(sums[i : i + self._lanes])

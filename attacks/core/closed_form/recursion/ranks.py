@@ -141,26 +141,27 @@ def rank_analysis(
 
 
 def _behind(
-    network: Network, one: Operation, output: LinearMap, found: Mapping[str, Tensor]
+    network: Network, operation: Operation, output: LinearMap, inversions: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
     """Returns the map to the known part of a layer's output, and the known entries; None before a sum."""
     while True:
-        takers = [each for each in network.operations if one.name in each.inputs]
+        takers = [each for each in network.operations if operation.name in each.inputs]
         if len(takers) != 1 or takers[0].kind == "add":
             return None, None
         (taker,) = takers
         if taker.kind in ACTIVATIONS:
-            known = invert(taker, found[taker.name][0]).known
+            known = invert(taker, inversions[taker.name][0]).known
             return output, None if known is None else known.to(output.like).view(output.shape_out)
         if taker.kind == "avg_pool2d":
-            output = Then(output, pooled(taker.settings, one.shape, taker.shape, output.like))
+            output = Then(output, pooled(taker.settings, operation.shape, taker.shape, output.like))
         elif taker.kind == "flatten":
-            output = Then(output, Reshaped(Dense(torch.eye(taker.shape[0]).to(output.like), taker.shape), one.shape))
+            flat = Dense(torch.eye(taker.shape[0]).to(output.like), taker.shape)
+            output = Then(output, Reshaped(flat, operation.shape))
         elif taker.kind in ("linear", "conv2d"):
             return output, None  # its input is solved for
         elif taker.kind != "batch_norm":
             raise NotApplicable(f"every layer must be one that can be inverted, and {taker.words or taker.name} is not")
-        one = taker
+        operation = taker
 
 
 def _with_branch(

@@ -115,12 +115,12 @@ class StackedNetwork:
                 layers.append(layer)
                 held.append(needed)
                 outputs.append(passing)
-            found, of = passing.flatten(0, 1), labels.flatten()
-            self._refuse_mixing(found, of)
-            value = self.loss(found, of).sum()
+            logits, targets = passing.flatten(0, 1), labels.flatten()
+            self._refuse_mixing(logits, targets)
+            value = self.loss(logits, targets).sum()
         signals = torch.autograd.grad(value, outputs)
-        found = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
-        return [term for terms in found for term in terms]
+        by_layer = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
+        return [term for terms in by_layer for term in terms]
 
     def _refuse_mixing(self, like: Tensor, labels: Tensor) -> None:
         """Refuses a loss that mixes the examples of a batch in their gradients; tried once, on synthetic outputs.
