@@ -177,9 +177,9 @@ def write_features(
     return origin | {"dim": str(arrays[f"x{next(iter(parts))}"].shape[1])}
 
 
-def _encoded(found: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
+def _encoded(encoder: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
     """Computes features of all inputs, on the CPU."""
-    return torch.cat([found(some.to(device)).cpu() for some in inputs.split(batch)])
+    return torch.cat([encoder(some.to(device)).cpu() for some in inputs.split(batch)])
 
 
 def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:

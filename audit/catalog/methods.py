@@ -130,12 +130,12 @@ def _version(name: str) -> tuple[Any, ...]:
     return (*(point.value for point in points), *times, *sys.path)
 
 
-def _decorated(name: str, found: Callable[..., Any]) -> Attack[Any]:
-    if not isinstance(found, Attack):
+def _decorated(name: str, function: Callable[..., Any]) -> Attack[Any]:
+    if not isinstance(function, Attack):
         raise CatalogError(
             f"attack {name!r} must be decorated with leakbench.attacks.core.attack, got a plain function"
         )
-    return found
+    return function
 
 
 def settings(kind: MethodKind, name: str) -> dict[str, Setting]:
@@ -250,14 +250,15 @@ def _adapting(name: str, made: Defense) -> Defense:
     return around
 
 
-def _refuse_own_noise(name: str, made: Defense, asked: float | None) -> None:
+def _refuse_own_noise(name: str, made: Defense, noise_multiplier: float | None) -> None:
     """Refuses noise that a function sets by itself, overriding the budget of a suite or the user."""
     got = made.noise_multiplier
-    if got == asked or got == 0.0 or (got is None and asked is None):
+    if got == noise_multiplier or got == 0.0 or (got is None and noise_multiplier is None):
         return  # 0 is a method that adds no noise for any value
     raise CatalogError(
-        f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {asked}, and its defense has "
-        f"{got}: take noise_multiplier: float | None = None, and return Defense(..., noise_multiplier=noise_multiplier)"
+        f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {noise_multiplier}, and its "
+        f"defense has {got}: take noise_multiplier: float | None = None, and return Defense(..., "
+        "noise_multiplier=noise_multiplier)"
     )
 
 

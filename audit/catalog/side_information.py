@@ -103,8 +103,8 @@ def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]
     return tensors
 
 
-def _differs(told: Tensor, otherwise: Tensor | None) -> bool:
-    return otherwise is None or not torch.equal(told, otherwise)
+def _differs(tensor: Tensor, otherwise: Tensor | None) -> bool:
+    return otherwise is None or not torch.equal(tensor, otherwise)
 
 
 def _released(plan: StepPlan) -> list[object]:

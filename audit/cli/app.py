@@ -62,11 +62,11 @@ board.command("table")(table)
 board.command("build")(build)
 
 
-def _print_version(asked: bool) -> bool:
-    if asked:
+def _print_version(requested: bool) -> bool:
+    if requested:
         print(leakbench.__version__)
         raise typer.Exit(OK)
-    return asked
+    return requested
 
 
 @app.callback()

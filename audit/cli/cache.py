@@ -82,15 +82,15 @@ def gc(
     return OK
 
 
-def _plain(one: Any) -> dict[str, Any]:
+def _plain(artifact: Any) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "path": str(one.path),
-        "bytes": one.size,
-        "state": one.state,
-        "what": one.words or None,
-        "error": one.error or None,
-        "differs": list(one.differs),
+        "name": artifact.name,
+        "path": str(artifact.path),
+        "bytes": artifact.size,
+        "state": artifact.state,
+        "what": artifact.words or None,
+        "error": artifact.error or None,
+        "differs": list(artifact.differs),
     }
 
 

@@ -166,18 +166,18 @@ def _backwards(values: Any, member: Any) -> str | None:
     )
 
 
-def _told(found: Any) -> str:
-    kind = f"{found.level:.0%} {found.kind}"
+def _told(bound: Any) -> str:
+    kind = f"{bound.level:.0%} {bound.kind}"
     # Three digits suffice: a probability is no more exact than its assumptions.
     counted = {
-        name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in found.detail.items()
+        name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in bound.detail.items()
     }
     lines = [
-        f"epsilon is at least {found.value:.4g} at delta {found.delta:.3g} ({found.relation}, {kind}, {found.method})",
-        f"it could have been {found.ceiling:.4g} at most, from {found.positives} trials with the record and "
-        f"{found.negatives} without; looks: {found.looks}",
+        f"epsilon is at least {bound.value:.4g} at delta {bound.delta:.3g} ({bound.relation}, {kind}, {bound.method})",
+        f"it could have been {bound.ceiling:.4g} at most, from {bound.positives} trials with the record and "
+        f"{bound.negatives} without; looks: {bound.looks}",
         "counted: " + ", ".join(f"{name} {value}" for name, value in counted.items()),
-        f"holds if {found.assumption}",
+        f"holds if {bound.assumption}",
     ]
     return "\n".join(lines)
 

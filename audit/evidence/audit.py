@@ -275,7 +275,7 @@ def fair(included: ndarray) -> float:
 
 
 def _of_guesses(
-    found: Sequence[Guesses],
+    guess_sets: Sequence[Guesses],
     declared: Sequence[tuple[int, int]],
     method: str,
     trials: Trials,
@@ -287,10 +287,10 @@ def _of_guesses(
     check_level(level)
     row = _row(method, "guesses", None, None)
     bound: GuessBound = row.bound  # pyright: ignore[reportAssignmentType] -- checked by `_row`
-    each = 1 - (1 - level) / len(found)
-    values = [bound(guess_set, delta, each) for guess_set in found]
+    each = 1 - (1 - level) / len(guess_sets)
+    values = [bound(guess_set, delta, each) for guess_set in guess_sets]
     best = int(np.argmax(values))
-    chosen, declared_guesses = found[best], declared[best]
+    chosen, declared_guesses = guess_sets[best], declared[best]
     return EpsilonEstimate(
         value=values[best],
         delta=delta,
@@ -300,7 +300,7 @@ def _of_guesses(
         relation=relation,
         positives=sizes[0],
         negatives=sizes[1],
-        looks=len(found),
+        looks=len(guess_sets),
         ceiling=bound(chosen.perfect, delta, each),
         detail={
             "coins": chosen.canaries,

@@ -147,36 +147,36 @@ def write_report(report: AuditReport, audit: ModelAudit, names: Mapping[int, str
     return report
 
 
-def _scores(found: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
+def _scores(audit: ModelAudit, names: Mapping[int, str]) -> dict[str, Any]:
     """Returns the score table, a row per candidate: id, membership, label, the score of every attack that ran."""
-    groups = (found.audited.members, found.audited.non_members)
+    groups = (audit.audited.members, audit.audited.non_members)
     ids = torch.cat([group.ids for group in groups]).cpu()
     order = ids.argsort()
     labels = torch.cat([group.labels for group in groups]).cpu()[order]
-    member = torch.isin(ids[order], found.audited.members.ids.cpu())
+    member = torch.isin(ids[order], audit.audited.members.ids.cpu())
     columns: dict[str, Any] = {
         "id": ids[order].numpy(),
         "name": [names.get(int(i), str(int(i))) for i in ids[order]],
         "member": member.numpy(),
         "label": labels.numpy(),
     }
-    for outcome in found.outcomes:
+    for outcome in audit.outcomes:
         if outcome.scores is not None:
             own = outcome.scores.ids.cpu().argsort()
             columns[f"score_{outcome.name}"] = outcome.scores.scores.cpu()[own].double().numpy()
     return columns
 
 
-def _pictures(found: ModelAudit) -> dict[str, Any]:
+def _pictures(audit: ModelAudit) -> dict[str, Any]:
     """Returns the page's pictures: the most exposed members, inputs of shared gradients and their reconstructions."""
     rows: list[tuple[str, int, Tensor]] = []
-    if found.exposure is not None:
-        members = found.audited.members
+    if audit.exposure is not None:
+        members = audit.audited.members
         places = {int(i): place for place, i in enumerate(members.ids.tolist())}
-        rows += [("exposed", i, members.inputs[places[i]]) for i in found.exposure.ids]
-    if found.shared_inputs is not None:
-        rows += [("shared", place, picture) for place, picture in enumerate(found.shared_inputs)]
-        for attack in found.shared:
+        rows += [("exposed", i, members.inputs[places[i]]) for i in audit.exposure.ids]
+    if audit.shared_inputs is not None:
+        rows += [("shared", place, picture) for place, picture in enumerate(audit.shared_inputs)]
+        for attack in audit.shared:
             if attack.found is not None:
                 rows += [(f"found {attack.name}", place, picture) for place, picture in enumerate(attack.found)]
     return {
@@ -186,21 +186,21 @@ def _pictures(found: ModelAudit) -> dict[str, Any]:
     }
 
 
-def _records(found: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[str, Any]]]:
+def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[str, Any]]]:
     """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
     what = json_values([report.groups, report.model, report.data])
     digest = digest_of_bytes(json.dumps(what, sort_keys=True).encode())
     task = {
         "data": report.data.name,
         "model": report.model.architecture,
-        "private": len(found.audited.members),
-        "non_members": len(found.audited.non_members),
-        "parameters": sum(p.numel() for p in found.audited.model.parameters()),
+        "private": len(audit.audited.members),
+        "non_members": len(audit.audited.non_members),
+        "parameters": sum(p.numel() for p in audit.audited.model.parameters()),
         "digest": digest,
     }
     claim = RecordedClaim(
         epsilon=None,
-        delta=found.settings.delta_of_bounds,
+        delta=audit.settings.delta_of_bounds,
         relation="add_remove",
         sampling="unknown",
         accountant="none",
@@ -212,17 +212,17 @@ def _records(found: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
         "defense": MethodUsed(name=DEFENSE, settings={}),
         "task": task,
         "claim": claim,
-        "seed": found.settings.seed,
+        "seed": audit.settings.seed,
         "device": report.device,
         "provenance": library(),
     }
-    flags = ["distribution_shift"] if found.shift.found else []
+    flags = ["distribution_shift"] if audit.shift.found else []
     made = [
         (
             Record(
                 id=_id(digest, "utility"),
                 kind="utility",
-                metrics={"accuracy": found.accuracy["non_members"]},
+                metrics={"accuracy": audit.accuracy["non_members"]},
                 seconds=0.0,
                 flags=tuple(flags),
                 **common,
@@ -230,11 +230,11 @@ def _records(found: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
             {},
         )
     ]
-    for outcome in found.outcomes:
+    for outcome in audit.outcomes:
         columns: dict[str, Any] = {}
         if outcome.scores is not None:
             ids = outcome.scores.ids.cpu()
-            member = torch.isin(ids, found.audited.members.ids.cpu())
+            member = torch.isin(ids, audit.audited.members.ids.cpu())
             columns = {"id": ids.numpy(), "score": outcome.scores.scores.cpu().numpy(), "member": member.numpy()}
         record = Record(
             id=_id(digest, json.dumps([outcome.name, dict(outcome.settings)], sort_keys=True)),

@@ -117,10 +117,10 @@ class Respondent:
         return known
 
 
-def _argument(told: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(told, dict) and type(place := told.get("tensor")) is int and 0 <= place < len(tensors):
+def _argument(argument: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(argument, dict) and type(place := argument.get("tensor")) is int and 0 <= place < len(tensors):
         return tensors[place]
-    ends = told.get("slice") if isinstance(told, dict) else None
+    ends = argument.get("slice") if isinstance(argument, dict) else None
     if isinstance(ends, list) and len(ends) == 3 and all(type(end) in (int, type(None)) for end in ends):
         return slice(*ends)
     raise GarbledError("an argument must be a tensor or a slice")

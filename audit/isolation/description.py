@@ -137,10 +137,10 @@ def _told(annotation: Any) -> Any:
     return [names[0], *map(_told, arguments)] if names else "Any"
 
 
-def _annotation(told: Any) -> Any:
-    if isinstance(told, str):
-        return _PLAIN[told]
-    name, *arguments = told
+def _annotation(encoded: Any) -> Any:
+    if isinstance(encoded, str):
+        return _PLAIN[encoded]
+    name, *arguments = encoded
     if name == "Literal":
         return Literal[tuple(arguments)]
     read = tuple(map(_annotation, arguments))
@@ -157,8 +157,8 @@ def _default(value: Any) -> Any:
     return {"value": value} if plain else {"text": repr(value)}
 
 
-def _value(told: Mapping[str, Any]) -> Any:
-    ((form, value),) = told.items()
+def _value(encoded: Mapping[str, Any]) -> Any:
+    ((form, value),) = encoded.items()
     if form in ("tuple", "list"):
         return {"tuple": tuple, "list": list}[form](map(_value, value))
     return value if form == "value" else Unwritable(str(value))

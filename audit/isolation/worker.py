@@ -286,24 +286,26 @@ def isolated(
 _declared: dict[tuple[str, tuple[Any, ...]], Attack[Any]] = {}
 
 
-def _answered(answers: Respondent, told: dict[str, Any], contents: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
+def _answered(
+    answers: Respondent, message: dict[str, Any], contents: list[bytearray]
+) -> tuple[dict[str, Any], list[Any]]:
     """Answers a request, or reports the exception that a function raised to the attack."""
     try:
-        return answers.answer(told, contents)
+        return answers.answer(message, contents)
     except (GarbledError, UnsendableError):
         raise
     except Exception as error:
         return {"error": type(error).__name__, "words": str(error)}, []
 
 
-def _result(kind: str, told: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
+def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
     """Rebuilds the result as an object of its kind's class; other results get a class of their own name."""
     wanted = RESULTS[kind].result
-    if (told["module"], told["type"]) != (wanted.__module__, wanted.__name__):
-        return _stranger(told["type"])
+    if (encoded["module"], encoded["type"]) != (wanted.__module__, wanted.__name__):
+        return _stranger(encoded["type"])
     values = {}
     for field in fields(wanted):
-        ((form, value),) = told["values"][field.name].items()
+        ((form, value),) = encoded["values"][field.name].items()
         if form == "tensor" and type(value) is int and value >= 0:
             value = tensors[value]
         elif form == "class":
@@ -321,9 +323,9 @@ def _stranger(name: Any) -> Any:
     return type(str(name)[:100] if str(name).isidentifier() else "object", (), {})()
 
 
-def _raised(told: Mapping[str, Any]) -> Exception:
+def _raised(message: Mapping[str, Any]) -> Exception:
     """Rebuilds an attack's exception: by its own name, on our class if it is in `_BASES`."""
-    named, words, frames = told.get("failed"), told.get("words"), told.get("frames")
+    named, words, frames = message.get("failed"), message.get("words"), message.get("frames")
     names = [str(name) for name in named] if isinstance(named, list) else []
     base = next((base for name in names for base in _BASES if base.__name__ == name), RuntimeError)
     name = names[0][:100] if names and names[0].isidentifier() else "RuntimeError"

@@ -238,7 +238,7 @@ class _Run:
     secure: bool
 
 
-def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
+def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     """Adds the cells of a training as a job, and every shared update as a separate job."""
     trained = _training_request(suite, run)
     choice, _ = suite.tuned(run.choice, run.budget)
@@ -275,8 +275,8 @@ def _add(found: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or _cannot_share(trained.defense, suite)
         for noise in _release_noises(suite, choice, trained.budget):
-            found.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
-    found.add(group, suite.digest)
+            plan.add([cell(_of_update(suite, request, noise, aimed.choice), aimed, why)], suite.digest)
+    plan.add(group, suite.digest)
 
 
 def _no_canaries(request: TrainingRequest, attack: str) -> str:

@@ -133,23 +133,23 @@ def _collected(
     todo: Sequence[Job],
     waiting: int,
     remarks: Sequence[str],
-    told: Told,
+    progress: Told,
     *,
     fail_fast: bool,
 ) -> dict[str, Record]:
     """Returns the computed records, by id, each reported as it arrives."""
     collected: dict[str, Record] = {}
-    cells = told.total - waiting
-    told.finished = cells - sum(len(job.cells) for job in todo)
+    cells = progress.total - waiting
+    progress.finished = cells - sum(len(job.cells) for job in todo)
     for remark in remarks:
-        told.now(remark)
-    told.now(f"{told.finished} of {cells} cells are there already" if told.finished else "starting")
+        progress.now(remark)
+    progress.now(f"{progress.finished} of {cells} cells are there already" if progress.finished else "starting")
     # Closing also on a break or an error ends the workers.
     with closing(computed):
         for (piece, _), records in computed:
             collected |= {record.id: record for record in records}
-            told.finished += len(records) if isinstance(piece, Job) else 1
-            told.now(piece.words)
+            progress.finished += len(records) if isinstance(piece, Job) else 1
+            progress.now(piece.words)
             if fail_fast and any(record.status == "failed" for record in records):
                 break
     return collected
@@ -208,7 +208,7 @@ def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
 
 def _skipped(
     plan: Plan,
-    there: dict[str, Record],
+    existing: dict[str, Record],
     suite_digest: str,
     device: torch.device,
     origins: dict[str, Provenance],
@@ -217,18 +217,18 @@ def _skipped(
     """Writes the missing records of skipped cells."""
     records = {}
     for cell in plan.skipped:
-        if not _says(there.get(cell.id), cell, origins[cell.id]):
+        if not _says(existing.get(cell.id), cell, origins[cell.id]):
             records[cell.id] = _record(cell, suite_digest, device, Outcome(skipped=cell.skip), origins[cell.id])
             write(records[cell.id], folder)
     return records
 
 
-def _missing(plan: Plan, there: dict[str, Record]) -> list[Job]:
+def _missing(plan: Plan, existing: dict[str, Record]) -> list[Job]:
     """Returns the jobs, reduced to the cells without numbers.
 
     Includes cells that an earlier run skipped and that can run now, for example with a newly installed extra.
     """
-    done = {name for name, record in there.items() if record.status == "ok"}
+    done = {name for name, record in existing.items() if record.status == "ok"}
     return [
         Job(missing, job.suite_digest)
         for job in plan.jobs

@@ -105,5 +105,5 @@ def compare_choice(choice: Pick, result: Reconstruction) -> dict[str, ImageValue
     }
 
 
-def _apart(prior: Tensor, one: Tensor) -> Tensor:
-    return (prior.detach().cpu().double() - one.detach().cpu().double()).square().flatten(1).sum(dim=1)
+def _apart(prior: Tensor, image: Tensor) -> Tensor:
+    return (prior.detach().cpu().double() - image.detach().cpu().double()).square().flatten(1).sum(dim=1)

@@ -109,19 +109,19 @@ def public_shares(labels: Tensor, public: Tensor | None, classes: int) -> Tensor
     return shares[labels.cpu()]
 
 
-def _common(one: LabelledBatch) -> int:
-    most = 1 + int(max(one.labels.max(), *one.found.tolist(), 0))
-    recovered, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (one.found, one.labels))
+def _common(batch: LabelledBatch) -> int:
+    most = 1 + int(max(batch.labels.max(), *batch.found.tolist(), 0))
+    recovered, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (batch.found, batch.labels))
     return int(torch.minimum(recovered, truth).sum())
 
 
-def _floor(one: LabelledBatch) -> float | None:
+def _floor(batch: LabelledBatch) -> float | None:
     """Returns the overlap of the truth with counts proportional to the public class frequencies (may be fractional)."""
-    if one.shares is None:
+    if batch.shares is None:
         return None
-    shares: Mapping[int, float] = dict(zip(one.labels.tolist(), one.shares.tolist(), strict=True))
-    size = len(one.labels)
-    counts = torch.bincount(one.labels.cpu())
+    shares: Mapping[int, float] = dict(zip(batch.labels.tolist(), batch.shares.tolist(), strict=True))
+    size = len(batch.labels)
+    counts = torch.bincount(batch.labels.cpu())
     return sum(min(int(counts[label]), size * share) for label, share in shares.items()) / size
 
 

@@ -328,11 +328,11 @@ def _decibels(errors: ndarray) -> ImageValues:
     return ImageValues(n=len(errors), values=psnr(errors), detail={">=120": capped} if capped else {})
 
 
-def _label_accuracy(found: Tensor, labels: Tensor, given: bool) -> ImageValues:
+def _label_accuracy(recovered: Tensor, labels: Tensor, given: bool) -> ImageValues:
     if given:
         return absent(len(labels), "the attacker was given the labels")
     # Compared as multisets: recovered labels have no order, and a class may be in the batch twice.
-    common = Counter(found.tolist()) & Counter(labels.tolist())
+    common = Counter(recovered.tolist()) & Counter(labels.tolist())
     value = sum(common.values()) / len(labels)
     reason = "labels of one batch are not independent"
     return ImageValues(n=len(labels), values=np.array([value]), reason=reason)

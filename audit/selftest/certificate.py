@@ -243,8 +243,8 @@ def line(one: ExaminedTrainer) -> str:
     return f"{one.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
 
 
-def _accused(one: ExaminedTrainer) -> str:
-    return "ACCUSED" if one.accused else "not accused"
+def _accused(trainer: ExaminedTrainer) -> str:
+    return "ACCUSED" if trainer.accused else "not accused"
 
 
 def summary(found: Sequence[ExaminedTrainer]) -> str:

@@ -234,12 +234,12 @@ def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
     return replace(requested, **values)
 
 
-def _event(one: Any, name: str) -> Gaussian:
-    if isinstance(one, Gaussian):
-        return one
-    if not isinstance(one, Sequence) or len(one) != 3:
+def _event(event: Any, name: str) -> Gaussian:
+    if isinstance(event, Gaussian):
+        return event
+    if not isinstance(event, Sequence) or len(event) != 3:
         raise ValueError(
-            f"events in the claim of trainer {name} must be (sample rate, noise multiplier, steps), got {one!r}"
+            f"events in the claim of trainer {name} must be (sample rate, noise multiplier, steps), got {event!r}"
         )
-    rate, sigma, steps = one
+    rate, sigma, steps = event
     return Gaussian(float(rate), float(sigma), int(steps))

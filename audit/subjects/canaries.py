@@ -69,12 +69,12 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
     return Finding(metrics, columns, ("claim_violated",) if violated else ())
 
 
-def _apart(model: TrainedRun, found: Canaries) -> bool:
+def _apart(model: TrainedRun, canaries: Canaries) -> bool:
     """True if in every step each canary contributed to its own direction, orthogonal to those of all other canaries.
 
     With isotropic noise, canaries are then independent trials.
     """
-    if found.directions is None:
+    if canaries.directions is None:
         return False
     checked_masks: set[tuple[int, bytes]] = set()
     for step in model.all_steps:
@@ -82,12 +82,12 @@ def _apart(model: TrainedRun, found: Canaries) -> bool:
         # Exact classes only: mixed coordinates, or a coordinate that counts rows, would couple canaries.
         if plan is None or len(plan.blocks) != 1:
             return False
-        codec, place = plan.blocks[0].codec, found.of_step[step.step]
+        codec, place = plan.blocks[0].codec, canaries.of_step[step.step]
         if type(codec) not in (Everything, Coordinates):
             return False
         key = place, codec.kept.cpu().numpy().tobytes() if isinstance(codec, Coordinates) else b""
         if key not in checked_masks:
-            own = codec.encode(found.directions[place])
+            own = codec.encode(canaries.directions[place])
             inner = (own @ own.T).fill_diagonal_(0.0)
             if float(inner.abs().max()) > _ORTHOGONAL:
                 return False

@@ -175,10 +175,10 @@ def by_content(asked: Examples) -> Examples:
     return pick(asked, content_order(asked))
 
 
-def _others(splits: Splits, asked: Examples, device: torch.device) -> Examples:
+def _others(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
     """Returns the examples of the pools that are not candidates."""
     everybody = join(examples_of(splits.private, device), examples_of(splits.non_member, device))
-    return pick(everybody, (~torch.isin(everybody.ids, asked.ids)).nonzero()[:, 0])
+    return pick(everybody, (~torch.isin(everybody.ids, candidates.ids)).nonzero()[:, 0])
 
 
 def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:

@@ -116,13 +116,13 @@ class SharedUpdates:
             arrays=arrays,
         )
 
-    def _found(self, seen: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
+    def _found(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
         """Returns metrics over all targets, and the arrays that they follow from."""
-        named = [(target, target.result) for target in seen if isinstance(target.result, LabelEstimate)]
+        named = [(target, target.result) for target in targets if isinstance(target.result, LabelEstimate)]
         if not named:
-            choices = [target.choice for target in seen if target.choice is not None]
-            arrays = _choices(choices) if choices else _pictures(seen, seen[-1].shared.truth.floor)
-            return summed_up([target.values for target in seen]), arrays
+            choices = [target.choice for target in targets if target.choice is not None]
+            arrays = _choices(choices) if choices else _pictures(targets, targets[-1].shared.truth.floor)
+            return summed_up([target.values for target in targets]), arrays
         public, classes = self._splits.public.labels, self._splits.classes
         batches = [
             LabelledBatch(result.labels, target.labels, public_shares(target.labels, public, classes))
@@ -249,14 +249,14 @@ def _choices(choices: list[Pick]) -> dict[str, Any]:
     }
 
 
-def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
+def _pictures(targets: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
     """Returns columns of true and reconstructed images, flattened (shape in the record's task); null without a result.
 
     The floor, the best guess without any update, is the same image for all, stored in the first row only.
     """
     reconstructions: list[list[float] | None] = []
     matches: list[list[float] | None] = []
-    for target in seen:
+    for target in targets:
         if not isinstance(target.result, Reconstruction):
             continue
         matches += (
@@ -267,9 +267,9 @@ def _pictures(seen: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
         here = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
         reconstructions += here + [None] * (len(target.inputs) - len(here))
     return {
-        "target": [t for t, target in enumerate(seen) for _ in target.inputs],
-        "label": [int(label) for target in seen for label in target.labels],
-        "original": [column(x.flatten()).tolist() for target in seen for x in target.inputs],
+        "target": [t for t, target in enumerate(targets) for _ in target.inputs],
+        "label": [int(label) for target in targets for label in target.labels],
+        "original": [column(x.flatten()).tolist() for target in targets for x in target.inputs],
         "reconstruction": reconstructions,
         "public_match": matches,
         "floor": [*([] if floor is None else [column(floor.flatten()).tolist()]), *[None] * len(reconstructions)][

@@ -372,13 +372,13 @@ def _by_coordinate(codec: Any) -> bool:
     return type(codec) in (Everything, Coordinates, Scaled)
 
 
-def _same(one: StepPlan, other: StepPlan) -> bool:
+def _same(plan: StepPlan, other: StepPlan) -> bool:
     """True if two single-block plans act alike; decided for plain masks and linear post maps only."""
-    if len(one.blocks) != 1 or len(other.blocks) != 1 or one.moves is not None or other.moves is not None:
+    if len(plan.blocks) != 1 or len(other.blocks) != 1 or plan.moves is not None or other.moves is not None:
         return False
-    a, b = one.blocks[0], other.blocks[0]
-    alike = (a.bound, a.query, one.post) == (b.bound, b.query, other.post)
-    if not alike or type(one.post) not in (Identity, Rescale):
+    a, b = plan.blocks[0], other.blocks[0]
+    alike = (a.bound, a.query, plan.post) == (b.bound, b.query, other.post)
+    if not alike or type(plan.post) not in (Identity, Rescale):
         return False
     if type(a.codec) is Everything and type(b.codec) is Everything:
         return True

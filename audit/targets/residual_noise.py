@@ -95,19 +95,19 @@ class Remainders:
         # Into `own`, which is fresh at every call; `noise` belongs to `kept`, which other cells read.
         return own.add_(noise)
 
-    def _left_over(self, step: Step, asked: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a step's noisy sums minus all contributions [m], and the contributions of `asked` to it [n, m].
+    def _left_over(self, step: Step, requested: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns a step's noisy sums minus all contributions [m], and the contributions of `requested` to it [n, m].
 
         Rows are computed from the private data, because an attack may have changed its own copy. In float64: noise
         drawn in float32 reveals members by the last digits of a release, and a remainder rounded to float32 would hide
         that from the audit.
         """
         remainder = self.kept.get(step.key)
-        if remainder is None or not torch.isin(asked, remainder.asked).all():
+        if remainder is None or not torch.isin(requested, remainder.asked).all():
             remainder = self.latest.get(step.key)
-        if remainder is None or not torch.isin(asked, remainder.asked).all():
+        if remainder is None or not torch.isin(requested, remainder.asked).all():
             # Rows for all candidates at once, because each call takes a pass over the batch; unless they are too many.
-            remainder = self._parted(step, candidates if self._few(step, candidates) else asked)
+            remainder = self._parted(step, candidates if self._few(step, candidates) else requested)
             others = sum(other.size for number, other in self.kept.items() if number != step.key)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if others + remainder.size <= _KEPT:
@@ -116,9 +116,9 @@ class Remainders:
                 self.latest.clear()
                 self.latest[step.key] = remainder
         # A candidate that took no part contributed 0.
-        own = remainder.noise.new_zeros(len(asked), len(remainder.noise))
-        joined = torch.isin(asked, remainder.joined)
-        own[joined] = remainder.rows[torch.searchsorted(remainder.joined, asked[joined])].double()
+        own = remainder.noise.new_zeros(len(requested), len(remainder.noise))
+        joined = torch.isin(requested, remainder.joined)
+        own[joined] = remainder.rows[torch.searchsorted(remainder.joined, requested[joined])].double()
         return remainder.noise, own
 
     def _few(self, step: Step, candidates: Tensor) -> bool:
@@ -131,8 +131,8 @@ class Remainders:
         joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
         return joined.to(self.private.inputs.device)
 
-    def _parted(self, step: Step, asked: Tensor) -> LeftOver:
-        """Splits a step's noisy sums into the noise and the rows of the ids `asked`.
+    def _parted(self, step: Step, requested: Tensor) -> LeftOver:
+        """Splits a step's noisy sums into the noise and the rows of the ids `requested`.
 
         All rows of the step are computed, even if few are returned: the last digits of a row depend on the rows in the
         same batch, and only the exact row that was subtracted leaves no trace when it is added back.
@@ -145,9 +145,9 @@ class Remainders:
         for part in took_part.split(max(1, ROWS // layout.dim)) if len(took_part) else ():
             contributed = observed.contributions(private.inputs[part], private.labels[part])
             total += contributed.sum(dim=0, dtype=torch.float64)
-            is_asked = torch.isin(private.ids[part], asked)
-            joined.append(private.ids[part][is_asked])
-            rows.append(contributed[is_asked])
+            is_requested = torch.isin(private.ids[part], requested)
+            joined.append(private.ids[part][is_requested])
+            rows.append(contributed[is_requested])
         # Sorted, for the binary searches of `_left_over`.
         ids, order = torch.cat(joined).sort()
-        return LeftOver(observed.sums.double() - total, asked, ids, torch.cat(rows)[order])
+        return LeftOver(observed.sums.double() - total, requested, ids, torch.cat(rows)[order])

@@ -133,11 +133,13 @@ def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
     return [write_bytes(folder / name, content) for name, content in files.items()]
 
 
-def _verdict(one: Examined) -> str:
+def _verdict(examined: Examined) -> str:
     """Verdict, with a remark if it is not the known one."""
-    if one.claim.should_hold is None:
-        return f"{one.verdict}, of these data"
-    return one.verdict + ("" if one.expected else ", which it should" * (not one.holds) or ", which is not as known")
+    if examined.claim.should_hold is None:
+        return f"{examined.verdict}, of these data"
+    return examined.verdict + (
+        "" if examined.expected else ", which it should" * (not examined.holds) or ", which is not as known"
+    )
 
 
 def _line(c: Comparison) -> str:

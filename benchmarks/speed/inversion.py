@@ -134,9 +134,9 @@ def _ways(
     return in_turn, side_by_side, layout.dim, layout.dim if released is None else released.numel()
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _apart(actual: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest value."""
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
 def _flat(parts: list[Tensor]) -> Tensor:

@@ -146,9 +146,9 @@ def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) ->
     return (coefficients.norm() / rows.double().norm()).square().item()
 
 
-def _cosines(one: Float[Tensor, "dim k"], other: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
+def _cosines(basis: Float[Tensor, "dim k"], other_basis: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
     """Principal cosines of the spans, in float64; neither basis needs to be exactly orthonormal."""
-    a, b = one.double(), other.double()
+    a, b = basis.double(), other_basis.double()
     # Cosines: singular values of L_a^-1 A^T B L_b^-T (Björck & Golub, 1973).
     left, right = torch.linalg.cholesky(a.T @ a), torch.linalg.cholesky(b.T @ b)
     inner = torch.linalg.solve_triangular(left, a.T @ b, upper=False)

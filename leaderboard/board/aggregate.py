@@ -240,10 +240,10 @@ def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
     return best
 
 
-def _has_halves(name: str, one: _Compared) -> bool:
+def _has_halves(name: str, attack: _Compared) -> bool:
     """True if both halves of the candidates have numbers for all seeds of the attack's measurement."""
-    estimates = [over_seeds(name, one.cell, half=half) for half in (CALIBRATION, REPORT)]
-    return all(estimate.seeds == one.estimate.seeds for estimate in estimates)
+    estimates = [over_seeds(name, attack.cell, half=half) for half in (CALIBRATION, REPORT)]
+    return all(estimate.seeds == attack.estimate.seeds for estimate in estimates)
 
 
 def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _Compared | None:

@@ -143,17 +143,17 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
     return wider * max(known) if known else float("inf")
 
 
-def _found(one: _Try) -> str:
-    first, second = one.gains
+def _found(attempt: _Try) -> str:
+    first, second = attempt.gains
     return (
-        f"{one.attack} finds images {GAINS[0].with_unit(first.words(1))} better than the mean public image and "
-        f"{GAINS[1].with_unit(second.words(1))} better than the best public match ({_counted(one)})"
+        f"{attempt.attack} finds images {GAINS[0].with_unit(first.words(1))} better than the mean public image and "
+        f"{GAINS[1].with_unit(second.words(1))} better than the best public match ({_counted(attempt)})"
     )
 
 
-def _counted(one: _Try) -> str:
-    seeds = one.gains[0].n
-    images = sorted({record.metrics[GAINS[0].name].n or 1 for record in one.cell.records.values()})
+def _counted(attempt: _Try) -> str:
+    seeds = attempt.gains[0].n
+    images = sorted({record.metrics[GAINS[0].name].n or 1 for record in attempt.cell.records.values()})
     count = "-".join(str(n) for n in dict.fromkeys((images[0], images[-1])))
     plural = "" if images == [1] else "s"
     return f"{seeds} seed{'' if seeds == 1 else 's'} of {count} image{plural}"

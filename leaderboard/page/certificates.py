@@ -95,13 +95,13 @@ def certificate(results: Path) -> Certificate | None:
     )
 
 
-def _line(one: Any) -> CertificateLine:
-    accused, repetitions = int(one["accused"]), int(one["repetitions"])
+def _line(trainer: Any) -> CertificateLine:
+    accused, repetitions = int(trainer["accused"]), int(trainer["repetitions"])
     return CertificateLine(
-        name=str(one["name"]),
-        about=str(one["about"]),
+        name=str(trainer["name"]),
+        about=str(trainer["about"]),
         accused=f"{accused} of {repetitions}",
-        interval=f"[{float(one['low']):.2f}, {float(one['high']):.2f}]",
-        by=", ".join(str(name) for name in one["by"]),
-        good=2 * accused > repetitions if one["planted"] is True else accused == 0,
+        interval=f"[{float(trainer['low']):.2f}, {float(trainer['high']):.2f}]",
+        by=", ".join(str(name) for name in trainer["by"]),
+        good=2 * accused > repetitions if trainer["planted"] is True else accused == 0,
     )

@@ -226,11 +226,11 @@ def _cell(metric: Metric | None) -> dict[str, str]:
     return {"value": f"{metric.value:.3f}", "ends": ends, "n": f"n = {metric.n}"}
 
 
-def _strongest(one: Strongest) -> str:
-    label = METRICS[one.metric].label
-    ends = "" if one.low is None else f" [{one.low:.3f}, {one.high:.3f}]"
-    how = "of all candidates, for so few have no halves" if one.of_all else "on the half that did not choose it"
-    return f"By {label}: {one.attack}, {one.value:.3f}{ends} {how} (n = {one.n}; chance is {one.chance:g})."
+def _strongest(best: Strongest) -> str:
+    label = METRICS[best.metric].label
+    ends = "" if best.low is None else f" [{best.low:.3f}, {best.high:.3f}]"
+    how = "of all candidates, for so few have no halves" if best.of_all else "on the half that did not choose it"
+    return f"By {label}: {best.attack}, {best.value:.3f}{ends} {how} (n = {best.n}; chance is {best.chance:g})."
 
 
 def _roc(ran: Sequence[MembershipResult], scores: Mapping[str, ndarray], style: Mapping[str, Any]) -> Figure | None:

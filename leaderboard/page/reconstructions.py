@@ -235,16 +235,18 @@ def _collect(
     return made, remarks
 
 
-def _tile(key: _ImageKey, found: _Found, cells: Mapping[str, BoardCell], variants: _Variants, *, several: bool) -> Tile:
+def _tile(
+    key: _ImageKey, reconstructions: _Found, cells: Mapping[str, BoardCell], variants: _Variants, *, several: bool
+) -> Tile:
     shots = []
     for noise, (variant, absent) in variants.items():
-        if noise in found:
-            pair, words = found[noise]
+        if noise in reconstructions:
+            pair, words = reconstructions[noise]
             shots.append(Shot(variant=variant, uri=png(pair.found), words=words))
         else:
             why = "no picture of this one" if noise in cells else absent
             shots.append(Shot(variant=variant, words=f"n/a: {why}"))
-    pair = next(iter(found.values()))[0]
+    pair = next(iter(reconstructions.values()))[0]
     number = f"{key.target + 1}.{key.place + 1}" if several else f"{key.target + 1}"
     return Tile(
         title=f"seed {key.seed}, image {number}, class {pair.label}", original=png(pair.original), shots=tuple(shots)

@@ -374,16 +374,16 @@ def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
     return f"{len(ran)} of {len(known)} attacks"
 
 
-def _with_accuracy(found: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:
+def _with_accuracy(verdict: AuditVerdict, accuracy: Mapping[str, Metric]) -> AuditVerdict:
     """Adds the model's accuracy to "no leak found", since preprocessing unlike the training's hides leaks."""
     inside, outside = accuracy["members"].value, accuracy["non_members"].value
-    if found.word != "no leak found" or inside is None or outside is None:
-        return found
+    if verdict.word != "no leak found" or inside is None or outside is None:
+        return verdict
     caveat = (
         f"The model is right on {inside:.1%} of members and {outside:.1%} of non-members; where its training had other "
         "numbers, it was fed otherwise, and this says nothing."
     )
-    return replace(found, sentence=f"{found.sentence} {caveat}")
+    return replace(verdict, sentence=f"{verdict.sentence} {caveat}")
 
 
 def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:

@@ -154,13 +154,13 @@ def _report(
     loaded: LoadedModel,
     looked: Preflight,
     bank: AnsweredBank | None,
-    found: ModelAudit,
-    seen: TranscriptVerdict | None,
+    audit: ModelAudit,
+    transcript_verdict: TranscriptVerdict | None,
 ) -> AuditReport:
     """Judges the rules, and returns the report with the sections that follow from the request and its files."""
     groups = loaded.groups
     return audit_report(
-        found,
+        audit,
         groups.names,
         model=ModelFile(
             file=request.checkpoint.name,
@@ -179,10 +179,13 @@ def _report(
             shadows=None if bank is None else ShadowsReport(models=bank.models, source=bank.source),
         ),
         preflight=looked.report,
-        smallest_leak=_smallest_leak(request, groups, sum(outcome.scores is not None for outcome in found.outcomes)),
-        transcript=None if seen is None else seen.report(refuted=found.verdict.refuted),
-        rules=judged(request.rules, found.measured, found.verdict),
-        not_tested=(*_untested(found, request, transcript=seen is not None), *(seen.skipped if seen else ())),
+        smallest_leak=_smallest_leak(request, groups, sum(outcome.scores is not None for outcome in audit.outcomes)),
+        transcript=None if transcript_verdict is None else transcript_verdict.report(refuted=audit.verdict.refuted),
+        rules=judged(request.rules, audit.measured, audit.verdict),
+        not_tested=(
+            *_untested(audit, request, transcript=transcript_verdict is not None),
+            *(transcript_verdict.skipped if transcript_verdict else ()),
+        ),
         command=tuple(request.command),
     )
 
@@ -218,15 +221,15 @@ def _transcript(
     )
 
 
-def _untested(found: ModelAudit, request: ModelAuditRequest, *, transcript: bool) -> list[str]:
+def _untested(audit: ModelAudit, request: ModelAuditRequest, *, transcript: bool) -> list[str]:
     """Returns a sentence for each attack or measurement that was not tested, with the option that enables it."""
     lacking: dict[str, list[str]] = {}
-    for outcome in found.outcomes:
+    for outcome in audit.outcomes:
         if outcome.missing:
             lacking.setdefault(way_out(outcome.missing), []).append(outcome.name)
     reasons = [f"{', '.join(names)}: pass {option}" for option, names in lacking.items()]
-    reasons += [outcome.why_not for outcome in found.outcomes if outcome.scores is None and not outcome.missing]
-    ran = {outcome.name for outcome in found.outcomes}
+    reasons += [outcome.why_not for outcome in audit.outcomes if outcome.scores is None and not outcome.missing]
+    ran = {outcome.name for outcome in audit.outcomes}
     if excluded := [name for name in known_attacks(transcript) if name not in ran]:
         reasons.append(f"{', '.join(excluded)}: left out by --attacks")
     if not transcript:

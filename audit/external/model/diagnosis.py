@@ -206,9 +206,9 @@ def _scales(inputs: Tensor) -> list[Preprocess]:
     return made
 
 
-def _assigned(told: ndarray, true: ndarray, classes: int) -> ndarray:
+def _assigned(predictions: ndarray, true: ndarray, classes: int) -> ndarray:
     """Returns a distinct guess for each label, by the most matching examples; ties leave a label as it is."""
-    table = _table(told, true, classes).astype(np.float64)
+    table = _table(predictions, true, classes).astype(np.float64)
     table[np.arange(classes), np.arange(classes)] += 0.5
     return optimize.linear_sum_assignment(table, maximize=True)[1]
 

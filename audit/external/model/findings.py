@@ -239,16 +239,18 @@ def allowed_by(curve: TradeOff) -> dict[str, float]:
     return {"auc": curve.auc, "tpr_at_1pct_fpr": curve.tpr_at(0.01)}
 
 
-def _groups(one: AttackOutcome, members: Int[ndarray, " m"]) -> tuple[Float[ndarray, " p"], Float[ndarray, " q"], int]:
+def _groups(
+    outcome: AttackOutcome, members: Int[ndarray, " m"]
+) -> tuple[Float[ndarray, " p"], Float[ndarray, " q"], int]:
     """Returns scores of members and of non-members in the order of ids, and the seed of their matching."""
-    assert one.scores is not None  # noqa: S101 -- by contract
-    ids, values = one.scores.ids.cpu().numpy(), one.scores.scores.double().cpu().numpy()
+    assert outcome.scores is not None  # noqa: S101 -- by contract
+    ids, values = outcome.scores.ids.cpu().numpy(), outcome.scores.scores.double().cpu().numpy()
     order = np.argsort(ids)
     ids, values = ids[order], values[order]
     inside: Bool[ndarray, " n"] = np.isin(ids, members)
     return values[inside], values[~inside], seed_of_split(ids, inside)
 
 
-def _value(one: AttackOutcome, metric: str) -> float | None:
-    measurement = one.metrics.get(metric)
+def _value(outcome: AttackOutcome, metric: str) -> float | None:
+    measurement = outcome.metrics.get(metric)
     return None if measurement is None else measurement.value

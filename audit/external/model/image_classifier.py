@@ -291,15 +291,15 @@ def _offline() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def _labels(found: Any) -> tuple[str, ...]:
+def _labels(id2label: Any) -> tuple[str, ...]:
     """Returns the name of each class, in the order of the logits."""
-    if not isinstance(found, dict) or not found:
+    if not isinstance(id2label, dict) or not id2label:
         return ()
-    if found.keys() != {str(index) for index in range(len(found))} or not all(
-        isinstance(label, str) for label in found.values()
+    if id2label.keys() != {str(index) for index in range(len(id2label))} or not all(
+        isinstance(label, str) for label in id2label.values()
     ):
         raise FileRefused(f"id2label in {_CONFIG} must map 0, 1, ... to texts")
-    return tuple("".join(c for c in found[str(index)][:80] if c.isprintable()) for index in range(len(found)))
+    return tuple("".join(c for c in id2label[str(index)][:80] if c.isprintable()) for index in range(len(id2label)))
 
 
 def _input_shape(settings: Mapping[str, Any]) -> tuple[int, ...] | None:

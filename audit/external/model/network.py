@@ -229,9 +229,9 @@ def _report(
     return "\n".join([*lines, way_out if own_code else _closest(given)])
 
 
-def _listed(what: str, found: list[str]) -> list[str]:
-    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return [f"  {what}: {'; '.join([*found[:_SHOWN], *more])}"] if found else []
+def _listed(what: str, tensors: list[str]) -> list[str]:
+    more = [f"and {len(tensors) - _SHOWN} more"] if len(tensors) > _SHOWN else []
+    return [f"  {what}: {'; '.join([*tensors[:_SHOWN], *more])}"] if tensors else []
 
 
 def _closest(given: Mapping[str, Tensor]) -> str:

@@ -98,7 +98,7 @@ def own_shadows(
 
 
 def _answers(
-    audited: Audited, train: Train, own: Examples, seen: Tensor, labels: Tensor, seed: int
+    audited: Audited, train: Train, own: Examples, views: Tensor, labels: Tensor, seed: int
 ) -> tuple[dict[str, Tensor], str]:
     """Trains a model and returns its answers, and a sentence on their format unless they are logits."""
     device, classes = own.inputs.device, audited.classes
@@ -114,27 +114,27 @@ def _answers(
             ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"--train must return a torch.nn.Module, got {type(model).__name__}")
-    of_views = labels.repeat_interleave(seen.shape[1])
-    model, note = answering_logits(model.to(device).eval(), seen.flatten(0, 1), of_views)
+    of_views = labels.repeat_interleave(views.shape[1])
+    model, note = answering_logits(model.to(device).eval(), views.flatten(0, 1), of_views)
     public = own.inputs.new_zeros(0, *own.inputs.shape[1:]) if audited.population is None else audited.population.inputs
-    logits = logits_of(model, seen.flatten(0, 1))
+    logits = logits_of(model, views.flatten(0, 1))
     if logits.ndim != 2 or logits.shape[1] != classes:
         raise ValueError(
             f"--train must return a model of {classes} classes, as the audited one, got {list(logits.shape)}"
         )
     population = logits_of(model, public) if len(public) else logits.new_zeros(0, classes)
     answers = {
-        "logits": logits.unflatten(0, seen.shape[:2]).float().cpu().contiguous(),
+        "logits": logits.unflatten(0, views.shape[:2]).float().cpu().contiguous(),
         "population": population.float().cpu().contiguous(),
     }
     return answers, note
 
 
-def _digest(asked: Examples, population: Examples | None) -> str:
+def _digest(candidates: Examples, population: Examples | None) -> str:
     """Returns a digest of the candidates, whatever their order, and of the public examples."""
-    order = asked.ids.argsort()
+    order = candidates.ids.argsort()
     digest = hashlib.sha256()
-    parts = [asked.ids[order], asked.inputs[order], asked.labels[order]]
+    parts = [candidates.ids[order], candidates.inputs[order], candidates.labels[order]]
     if population is not None:
         parts += [population.inputs, population.labels]
     for part in parts:

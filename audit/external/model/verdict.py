@@ -167,10 +167,10 @@ def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float)
     )
 
 
-def _missed(by: Sequence[Strongest], found: Strongest | None) -> str:
+def _missed(by: Sequence[Strongest], averages: Strongest | None) -> str:
     """Returns why an average over all candidates misses the evidence; empty if it does not."""
     most = next((best for best in by if best.metric == "auc"), None)
-    if found or most is None:
+    if averages or most is None:
         return ""
     return (
         f" An AUC is an average over all candidates, here {most.value:.3f} by {most.attack}, and misses what is leaked "
@@ -222,8 +222,8 @@ def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]
     return epsilon_bound(outcomes, members, delta=0.0, level=0.95, split="unknown")
 
 
-def _answered(found: EpsilonBound) -> str:
-    return f"{found.attack} was right in {found.correct} of {found.guessed} answers to which of two was trained on"
+def _answered(bound: EpsilonBound) -> str:
+    return f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
 
 
 def _within(bound: EpsilonBound | str) -> bool:
@@ -231,22 +231,22 @@ def _within(bound: EpsilonBound | str) -> bool:
     return isinstance(bound, str) or (bound.claimed is not None and bound.value <= bound.claimed)
 
 
-def _undecided(one: Strongest, detectable: float) -> bool:
+def _undecided(best: Strongest, detectable: float) -> bool:
     """Returns whether a value that proves no leak is too large for "no leak found"."""
     # The largest of several attacks' values on all candidates is biased: it proves nothing, and excludes nothing.
-    if one.of_all and one.low is not None and one.low > one.chance:
+    if best.of_all and best.low is not None and best.low > best.chance:
         return True
-    return one.metric == "auc" and one.value >= detectable
+    return best.metric == "auc" and best.value >= detectable
 
 
-def _words(one: Strongest) -> str:
-    ends = "" if one.low is None or one.high is None else f" [{one.low:.3f}, {one.high:.3f}]"
-    if one.metric == "auc":
-        most = "" if one.allowed is None else f", the claim allows {one.allowed:.3f}"
-        return f"{one.attack} has an AUC of {one.value:.3f}{ends} (0.5 is chance{most})"
-    most = "" if one.allowed is None else f", the claim allows {one.allowed:.1%}"
-    return f"{one.attack} finds {one.value:.1%} of members at 1 % false alarms{_percent(one)} (1 % is chance{most})"
+def _words(best: Strongest) -> str:
+    ends = "" if best.low is None or best.high is None else f" [{best.low:.3f}, {best.high:.3f}]"
+    if best.metric == "auc":
+        most = "" if best.allowed is None else f", the claim allows {best.allowed:.3f}"
+        return f"{best.attack} has an AUC of {best.value:.3f}{ends} (0.5 is chance{most})"
+    most = "" if best.allowed is None else f", the claim allows {best.allowed:.1%}"
+    return f"{best.attack} finds {best.value:.1%} of members at 1 % false alarms{_percent(best)} (1 % is chance{most})"
 
 
-def _percent(one: Strongest) -> str:
-    return "" if one.low is None or one.high is None else f" [{one.low:.1%}, {one.high:.1%}]"
+def _percent(best: Strongest) -> str:
+    return "" if best.low is None or best.high is None else f" [{best.low:.1%}, {best.high:.1%}]"

@@ -359,13 +359,13 @@ def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str
     return problems
 
 
-def _same(expected: Tensor, found: Tensor | None, step: WatchedStep) -> bool:
+def _same(expected: Tensor, parameters: Tensor | None, step: WatchedStep) -> bool:
     """Returns whether parameters are as expected, to the rounding of a step."""
-    if found is None or step.lr is None:
+    if parameters is None or step.lr is None:
         return True
     moved = step.lr * float(step.released.double().norm())
     rounding = torch.finfo(expected.dtype).eps * float(expected.double().norm())
-    return float((expected.double() - found.double()).norm()) <= 1e-3 * moved + 4 * rounding
+    return float((expected.double() - parameters.double()).norm()) <= 1e-3 * moved + 4 * rounding
 
 
 def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, ratio: float) -> float | None:

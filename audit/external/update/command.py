@@ -78,27 +78,27 @@ def _attacked(
     return informed, findings
 
 
-def _compared(loaded: LoadedUpdate, found: Sequence[UpdateFinding], seed: int) -> dict[str, GuessComparison]:
+def _compared(loaded: LoadedUpdate, findings: Sequence[UpdateFinding], seed: int) -> dict[str, GuessComparison]:
     """Compares the reconstructions of each attack with guesses."""
     target = observed(loaded.shared, loaded.world, kind="reconstruction")
     return {
         finding.name: comparison
-        for finding in found
+        for finding in findings
         if isinstance(finding.result, Reconstruction)
         and (comparison := beside_guesses(target, finding.result, seed=seed)) is not None
     }
 
 
 def _report(
-    request: UpdateAuditRequest, loaded: LoadedUpdate, informed: SharedFile, found: Sequence[UpdateFinding]
+    request: UpdateAuditRequest, loaded: LoadedUpdate, informed: SharedFile, findings: Sequence[UpdateFinding]
 ) -> UpdateReport:
     """Judges the results, and returns the whole report."""
     shared, world, sources, names = loaded.shared, loaded.world, loaded.sources, loaded.names
     equations = ranks(loaded.model, world.input_shape, seed=request.seed)
-    compared, rate = _compared(loaded, found, request.seed), rate_of(found)
+    compared, rate = _compared(loaded, findings, request.seed), rate_of(findings)
     read = shared.convention.unreadable or shared.convention.ambiguous
     return UpdateReport(
-        verdict=verdict_of(found, compared, names, rate, doubt=read or contradicted_labels(found, loaded.labels)),
+        verdict=verdict_of(findings, compared, names, rate, doubt=read or contradicted_labels(findings, loaded.labels)),
         model=ModelBeforeStep(file=request.checkpoint.name, sha256=loaded.before.sha256, architecture=request.model),
         update=UpdateFile(
             file=request.update.name,
@@ -120,14 +120,14 @@ def _report(
         classes=world.classes,
         parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
         seed=request.seed,
-        attacks=tuple(result_of(finding, compared.get(finding.name), names, rate) for finding in found),
+        attacks=tuple(result_of(finding, compared.get(finding.name), names, rate) for finding in findings),
         notes=(
             *[note for source in sources.values() for note in source.notes],
             *informed.notes,
             *filter(None, [shared.convention.ambiguous]),
         ),
         ranks=ranks_report(equations),
-        not_tested=tuple(_untested(found, request, labels=informed.labels is not None)),
+        not_tested=tuple(_untested(findings, request, labels=informed.labels is not None)),
         command=tuple(request.command),
         device=str(request.device),
         provenance=library(),
@@ -135,10 +135,10 @@ def _report(
     )
 
 
-def _untested(found: Sequence[UpdateFinding], request: UpdateAuditRequest, *, labels: bool) -> list[str]:
+def _untested(findings: Sequence[UpdateFinding], request: UpdateAuditRequest, *, labels: bool) -> list[str]:
     """Lists the tests not run, a sentence each, with the option that enables them."""
-    sentences = [finding.why_not for finding in found if finding.why_not]
-    tried = {finding.name for finding in found}
+    sentences = [finding.why_not for finding in findings if finding.why_not]
+    tried = {finding.name for finding in findings}
     if others := [
         name for name, kind in sorted(_on_updates().items()) if kind == "reconstruction" and name not in tried
     ]:
@@ -220,16 +220,16 @@ def _attacks(request: UpdateAuditRequest) -> list[tuple[str, Mapping[str, Any]]]
     return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in wanted)]
 
 
-def _write(folder: Path, report: UpdateReport, found: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:
+def _write(folder: Path, report: UpdateReport, findings: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:
     """Writes arrays first, and last the document with their digests, so that a document implies all its files."""
-    results = {finding.name: finding.result for finding in found if isinstance(finding.result, Reconstruction)}
+    results = {finding.name: finding.result for finding in findings if isinstance(finding.result, Reconstruction)}
     file = io.BytesIO()
     arrays = {name: result.inputs.detach().cpu().numpy() for name, result in results.items()}
     np.savez(file, **arrays)  # pyright: ignore[reportArgumentType] -- names of arrays
     write_bytes(folder / UpdateReport.ARRAYS, file.getvalue())
     files = {UpdateReport.ARRAYS: digest_of_bytes(file.getvalue())}
     columns: dict[str, Any] = {"name": list(names)}
-    for finding in found:
+    for finding in findings:
         if finding.q_values:
             columns |= {f"p_value_{finding.name}": finding.p_values, f"q_value_{finding.name}": finding.q_values}
     if len(columns) > 1:

@@ -61,12 +61,12 @@ def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> 
     )
 
 
-def _nearer(left: float, guessed: float, *, noise: float, free: int) -> bool:
+def _nearer(residual: float, guessed: float, *, noise: float, free: int) -> bool:
     """Returns whether a distance is below a guess's by more than `free` numbers can gain on `noise` units of noise."""
     if noise <= 0:
-        return left < NEARER * guessed
+        return residual < NEARER * guessed
     fitted = min(float(free), noise)
-    return guessed - left > fitted + DEVIATIONS * math.sqrt(2 * noise)
+    return guessed - residual > fitted + DEVIATIONS * math.sqrt(2 * noise)
 
 
 def _guess(target: Observation, labels: Tensor, coins: torch.Generator) -> Tensor:

@@ -63,15 +63,15 @@ def verdict_of(
     return UpdateVerdict(word="no leak shown", sentence=f"{ran}, and none returned more than a public guess; {nobody}.")
 
 
-def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:
+def _certain(findings: Sequence[UpdateFinding], names: Sequence[str], rate: float) -> list[str]:
     """Lists results proved of the batch, or shown by a test."""
     proved = {
         finding.name: int(finding.result.certified.sum())
-        for finding in found
+        for finding in findings
         if isinstance(finding.result, Reconstruction) and finding.result.certified is not None
     }
     best = max(proved, key=lambda name: proved[name], default="")
-    shown, said = set[int]().union(*(shown_places(finding, rate) for finding in found)), []
+    shown, said = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
     if best and proved[best]:
         said.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
     if shown:
@@ -82,10 +82,10 @@ def _certain(found: Sequence[UpdateFinding], names: Sequence[str], rate: float) 
     return said
 
 
-def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
+def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
     """Lists unproved results better than a public guess: labels, then the inputs that explain the update best."""
     said = []
-    for finding in found:
+    for finding in findings:
         if not isinstance(finding.result, LabelEstimate):
             continue
         # If several counts are possible, only labels common to all of them.
@@ -97,7 +97,7 @@ def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessCompa
     # Proved inputs are already reported, and inspection adds nothing to a proof.
     proved = {
         finding.name
-        for finding in found
+        for finding in findings
         if isinstance(finding.result, Reconstruction)
         and finding.result.certified is not None
         and bool(finding.result.certified.all())
@@ -105,7 +105,9 @@ def _recovered(found: Sequence[UpdateFinding], compared: Mapping[str, GuessCompa
     if unproved := {name: comparison for name, comparison in better.items() if name not in proved}:
         best = min(unproved, key=lambda name: unproved[name].unexplained)
         counts = {
-            finding.name: len(finding.result.inputs) for finding in found if isinstance(finding.result, Reconstruction)
+            finding.name: len(finding.result.inputs)
+            for finding in findings
+            if isinstance(finding.result, Reconstruction)
         }
         rest = [name for name in unproved if name != best]
         said.append(

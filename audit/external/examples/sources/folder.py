@@ -84,7 +84,7 @@ def _by_folder(source: str, images: list[str]) -> tuple[tuple[str, ...], list[in
     return names, [number[name.partition("/")[0]] for name in images]
 
 
-def _by_file(source: str, labels: Path, there: set[str]) -> tuple[list[str], list[int]]:
+def _by_file(source: str, labels: Path, images: set[str]) -> tuple[list[str], list[int]]:
     """Returns images and labels in the order of a table with columns file and label."""
     try:
         with labels.open(newline="", encoding="utf-8") as opened:
@@ -94,7 +94,7 @@ def _by_file(source: str, labels: Path, there: set[str]) -> tuple[list[str], lis
     if not rows or not {"file", "label"} <= set(rows[0]):
         got = ", ".join(map(str, rows[0])) if rows else "no row"
         raise ValueError(f"labels {labels.name} must have columns file and label, got {got}")
-    strange = [row["file"] for row in rows if row["file"] not in there]
+    strange = [row["file"] for row in rows if row["file"] not in images]
     if strange:
         raise ValueError(f"files of {labels.name} must be images of {source}, got {strange[0]!r}")
     wrong = [row["label"] for row in rows if not (row["label"] or "").strip().isdecimal()]
