@@ -155,17 +155,17 @@ def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, 
     raise NotApplicable(f"the first layer must be linear on the flattened input, got {got}")
 
 
-def _parameters_of(one: Operation, network: Network, trained: tuple[str, ...]) -> tuple[str, str]:
-    words = one.words or one.name
-    if one.weight is None or one.bias is None:
+def _parameters_of(operation: Operation, network: Network, trained: tuple[str, ...]) -> tuple[str, str]:
+    words = operation.words or operation.name
+    if operation.weight is None or operation.bias is None:
         raise NotApplicable(f"the first layer must have a bias, whose gradient divides, and {words} has none")
-    if frozen := [name for name in (one.weight, one.bias) if name not in trained]:
+    if frozen := [name for name in (operation.weight, operation.bias) if name not in trained]:
         raise NotApplicable(f"the first layer must be trained, and {' and '.join(frozen)} is not")
-    users = [other for other in network.operations if one.weight in (other.weight, other.bias)]
-    users += [other for other in network.operations if one.bias in (other.weight, other.bias)]
-    if any(other is not one for other in users):
+    users = [other for other in network.operations if operation.weight in (other.weight, other.bias)]
+    users += [other for other in network.operations if operation.bias in (other.weight, other.bias)]
+    if any(other is not operation for other in users):
         raise NotApplicable(f"the first layer's parameters must be its own, and {words} shares them")
-    return one.weight, one.bias
+    return operation.weight, operation.bias
 
 
 def _shown(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
@@ -270,24 +270,24 @@ def _from_basis(
     return _SoleInput(right=right, known=everything, errors=errors[rows:], shows=shows)
 
 
-def _one(target: Observation, found: _SoleInput, *, restarts: int = 1) -> Reconstruction:
+def _one(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> Reconstruction:
     """Returns the result of a batch of size 1."""
-    inputs = _inputs(target, found.right[None], found.known[None])
+    inputs = _inputs(target, sole_input.right[None], sole_input.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
     labels, unexplained = labelled(target, inputs, everything)
     objective = float(unexplained[0])
     noisy = bool(granted(target.noise_std).any())
-    exact = not noisy and bool(found.known.all()) and objective < _rounding(target)
-    off = None if found.errors is None else _root_mean_square(found.errors[None], found.known[None])
+    exact = not noisy and bool(sole_input.known.all()) and objective < _rounding(target)
+    off = None if sole_input.errors is None else _root_mean_square(sole_input.errors[None], sole_input.known[None])
     reliable = off is None or float(off[0]) <= RELIABLE * (target.input_high - target.input_low)
     return Reconstruction(
         inputs=inputs,
         labels=labels,
         objective=objective,
         restarts=restarts,
-        status="ok" if found.shows and reliable else "degraded",
+        status="ok" if sole_input.shows and reliable else "degraded",
         certified=torch.tensor([exact], device=inputs.device),
-        determined=found.known.view(1, *target.input_shape),
+        determined=sole_input.known.view(1, *target.input_shape),
         expected_error=off,
     )
 

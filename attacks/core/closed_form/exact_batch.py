@@ -144,16 +144,16 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
     return _KnownPart(layer=layer, found=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
 
 
-def _told(left: Tensor, seen: Tensor) -> Tensor:
+def _told(left_factor: Tensor, observed: Tensor) -> Tensor:
     """Returns the columns [n] whose known entries decide them: enough neurons that are on, in every direction.
 
     Args:
-        left: [m, b], orthonormal columns.
-        seen: bool [m, n].
+        left_factor: [m, b], orthonormal columns.
+        observed: bool [m, n].
     """
-    rank = left.shape[1]
-    pairs = (left[:, :, None] * left[:, None]).reshape(len(left), -1)
-    systems = (seen.to(left).T @ pairs).view(-1, rank, rank)
+    rank = left_factor.shape[1]
+    pairs = (left_factor[:, :, None] * left_factor[:, None]).reshape(len(left_factor), -1)
+    systems = (observed.to(left_factor).T @ pairs).view(-1, rank, rank)
     return torch.linalg.eigvalsh(systems)[:, 0] > TOLD**2
 
 
@@ -276,12 +276,12 @@ def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
     return best
 
 
-def _inputs(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Returns network inputs [k, *input_shape], columns [k, positions, m] and rows [k, positions, n]; float64."""
     layer = known.layer
-    full = one.rows.new_full((len(one.rows), len(known.in_columns)), (target.input_low + target.input_high) / 2)
-    full[:, known.in_columns] = one.rows
-    columns = one.columns.T
+    full = factors.rows.new_full((len(factors.rows), len(known.in_columns)), (target.input_low + target.input_high) / 2)
+    full[:, known.in_columns] = factors.rows
+    columns = factors.columns.T
     if layer.positions == 1:
         full, columns = full[:, None], columns[:, None]
     else:
@@ -337,27 +337,27 @@ def _covered(layer: InputLayer) -> bool:
     return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
 
 
-def _all_certified(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> bool:
+def _all_certified(target: Observation, known: _KnownPart, factors: Unmixed, eps: float) -> bool:
     try:
-        inputs, columns, rows = _inputs(target, known, one, eps)
+        inputs, columns, rows = _inputs(target, known, factors, eps)
     except InconsistentObservation:
         return False
-    whole = len(inputs) * known.layer.positions == len(one.rows)
+    whole = len(inputs) * known.layer.positions == len(factors.rows)
     return whole and bool(_verdicts(target, known, inputs, columns, rows, eps)[0].all())
 
 
-def _result(target: Observation, known: _KnownPart, one: Unmixed, eps: float) -> Reconstruction:
-    inputs, columns, rows = _inputs(target, known, one, eps)
+def _result(target: Observation, known: _KnownPart, factors: Unmixed, eps: float) -> Reconstruction:
+    inputs, columns, rows = _inputs(target, known, factors, eps)
     proved, explains, labels, copies = _verdicts(target, known, inputs, columns, rows, eps)
     shown = inputs.nan_to_num().clamp(target.input_low, target.input_high).to(target.released)
     determined = None
     if not bool(known.in_columns.all()):
         determined = known.in_columns.expand(len(shown), -1).reshape(shown.shape)
-    complete = len(inputs) * known.layer.positions == len(one.rows)
+    complete = len(inputs) * known.layer.positions == len(factors.rows)
     return Reconstruction(
         inputs=shown.repeat_interleave(copies, dim=0),
         labels=labels.repeat_interleave(copies),
-        objective=1 - one.score,
+        objective=1 - factors.score,
         status="ok" if complete and _covered(known.layer) and bool(explains.all()) else "degraded",
         certified=proved.repeat_interleave(copies),
         determined=None if determined is None else determined.repeat_interleave(copies, dim=0),

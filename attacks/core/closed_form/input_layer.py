@@ -259,35 +259,39 @@ def undone(layer: InputLayer, rows: Tensor) -> Tensor:
     return rows
 
 
-def _undo(one: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+def _undo(operation: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
     tiny = 1e-12  # keeps values that noise pushed out of an activation's range inside of it
-    if one.kind == "tanh":
+    if operation.kind == "tanh":
         return rows.clamp(-1 + tiny, 1 - tiny).atanh()
-    if one.kind == "sigmoid":
+    if operation.kind == "sigmoid":
         return rows.clamp(tiny, 1 - tiny).logit()
-    if one.kind == "leaky_relu":
-        slope = float(one.settings["slope"])
+    if operation.kind == "leaky_relu":
+        slope = float(operation.settings["slope"])
         if not slope > 0:
-            raise NotApplicable(f"{one.words or one.name} must have a positive slope to be undone, got {slope}")
+            raise NotApplicable(
+                f"{operation.words or operation.name} must have a positive slope to be undone, got {slope}"
+            )
         return torch.where(rows < 0, rows / slope, rows)
-    if one.kind == "batch_norm":
+    if operation.kind == "batch_norm":
         by_channel = (1, -1, *[1] * (rows.ndim - 2))
-        value = {name: parameters[one.settings[name]].double() for name in ("mean", "variance")}
-        factor = (value["variance"] + one.settings["eps"]).rsqrt()
-        factor = factor if one.weight is None else factor * parameters[one.weight].double()
-        shift = factor.new_zeros(()) if one.bias is None else parameters[one.bias].double().view(by_channel)
+        value = {name: parameters[operation.settings[name]].double() for name in ("mean", "variance")}
+        factor = (value["variance"] + operation.settings["eps"]).rsqrt()
+        factor = factor if operation.weight is None else factor * parameters[operation.weight].double()
+        shift = factor.new_zeros(()) if operation.bias is None else parameters[operation.bias].double().view(by_channel)
         if not bool(factor.all()):
-            raise NotApplicable(f"{one.words or one.name} must keep every channel to be undone, and it multiplies by 0")
+            raise NotApplicable(
+                f"{operation.words or operation.name} must keep every channel to be undone, and it multiplies by 0"
+            )
         return (rows - shift) / factor.view(by_channel) + value["mean"].view(by_channel)
-    if one.kind == "linear" and one.weight is not None:
-        weight = parameters[one.weight].double()
+    if operation.kind == "linear" and operation.weight is not None:
+        weight = parameters[operation.weight].double()
         size = torch.linalg.svdvals(weight)
         if weight.shape[0] < weight.shape[1] or float(size[-1]) < 1e-8 * float(size[0]):
             raise NotApplicable(
-                f"{one.words or one.name} must keep all of its {weight.shape[1]} inputs to be undone, and it maps them "
-                f"to {int((size >= 1e-8 * size[0]).sum())} dimensions"
+                f"{operation.words or operation.name} must keep all of its {weight.shape[1]} inputs to be undone, and "
+                f"it maps them to {int((size >= 1e-8 * size[0]).sum())} dimensions"
             )
-        shifted = rows if one.bias is None else rows - parameters[one.bias].double()
+        shifted = rows if operation.bias is None else rows - parameters[operation.bias].double()
         return least_squares(weight, shifted.T).T
     return rows
 

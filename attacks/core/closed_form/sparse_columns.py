@@ -211,14 +211,14 @@ def filled(directions: Tensor, rank: int) -> Tensor:
     return torch.cat([directions, rest]).T
 
 
-def _least(left: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _least(left_factor: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Returns unit vectors [k, b] of the least weighted sum of squared rows, and [k] the least across them.
 
     Args:
-        left: [m, b], b at least 2.
+        left_factor: [m, b], b at least 2.
         weights: weights of the rows [k, m].
     """
-    rank = left.shape[1]
-    pairs = (left[:, :, None] * left[:, None]).reshape(len(left), -1)
+    rank = left_factor.shape[1]
+    pairs = (left_factor[:, :, None] * left_factor[:, None]).reshape(len(left_factor), -1)
     values, vectors = torch.linalg.eigh((weights @ pairs).view(-1, rank, rank))
     return vectors[..., 0], values[..., 1]

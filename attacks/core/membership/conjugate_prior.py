@@ -192,17 +192,17 @@ def _bounded(logarithms: Tensor) -> Tensor:
     return middle + half * ((logarithms - middle) / half).tanh()
 
 
-def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:
+def _starts(summary: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"]]:
     """Returns logarithms of kappa, alpha and beta as starts of a search.
 
     Args:
-        seen: summaries of the subjects.
+        summary: summaries of the subjects.
         away: deviation of each subject's mean from its expected value.
     """
-    several = seen.count > 1
-    half = (seen.count[several] - 1) / 2
-    variances = seen.squares[several] / (2 * half)
-    within, between = seen.squares.sum() / (2 * half.sum()), away.square().mean().clamp(min=LEAST_VARIANCE)
+    several = summary.count > 1
+    half = (summary.count[several] - 1) / 2
+    variances = summary.squares[several] / (2 * half)
+    within, between = summary.squares.sum() / (2 * half.sum()), away.square().mean().clamp(min=LEAST_VARIANCE)
     # A prior of the variance worth four values, of the pooled variance.
     pooled = torch.stack([(within / between).log(), torch.full_like(within, 2.0).log(), (2 * within).log()])
     # By moments of the logarithms of variances, each the variance times a chi-squared number over its freedom.
@@ -210,7 +210,7 @@ def _starts(seen: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, " 3"
     spread = float(logs.var(correction=0) - torch.polygamma(1, half).mean())
     shape: Any = brentq(lambda a: polygamma(1, a) - min(max(spread, 1e-6), 1e6), 1e-4, 1e7)
     scale = logs.mean() + digamma(shape) - (torch.digamma(half) - half.log()).mean()
-    ratios = (away[several].square() / variances - 1 / seen.count[several]).clamp(min=1e-6)  # of 1 / kappa each
+    ratios = (away[several].square() / variances - 1 / summary.count[several]).clamp(min=1e-6)  # of 1 / kappa each
     alpha = torch.full_like(scale, math.log(shape))
     kappas = -ratios.median().log(), torch.zeros_like(scale)
     return [pooled, *(torch.stack([kappa, alpha, scale]) for kappa in kappas)]

@@ -236,7 +236,7 @@ def factored(
 
 
 def _agrees(
-    found: GuessGradients,
+    factored_model: GuessGradients,
     model: nn.Module,
     loss: Loss,
     layout: Layout,
@@ -252,11 +252,11 @@ def _agrees(
     wide = reference.double()
     gram, first = wide @ wide.T, layout.unflatten(reference[0])
     size = gram.diagonal().max()
-    inner, squares = (part.detach() for part in found.compared(inputs.unsqueeze(1), labels, first, None))
+    inner, squares = (part.detach() for part in factored_model.compared(inputs.unsqueeze(1), labels, first, None))
     # The sum over a batch of two also contains the products between examples.
-    both = found.compared(inputs.unsqueeze(0), labels, first, torch.ones_like)[1].detach()
+    both = factored_model.compared(inputs.unsqueeze(0), labels, first, torch.ones_like)[1].detach()
     apart = torch.stack([*(inner - gram[0]), *(squares - gram.diagonal()), (both - gram.sum())[0]])
-    off = (found.rows(inputs, labels).detach() - reference).norm(dim=1).max()
+    off = (factored_model.rows(inputs, labels).detach() - reference).norm(dim=1).max()
     return bool((apart.abs() <= _AGREE * size).all() and off <= _AGREE * size.sqrt())
 
 

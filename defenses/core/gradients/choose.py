@@ -215,12 +215,12 @@ def _joined(reason: str, kind: type[PerExample], why: str) -> str:
     return reason or _line(why)
 
 
-def _note(kind: type[PerExample], asked: str, reason: str) -> str:
+def _note(kind: type[PerExample], requested: str, reason: str) -> str:
     if not reason:
         return kind.name
     if kind is InOrder:
         return f"{kind.name} (contiguous: {reason})"
-    return kind.name if asked == kind.name else f"{kind.name} (no {Layerwise.name}: {reason})"
+    return kind.name if requested == kind.name else f"{kind.name} (no {Layerwise.name}: {reason})"
 
 
 def refuse_name(name: str) -> None:
@@ -463,9 +463,9 @@ def _moved(model: nn.Module) -> nn.Module:
     return model
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
+def _distance(computed: Tensor, expected: Tensor) -> float:
     """Returns the largest difference, relative to the largest expected entry."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
+    return float((computed - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
 
 
 def _line(error: BaseException | str) -> str:

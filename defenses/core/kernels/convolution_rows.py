@@ -322,20 +322,20 @@ class _RowWriter(VectorWriter):
             value = build.insert_element(value, build.extract_element(each, number(lane)), number(i))
         return value
 
-    def _put(self, value: LlvmValue, channels: LlvmValue, there: int, factor: LlvmValue | None) -> None:
+    def _put(self, value: LlvmValue, channels: LlvmValue, active: int, factor: LlvmValue | None) -> None:
         """Stores numbers of some channels in a row or, with a factor, adds them."""
         build, vector = self._build, value.type
         if factor is not None:
             fma = self._intrinsic("fma", vector, [vector] * 3)
-            known = self._at(channels, 0, there, count=vector.count)
+            known = self._at(channels, 0, active, count=vector.count)
             value = build.call(fma, [value, self._spread(factor, vector.count), known])
         elif not self._sizes.exact:
-            value = build.fadd(value, self._at(channels, 0, there, count=vector.count))
+            value = build.fadd(value, self._at(channels, 0, active, count=vector.count))
         place = build.bitcast(channels, vector.as_pointer())
-        if there >= vector.count:
+        if active >= vector.count:
             build.store(value, place).align = self._bytes
             return
-        mask = self._mask(range(there), vector.count)
+        mask = self._mask(range(active), vector.count)
         store = self._intrinsic("masked.store", ir.VoidType(), [vector, place.type, ir.IntType(32), mask.type])
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
 

@@ -178,7 +178,7 @@ class VectorWriter:
         self,
         start: LlvmValue,
         offset: int,
-        there: range | int | None = None,
+        active: range | int | None = None,
         *,
         count: int | None = None,
         number: ir.Type | None = None,
@@ -189,7 +189,7 @@ class VectorWriter:
         Args:
             start: address of its first number without the offset.
             offset: in numbers.
-            there: the lanes, or their number; all if None.
+            active: the lanes that are read, or their number; all if None.
             count: lanes of the vector; those of a register if None.
             number: type of the numbers, if not the module's.
             others: content of the other lanes; zeros if None.
@@ -197,7 +197,7 @@ class VectorWriter:
         build, vector = self._build, ir.VectorType(number or self._number, count or self._lanes)
         align = self._bytes if number is None else 1
         place = build.bitcast(build.gep(start, [INT(offset)]), vector.as_pointer())
-        chosen = range(vector.count) if there is None else range(there) if isinstance(there, int) else there
+        chosen = range(vector.count) if active is None else range(active) if isinstance(active, int) else active
         lanes = range(chosen.start, min(chosen.stop, vector.count))
         if len(lanes) == vector.count:
             loaded = build.load(place)

@@ -254,11 +254,11 @@ class _ProductWriter(VectorWriter):
             sums = added(INT(whole * self._lanes), rest, sums)
         return sums
 
-    def _read(self, start: LlvmValue, there: int | None) -> LlvmValue:
+    def _read(self, start: LlvmValue, active: int | None) -> LlvmValue:
         """Loads a vector of channels, in float64."""
         if self._sizes.wide:
-            return self._at(start, 0, there)
-        return self._build.fpext(self._at(start, 0, there, number=self._given), self._vector)
+            return self._at(start, 0, active)
+        return self._build.fpext(self._at(start, 0, active, number=self._given), self._vector)
 
     def _totals(self, vectors: Sequence[LlvmValue]) -> LlvmValue:
         """Returns a vector of the sums of as many vectors as it has lanes."""

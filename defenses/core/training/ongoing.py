@@ -468,15 +468,15 @@ def _any_mode() -> Iterator[None]:
         yield
 
 
-def _same_release(one: Step, other: Step) -> bool:
+def _same_release(step: Step, other: Step) -> bool:
     """Returns whether two records of a step have the same numbers."""
-    noisy, kept = one.noisy or (), other.noisy or ()
-    pairs = zip((one.parameters, *noisy), (other.parameters, *kept), strict=True)
+    noisy, kept = step.noisy or (), other.noisy or ()
+    pairs = zip((step.parameters, *noisy), (other.parameters, *kept), strict=True)
     return len(noisy) == len(kept) and all(_same_bits(mine, theirs) for mine, theirs in pairs)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(tensor: Tensor, other: Tensor) -> bool:
     """Returns whether two tensors are the same bit for bit, NaN included: a diverged run can be repeated, too."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.to(one.device).contiguous().view(torch.uint8))
+    return torch.equal(tensor.contiguous().view(torch.uint8), other.to(tensor.device).contiguous().view(torch.uint8))

@@ -131,40 +131,40 @@ def open_features(seen: Tensor, bias_seen: Tensor) -> int:
     return lost if bool(factors.rows.all()) else seen.shape[1]
 
 
-def _misfit(matrix: Tensor, seen: Tensor, found: RankOne) -> float:
+def _misfit(matrix: Tensor, observed: Tensor, factors: RankOne) -> float:
     """Returns the residual of the factors on the entries that they cover, relative to these."""
-    about = seen & found.rows[:, None] & found.columns
+    about = observed & factors.rows[:, None] & factors.columns
     size = float((matrix * about).norm())
-    residual = (matrix - torch.outer(found.left, found.right)) * about
+    residual = (matrix - torch.outer(factors.left, factors.right)) * about
     return float(residual.norm()) / size if size > 0 else 0.0
 
 
-def _with_last_row(found: RankOne) -> RankOne:
+def _with_last_row(factors: RankOne) -> RankOne:
     """Completes a single missing row: derivatives by logits add up to 0."""
-    if len(found.rows) < 2 or int((~found.rows).sum()) != 1:
-        return found
-    left = torch.where(found.rows, found.left, -found.left[found.rows].sum())
-    return RankOne(left=left, rows=torch.ones_like(found.rows), right=found.right, columns=found.columns)
+    if len(factors.rows) < 2 or int((~factors.rows).sum()) != 1:
+        return factors
+    left = torch.where(factors.rows, factors.left, -factors.left[factors.rows].sum())
+    return RankOne(left=left, rows=torch.ones_like(factors.rows), right=factors.right, columns=factors.columns)
 
 
-def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) -> FilledHead | None:
+def _by_logits(factors: RankOne, weight: Tensor, shift: Tensor, decided: float) -> FilledHead | None:
     """Returns all features, the scale and the label from the shares of classes; None if they do not suffice."""
-    label = _label_among(found)
+    label = _label_among(factors)
     if label is None:
         return None
-    others = found.rows & (found.left != 0)
+    others = factors.rows & (factors.left != 0)
     others[label] = False
-    left, columns = found.left, found.columns[:-1]
+    left, columns = factors.left, factors.columns[:-1]
     if int(others.sum()) < 2:
         return None
     sign = float(left[others].sum().sign())
     # c k_j = left_j * scale; others of k are positive.
-    known = weight[:, columns] @ found.right[:-1][columns] * sign
+    known = weight[:, columns] @ factors.right[:-1][columns] * sign
     unknowns = [weight[:, ~columns], torch.ones_like(weight[:, :1])]
     logs = (left[others].abs()).log() - shift[others]
-    if bool(found.columns[-1]):
+    if bool(factors.columns[-1]):
         # x = right / right of the bias's column.
-        known = weight[:, columns] @ (found.right[:-1][columns] / found.right[-1])
+        known = weight[:, columns] @ (factors.right[:-1][columns] / factors.right[-1])
         logs = logs - known[others]
     else:
         unknowns.append(known[:, None])
@@ -181,71 +181,71 @@ def _by_logits(found: RankOne, weight: Tensor, shift: Tensor, decided: float) ->
     solution = least_squares(system / sizes, logs[:, None])[:, 0] / sizes
     x = weight.new_zeros(weight.shape[1])
     x[~columns] = solution[: int((~columns).sum())]
-    if bool(found.columns[-1]):
-        x[columns] = found.right[:-1][columns] / found.right[-1]
+    if bool(factors.columns[-1]):
+        x[columns] = factors.right[:-1][columns] / factors.right[-1]
     else:
         if not float(solution[-1]) > 0:
             return None
-        x[columns] = solution[-1] * sign * found.right[:-1][columns]
+        x[columns] = solution[-1] * sign * factors.right[:-1][columns]
     slopes = (weight @ x + shift).softmax(dim=0)
     slopes[label] = 0.0
     slopes[label] = -slopes.sum()
     # The clip factor, and the scale of the component.
-    known_left = torch.where(found.rows, left, 0.0)
+    known_left = torch.where(factors.rows, left, 0.0)
     over = float(known_left @ slopes / (known_left @ known_left))
-    across = found.right[:-1][columns]
+    across = factors.right[:-1][columns]
     factor = float(across @ x[columns] / x[columns].square().sum()) / over if bool(columns.any()) else 0.0
     if not factor > 0:
         return None
-    bias = factor * slopes if bool(found.columns[-1]) else None
+    bias = factor * slopes if bool(factors.columns[-1]) else None
     return FilledHead(gradient=factor * slopes[:, None] * x, bias=bias, open=torch.zeros_like(columns))
 
 
-def _label_among(found: RankOne) -> int | None:
+def _label_among(factors: RankOne) -> int | None:
     """Returns the row of the negative derivative, if it is among those that follow."""
-    negative, positive = (found.left < 0) & found.rows, (found.left > 0) & found.rows
-    if bool(found.columns[-1]):
+    negative, positive = (factors.left < 0) & factors.rows, (factors.left > 0) & factors.rows
+    if bool(factors.columns[-1]):
         # The bias's column has the factor 1 and gives the sign.
-        negative, positive = (negative, positive) if float(found.right[-1]) > 0 else (positive, negative)
+        negative, positive = (negative, positive) if float(factors.right[-1]) > 0 else (positive, negative)
         return int(negative.nonzero()[0, 0]) if int(negative.sum()) == 1 else None
     if not bool(negative.any() & positive.any()):
         return None
     # The label's is the longest: the others add up to it.
-    longest = int(found.left.abs().argmax())
+    longest = int(factors.left.abs().argmax())
     alone = negative if bool(negative[longest]) else positive
     return longest if int(alone.sum()) == 1 else None
 
 
 def _from_below(
-    network: Network, head: Operation, gradients: Mapping[str, LayerGradient], found: RankOne, weight: Tensor
+    network: Network, head: Operation, gradients: Mapping[str, LayerGradient], factors: RankOne, weight: Tensor
 ) -> RankOne:
     """Fills open columns from the layer below; leaves them as they were if that does not determine its input."""
     chain = _chain_below(network, head)
-    if chain is None or not bool(found.rows.all()):
-        return found
-    columns, right = found.columns[:-1], found.right[:-1]
-    if bool(found.columns[-1]):
-        signs, scale = [1.0], float(found.right[-1])
+    if chain is None or not bool(factors.rows.all()):
+        return factors
+    columns, right = factors.columns[:-1], factors.right[:-1]
+    if bool(factors.columns[-1]):
+        signs, scale = [1.0], float(factors.right[-1])
     elif all(
         operation.bias is None and operation.kind in (*LAYERS, "flatten", "leaky_relu", "relu") for operation in chain
     ):
         signs, scale = [1.0, -1.0], 1.0
     else:
-        return found
+        return factors
     best: tuple[float, Tensor] | None = None
     for sign in signs:
-        x, slopes = sign * right / scale, sign * scale * (weight.T @ found.left)
+        x, slopes = sign * right / scale, sign * scale * (weight.T @ factors.left)
         got = _through(network, chain, gradients, x, columns, slopes)
         if got is not None and (best is None or got[0] < best[0]):
             best = got[0], sign * scale * got[1]
     if best is None or best[0] > FITS:
-        return found
+        return factors
     new = torch.where(columns, right, best[1])
     return RankOne(
-        left=found.left,
-        rows=found.rows,
-        right=torch.cat([new, found.right[-1:]]),
-        columns=torch.cat([torch.ones_like(columns), found.columns[-1:]]),
+        left=factors.left,
+        rows=factors.rows,
+        right=torch.cat([new, factors.right[-1:]]),
+        columns=torch.cat([torch.ones_like(columns), factors.columns[-1:]]),
     )
 
 

@@ -284,8 +284,8 @@ def _slopes(logits: Tensor, label: int) -> Tensor:
     return k
 
 
-def _misfit(left: Tensor, whole: Tensor) -> float:
-    return float(left.norm() / whole.norm())
+def _misfit(residual: Tensor, whole: Tensor) -> float:
+    return float(residual.norm() / whole.norm())
 
 
 def _sigmoid(value: float) -> float:

@@ -324,12 +324,12 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
     return Solution(x=x, residual=relative_residual, deficit=-1, converged=stop not in (3, 6, 7))
 
 
-def _gain(one: Equations) -> float:
+def _gain(equations: Equations) -> float:
     """Estimates the root mean square of the map's singular values by a random vector, to balance equations."""
     coins = torch.Generator().manual_seed(0)
-    probe = torch.randn(one.map.shape_in, generator=coins, dtype=torch.float64).to(one.map.like)
-    response = one.map.apply(probe[None])[0]
-    length = float((one.weighted(response) * response).sum())
+    probe = torch.randn(equations.map.shape_in, generator=coins, dtype=torch.float64).to(equations.map.like)
+    response = equations.map.apply(probe[None])[0]
+    length = float((equations.weighted(response) * response).sum())
     return math.sqrt(length / probe.numel()) if length > 0 else 1.0
 
 

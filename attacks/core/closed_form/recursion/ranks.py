@@ -166,12 +166,12 @@ def _behind(
 
 def _with_branch(
     network: Network,
-    one: Operation,
+    operation: Operation,
     maps: Mapping[str, tuple[WeightGradient | OuterProduct, LinearMap]],
     values: Mapping[str, Tensor],
-    found: Mapping[str, Tensor],
+    inversions: Mapping[str, Tensor],
 ) -> list[Equations] | None:
-    """Returns equations of the inputs of both layers that are added, this one's first; None if only one is added."""
+    """Returns equations of the inputs of both layers that are added, this layer's first; None if only one is added."""
     by_name = {each.name: each for each in network.operations}
 
     def added(name: str) -> tuple[Operation, LinearMap] | None:
@@ -191,9 +191,9 @@ def _with_branch(
     for whole in network.operations:
         summands = [added(name) for name in whole.inputs] if whole.kind == "add" else []
         both = [each for each in summands if each is not None]
-        if len(both) < 2 or one.name not in (each.name for each, _ in both):
+        if len(both) < 2 or operation.name not in (each.name for each, _ in both):
             continue
-        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), found)
+        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), inversions)
         if behind is None:
             continue
         nothing = behind.like.new_zeros(())
@@ -204,7 +204,7 @@ def _with_branch(
             gradients = [maps[layer.name][0] for layer, _ in of if layer.inputs[0] == name]
             return [Equations(map=_in_shape(m, by_name[name].shape), target=m.like.new_zeros(())) for m in gradients]
 
-        return joint_equations(one.inputs[0], [OpenSum(summands=layers, equations=posed)], own)
+        return joint_equations(operation.inputs[0], [OpenSum(summands=layers, equations=posed)], own)
     return None
 
 
@@ -231,7 +231,7 @@ def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
 
 def _report(
     number: int,
-    one: Operation,
+    operation: Operation,
     gradient: WeightGradient | OuterProduct,
     behind: LinearMap | None,
     weights: Tensor | None,
@@ -251,7 +251,7 @@ def _report(
     deficit = size - made.rank
     return RankReport(
         layer=number,
-        words=one.words or one.name,
+        words=operation.words or operation.name,
         unknowns=size,
         outputs=count,
         rank_outputs=rank_outputs,
@@ -266,23 +266,23 @@ def _report(
 
 
 def _head(
-    one: Operation,
+    operation: Operation,
     number: int,
     gradient: WeightGradient | OuterProduct,
     values: Mapping[str, Tensor],
-    seen: Tensor | None,
-    bias_seen: Tensor | None,
+    observed: Tensor | None,
+    bias_observed: Tensor | None,
     virtual: int,
 ) -> RankReport:
     """Reports the last layer: k is unknown, and the input follows from the rank of 1, and from the logits."""
-    weight = values[str(one.weight)]
+    weight = values[str(operation.weight)]
     follows = weight.shape[1]
-    if seen is not None:
-        shown = torch.zeros_like(seen[:, 0]) if bias_seen is None else bias_seen.to(seen.device)
-        follows -= open_features(seen, shown)
+    if observed is not None:
+        shown = torch.zeros_like(observed[:, 0]) if bias_observed is None else bias_observed.to(observed.device)
+        follows -= open_features(observed, shown)
     return RankReport(
         layer=number,
-        words=one.words or one.name,
+        words=operation.words or operation.name,
         unknowns=weight.shape[1],
         outputs=len(weight),
         rank_outputs=rank_of(weight @ weight.T),

@@ -134,22 +134,22 @@ class Walk:
 
     # --- known tensors
 
-    def _find(self, one: Operation) -> None:
+    def _find(self, operation: Operation) -> None:
         """Solves for an operation's result, unless its equations are better passed on."""
-        equations = self.equations.get(one.name, [])
-        if one.name in self.known or not equations:
+        equations = self.equations.get(operation.name, [])
+        if operation.name in self.known or not equations:
             return
-        linear = one.kind not in (*ACTIVATIONS, "input", "add")
-        if one.kind == "flatten" or (linear and any(e.map.lossy for e in equations)):
+        linear = operation.kind not in (*ACTIVATIONS, "input", "add")
+        if operation.kind == "flatten" or (linear and any(e.map.lossy for e in equations)):
             return
-        self._learn(one.name, self._solved(one, self._equations_of(one.name)))
+        self._learn(operation.name, self._solved(operation, self._equations_of(operation.name)))
 
-    def _solved(self, one: Operation, equations: list[Equations]) -> Known:
+    def _solved(self, operation: Operation, equations: list[Equations]) -> Known:
         solution = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
         if solution.deficit > 0 or self.solver != "ls":
             # Alone first: it is exact wherever it can be, with fewer unknowns.
-            together = self._with_branches(one)
+            together = self._with_branches(operation)
             solution = together if together is not None and together.deficit <= solution.deficit else solution
         if solution.deficit > 0:
             if not self.allow_min_norm:
@@ -159,26 +159,26 @@ class Walk:
                     layer=number,
                     deficit=solution.deficit,
                 )
-            self._restrict(one, solution.determined)
+            self._restrict(operation, solution.determined)
             self.degraded.append(f"layer {number}: {solution.deficit} dimensions are open")
         if not solution.converged:
             self.degraded.append(f"layer {number}: the iteration did not converge")
         x = solution.x
-        if self.solver == "map" and one.kind == "input":
+        if self.solver == "map" and operation.kind == "input":
             x = boxed(equations, x, *self.box)
         self.solutions.append((number, replace(solution, x=x)))
         self.largest_residual = max(self.largest_residual, solution.residual)
         variance = None if solution.variance is None else torch.full_like(x, solution.variance)
         return Known(value=x, variance=variance)
 
-    def _restrict(self, one: Operation, determined: Tensor | None) -> None:
+    def _restrict(self, operation: Operation, determined: Tensor | None) -> None:
         """Restricts the determined entries: in the input to the given entries, after any other layer to none."""
         (first,) = (each for each in self.network.operations if each.kind == "input")
-        if one is not first or determined is None or self.determined is not None:
+        if operation is not first or determined is None or self.determined is not None:
             determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
         self.determined = determined
 
-    def _with_branches(self, one: Operation) -> Solution | None:
+    def _with_branches(self, operation: Operation) -> Solution | None:
         """Solves for a tensor by its own equations, those of the other summands, and the sum."""
         sums = []
         for name, whole in self.sums.items():
@@ -188,15 +188,15 @@ class Walk:
                 continue
             (first, a, shift), (second, b, other) = map(self._argument, inputs)
             remainder = replace(whole, value=whole.value - shift - other)
-            equations = self._as_equations(a, remainder, "branch", self._number(one))
+            equations = self._as_equations(a, remainder, "branch", self._number(operation))
             sums.append(OpenSum(summands=((first, a), (second, b)), equations=equations))
-        equations = joint_equations(one.name, sums, self._equations_of)
+        equations = joint_equations(operation.name, sums, self._equations_of)
         if equations is None:
             return None
-        size = math.prod(one.shape)
+        size = math.prod(operation.shape)
         solution = solve(equations, weighted=self.solver != "ls", leading=size)
-        determined = None if solution.determined is None else solution.determined[:size].view(one.shape)
-        return replace(solution, x=solution.x[:size].view(one.shape), determined=determined)
+        determined = None if solution.determined is None else solution.determined[:size].view(operation.shape)
+        return replace(solution, x=solution.x[:size].view(operation.shape), determined=determined)
 
     def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
         """Returns the tensor that a result is an affine function of, as far as it is passed: name, map and shift."""
@@ -232,13 +232,13 @@ class Walk:
             if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
                 self._forward(taker)
 
-    def _forward(self, one: Operation) -> None:
+    def _forward(self, operation: Operation) -> None:
         """Computes the result of an operation passed before its input was known, up to the next sum."""
-        if one.kind not in (*LAYERS, "batch_norm"):
+        if operation.kind not in (*LAYERS, "batch_norm"):
             return
-        given = self.known[one.inputs[0]].value
-        linear, shift = self._linear(one)
-        self._learn_summand(one.name, linear.apply(given[None])[0] + shift)
+        given = self.known[operation.inputs[0]].value
+        linear, shift = self._linear(operation)
+        self._learn_summand(operation.name, linear.apply(given[None])[0] + shift)
 
     def _learn_summand(self, name: str, value: Tensor) -> None:
         # Not `_learn`: its own equations would add nothing.
@@ -264,42 +264,45 @@ class Walk:
 
     # --- passing operations
 
-    def _pass_activation(self, one: Operation) -> None:
-        if one.name not in self.known:
+    def _pass_activation(self, operation: Operation) -> None:
+        if operation.name not in self.known:
             raise NotApplicable(
-                f"a sum must come before its activation, and {one.words or one.name} is a summand of unknown value"
+                f"a sum must come before its activation, and {operation.words or operation.name} is a summand of "
+                "unknown value"
             )
-        known = self.known[one.name]
-        inverse = invert(one, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
+        known = self.known[operation.name]
+        inverse = invert(operation, known.value, error=self.largest_residual if self.solver == "ls" else 0.0)
         self.units += known.value.numel()
         self.clamped += inverse.clamped
         if known.where is not None and inverse.known is not None:
-            raise NotApplicable(f"one ReLU must not follow another directly, as {one.words or one.name} does")
+            raise NotApplicable(
+                f"one ReLU must not follow another directly, as {operation.words or operation.name} does"
+            )
         where = known.where if inverse.known is None else inverse.known
         variance = None if known.variance is None else known.variance * inverse.slope_of_inverse.square()
-        self._add_slope(one.inputs[0], self.slopes[one.name] * inverse.slope)
-        self._learn(one.inputs[0], Known(value=inverse.before, where=where, variance=variance))
+        self._add_slope(operation.inputs[0], self.slopes[operation.name] * inverse.slope)
+        self._learn(operation.inputs[0], Known(value=inverse.before, where=where, variance=variance))
 
-    def _pass_sum(self, one: Operation) -> None:
-        if one.name not in self.known or len(set(one.inputs)) != 2:
+    def _pass_sum(self, operation: Operation) -> None:
+        if operation.name not in self.known or len(set(operation.inputs)) != 2:
             raise NotApplicable("a sum must be of two tensors, with an activation or a layer behind it")
-        self.sums[one.name] = self.known[one.name]
-        for name in one.inputs:
-            self._add_slope(name, self.slopes[one.name])
+        self.sums[operation.name] = self.known[operation.name]
+        for name in operation.inputs:
+            self._add_slope(name, self.slopes[operation.name])
 
-    def _pass_linear(self, one: Operation) -> None:
-        linear, _ = self._linear(one)
-        below, slopes = one.inputs[0], self.slopes[one.name]
-        known = self.known.get(one.name)
-        if one.kind in LAYERS:
-            self._pose_gradient(one, linear, slopes)
+    def _pass_linear(self, operation: Operation) -> None:
+        linear, _ = self._linear(operation)
+        below, slopes = operation.inputs[0], self.slopes[operation.name]
+        known = self.known.get(operation.name)
+        if operation.kind in LAYERS:
+            self._pose_gradient(operation, linear, slopes)
         self._add_slope(below, linear.adjoint(slopes[None])[0])
         if known is None:
-            for equations in self.equations.get(one.name, []):
-                self._pass_on(one, linear, equations)
-        elif one.kind == "batch_norm":
-            self._learn(below, self._before_norm(one, known))
-        elif one.kind == "flatten":
+            for equations in self.equations.get(operation.name, []):
+                self._pass_on(operation, linear, equations)
+        elif operation.kind == "batch_norm":
+            self._learn(below, self._before_norm(operation, known))
+        elif operation.kind == "flatten":
             shape = self.by_name[below].shape
             self._learn(
                 below,
@@ -310,22 +313,24 @@ class Walk:
                 ),
             )
         else:
-            self._pose_output(one, known)
+            self._pose_output(operation, known)
 
-    def _pass_on(self, one: Operation, linear: LinearMap, equations: Equations) -> None:
+    def _pass_on(self, operation: Operation, linear: LinearMap, equations: Equations) -> None:
         """Turns equations of a linear operation's result into equations of its argument."""
-        _, shift = self._linear(one)
-        if one.kind == "flatten":
+        _, shift = self._linear(operation)
+        if operation.kind == "flatten":
             own: LinearMap = Reshaped(equations.map, linear.shape_in)
         else:
             own = Then(linear, equations.map)
         target = equations.target - equations.map.apply(shift.expand(equations.map.shape_in)[None])[0]
-        self.equations.setdefault(one.inputs[0], []).append(replace(equations, map=own, target=target))
+        self.equations.setdefault(operation.inputs[0], []).append(replace(equations, map=own, target=target))
 
-    def _pose_output(self, one: Operation, known: Known) -> None:
+    def _pose_output(self, operation: Operation, known: Known) -> None:
         """Adds W x = z - b."""
-        linear, shift = self._linear(one)
-        self._pose(one.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(one))
+        linear, shift = self._linear(operation)
+        self._pose(
+            operation.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(operation)
+        )
 
     def _pose(
         self, name: str, linear: LinearMap, known: Known, source: Literal["output", "branch"], layer: int
@@ -337,19 +342,21 @@ class Walk:
     ) -> Equations:
         return of_result(linear, known, source=source, layer=layer, weighted=self.solver != "ls")
 
-    def _pose_gradient(self, one: Operation, linear: LinearMap, slopes: Tensor) -> None:
+    def _pose_gradient(self, operation: Operation, linear: LinearMap, slopes: Tensor) -> None:
         """Adds K x = g, and uses the bias's gradient as a check of k."""
-        own, weighted = self.gradients[one.name], self.solver != "ls"
-        made = of_gradient(own, linear, slopes, layer=self._number(one), weighted=weighted)
+        own, weighted = self.gradients[operation.name], self.solver != "ls"
+        made = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
         if made:
-            self.equations.setdefault(one.inputs[0], []).extend(made)
+            self.equations.setdefault(operation.inputs[0], []).extend(made)
         if not weighted:
             self.largest_residual = max(self.largest_residual, bias_misfit(own, linear, slopes))
 
-    def _before_norm(self, one: Operation, known: Known) -> Known:
-        factors, shift = of_norm(one, self.by_name[one.inputs[0]].shape, self.values)
+    def _before_norm(self, operation: Operation, known: Known) -> Known:
+        factors, shift = of_norm(operation, self.by_name[operation.inputs[0]].shape, self.values)
         if not bool((factors != 0).all()):
-            raise NotApplicable(f"the weights of {one.words or one.name} must not be 0: they hide what comes in")
+            raise NotApplicable(
+                f"the weights of {operation.words or operation.name} must not be 0: they hide what comes in"
+            )
         variance = None if known.variance is None else known.variance / factors.square()
         return replace(known, value=(known.value - shift) / factors, variance=variance)
 
@@ -358,9 +365,9 @@ class Walk:
     def _add_slope(self, name: str, slope: Tensor) -> None:
         self.slopes[name] = self.slopes[name] + slope if name in self.slopes else slope
 
-    def _number(self, one: Operation) -> int:
+    def _number(self, operation: Operation) -> int:
         """Returns the number of a layer; for an operation between layers, that of the next layer."""
-        after = self.network.operations[[each.name for each in self.network.operations].index(one.name) :]
+        after = self.network.operations[[each.name for each in self.network.operations].index(operation.name) :]
         return min((self.layer[each.name] for each in after if each.name in self.layer), default=0)
 
     def _below(self, name: str) -> int:
@@ -368,6 +375,6 @@ class Walk:
         takers = (operation.name for operation in self.network.operations if name in operation.inputs)
         return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
 
-    def _linear(self, one: Operation) -> tuple[LinearMap, Tensor]:
+    def _linear(self, operation: Operation) -> tuple[LinearMap, Tensor]:
         """Returns the linear part of an operation, and its shift."""
-        return affine(one, self.by_name[one.inputs[0]].shape, self.values, next(iter(self.slopes.values())))
+        return affine(operation, self.by_name[operation.inputs[0]].shape, self.values, next(iter(self.slopes.values())))

@@ -391,8 +391,8 @@ def _differing(model: nn.Module, examples: MadeUp) -> str:
     return "the loss"
 
 
-def _note(put_out: list[tuple[str, list[Tensor]]], name: str, _layer: nn.Module, _given: object, found: Any) -> None:
-    put_out.append((name, [tensor.detach().clone() for tensor in tensors_of(found)]))
+def _note(put_out: list[tuple[str, list[Tensor]]], name: str, _layer: nn.Module, _given: object, output: Any) -> None:
+    put_out.append((name, [tensor.detach().clone() for tensor in tensors_of(output)]))
 
 
 def _owned(model: nn.Module, changed: str) -> str:

@@ -443,12 +443,12 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
     return wide @ direction.double(), wide.square().sum(dim=1)
 
 
-def _told(found: BoundFactors | None, others: Squares) -> Squares:
+def _told(bounded: BoundFactors | None, others: Squares) -> Squares:
     """Squared norms; certain values come from the single call, and so do not depend on the rest of the batch."""
-    if found is None or found.certain is None:
+    if bounded is None or bounded.certain is None:
         return others
-    value = torch.where(found.certain, found.squares, others.value)
-    return Squares(value, torch.where(found.certain, 0.0, others.slack))
+    value = torch.where(bounded.certain, bounded.squares, others.value)
+    return Squares(value, torch.where(bounded.certain, 0.0, others.slack))
 
 
 def _in_range(squares: Tensor) -> Tensor:

@@ -63,6 +63,6 @@ class _Loan(AbstractContextManager[Buffers]):
                     self._idle.setdefault(layer, []).append(tensor)
 
 
-def _together(one: Tensor, other: Tensor) -> bool:
+def _together(tensor: Tensor, other: Tensor) -> bool:
     """Returns whether both are on the same device; comparing devices takes several times as long as `is_cpu`."""
-    return (one.is_cpu and other.is_cpu) or one.device == other.device
+    return (tensor.is_cpu and other.is_cpu) or tensor.device == other.device
