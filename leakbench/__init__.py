@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .lazy_names import lazy_names
+from .mkl import fix_order_of_sums
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir():
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from leakbench.audit.external.model.audit import audit_model
     from leakbench.defenses.core import calibrate, fixed, full, partition, poisson, predict, shuffle, train
     from leakbench.leaderboard import Record, read_all
+
+# Before PyTorch computes anything, whichever part is imported first.
+fix_order_of_sums()
 
 _PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
 

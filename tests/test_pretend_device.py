@@ -475,6 +475,7 @@ def test_a_prior_is_fitted_to_many_subjects_there_and_to_few_on_the_cpu(device, 
     assert torch.allclose(*fitted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_quick_suite_of_one_seed_runs_there_with_every_attack(device, tmp_path):
     """Fewer steps, members and candidates than in the suite, and nothing that takes long to account for.
 

@@ -5,11 +5,10 @@ numbers each begin elsewhere, and without the first example of a batch all other
 a number that is only rounding (a ReLU's inputs that cancel, logits at the end of the number format), this changes the
 derivatives of all others: without one of 64 examples constructed for it, a sum moved by 54 bounds.
 
-With MKL's conditional numerical reproducibility (CNR) the order does not depend on the position. It is set when this
-file is imported, as with the whole library: in time if MKL has not been called before, because MKL reads the variable
-at its first call. On Intel processors it is set in its strict form, under which rows depend neither on the number of
-rows nor on the number of threads. Large products took as long there, small ones with 8 or 10 outputs 1.4 to 1.6 times
-(4 us).
+With MKL's conditional numerical reproducibility (CNR) the order does not depend on the position. `leakbench.mkl` sets
+it when the library is imported. On Intel processors it is set in its strict form, under which rows depend neither on
+the number of rows nor on the number of threads. Large products took as long there, small ones with 8 or 10 outputs 1.4
+to 1.6 times (4 us).
 
 On other processors the strict form has not been measured, and the order still depends on the number of rows. On several
 threads MKL divides the work along the larger dimension: all rows are added up in another order if there are as many
@@ -20,25 +19,8 @@ Source: Intel, "Developer Guide for oneAPI Math Kernel Library", chapter on nume
 
 from __future__ import annotations
 
-import os
-import platform
-from pathlib import Path
-
 import torch
 from torch.nn import functional as F
-
-
-def _of_intel() -> bool:
-    """Returns whether the processor is Intel's, as reported by Linux or Windows."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "GenuineIntel" in platform.processor()
-
-
-# "AUTO": the processor's own kernels, in an order of summation independent of position. Without "STRICT" 171 of 2,430
-# products depended on the position on an Intel Xeon with AMX, with up to 16 examples.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT" if _of_intel() else "AUTO")
 
 # Inputs and outputs of products that have depended on position or on the number of examples.
 _TRIED = ((33, 2), (33, 7), (33, 16), (200, 2), (200, 10), (512, 32), (784, 64), (785, 64))

@@ -201,7 +201,11 @@ def test_one_number_of_two_classes_is_audited_as_the_two_logits_that_it_stands_f
             "must be 0 or 1 where .* one number an example, got 0 to 9; a regression is",
         ),
         (lambda x: x[:, 0], lambda y: y + 1, "got 1 to 2; subtract 1"),
-        (lambda x: x[:, 0], lambda y: y + 0.25, "got 0.25; a regression is audited by .* --scores FILE.csv, with the"),
+        (
+            lambda x: x[:, 0],
+            lambda y: y + 0.25,
+            "got 0.25; a regression is audited by .* audit scores FILE.csv, with the",
+        ),
         (lambda x: x[:, 0].long(), lambda y: y, r"or of two classes with one .*, got \[2\] of int64 for 2 examples"),
         (lambda x: x[:, :, None, None], lambda y: y, r"got \[2, 8, 1, 1\] of float32"),
     ],
