@@ -264,7 +264,9 @@ class _Walker:
     def _function(self, value: types.FunctionType, place: str) -> None:
         self._say("function", _name(value))
         # `functools.wraps` copies the module's name, but not the globals, so they tell where the code was written.
-        if _by_name(value) and _of_library(value.__globals__.get("__name__")):
+        # (Type checkers at run time wrap functions of this package, so its names are taken as they are.)
+        ours = (value.__module__ or "").startswith(_PACKAGE)
+        if ours or (_by_name(value) and _of_library(value.__globals__.get("__name__"))):
             return
         place = f"{place} ({value.__qualname__})"
         self._code(value.__code__, place)
