@@ -70,7 +70,7 @@ def test_a_path_where_nothing_is_is_refused_with_the_whole_of_it(monkeypatch, tm
     for written, whole in (("no/where", tmp_path / "no/where"), ("~/pictures", tmp_path / "home/pictures")):
         with pytest.raises(ValueError, match=re.escape(f"path of folder must be there, and nothing is at {whole}")):
             data.check(f"folder:{written}")
-        data.check(f"folder:{written}", there=False)
+        data.check(f"folder:{written}", exists=False)
 
 
 def test_every_kind_of_data_of_ones_own_has_a_line():

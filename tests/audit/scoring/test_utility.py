@@ -47,7 +47,7 @@ def test_one_example_has_no_interval():
 
 
 def test_a_mean_stays_in_its_range():
-    found = mean_metric(np.array([0.0, 1.0]), better="higher", one="one", least=0.0, most=1.0)
+    found = mean_metric(np.array([0.0, 1.0]), better="higher", single="one", least=0.0, most=1.0)
     assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
 
 
