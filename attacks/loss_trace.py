@@ -72,14 +72,14 @@ def loss_trace(
     return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
 
 
-def losses(logits: Callable[..., Tensor], asked: Examples, batch_size: int) -> Tensor:
+def losses(logits: Callable[..., Tensor], examples: Examples, batch_size: int) -> Tensor:
     """Returns the cross-entropy of each example in nats, float64.
 
     Args:
         logits: inputs -> [n, classes].
-        asked: the examples.
+        examples: the examples.
         batch_size: inputs per query.
     """
     with torch.no_grad():
-        answers = torch.cat([logits(some).double() for some in asked.inputs.split(batch_size)])
-    return cross_entropy(answers, asked.labels, reduction="none")
+        answers = torch.cat([logits(some).double() for some in examples.inputs.split(batch_size)])
+    return cross_entropy(answers, examples.labels, reduction="none")

@@ -58,24 +58,25 @@ def examine() -> dict[str, Any]:
     }
 
 
-def words(found: dict[str, Any]) -> str:
+def words(findings: dict[str, Any]) -> str:
     """Formats the findings as text."""
     lines = [
-        f"device     {found['auto']}: {found['device']}, {found['cores']} cores, {found['threads']} threads",
-        f"sums       {_SUMS[found['sums_alike']]}",
-        f"python     {found['python']}",
+        f"device     {findings['auto']}: {findings['device']}, "
+        f"{findings['cores']} cores, {findings['threads']} threads",
+        f"sums       {_SUMS[findings['sums_alike']]}",
+        f"python     {findings['python']}",
     ]
-    lines += [f"{name:<14} {number or 'not installed'}" for name, number in found["versions"].items()]
-    lines.append(f"versions   {found['tested']}")
-    for extra, parts in found["extras"].items():
+    lines += [f"{name:<14} {number or 'not installed'}" for name, number in findings["versions"].items()]
+    lines.append(f"versions   {findings['tested']}")
+    for extra, parts in findings["extras"].items():
         here = ", ".join(f"{name} {number}" for name, number in parts.items() if number)
         missing = ", ".join(name for name, number in parts.items() if not number)
         lines.append(f"extra {extra:<8} {here or 'nothing'}" + (f"; without {missing}" if missing else ""))
         if missing:
             lines.append(f"{'':15}pip install 'leakbench[{extra}]'")
-    lines += [f"data  {name:<8} {about}" for name, about in found["data"].items()]
+    lines += [f"data  {name:<8} {about}" for name, about in findings["data"].items()]
     for key in ("data_folder", "lpips_weights"):
-        where = found[key]
+        where = findings[key]
         state = (
             "not set" if not where["value"] else where["value"] if where["there"] else f"{where['value']} is not there"
         )

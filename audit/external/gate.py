@@ -50,14 +50,14 @@ class Rule:
     above: bool
     limit: float
 
-    def broken(self, found: Mapping[tuple[str, str], Metric]) -> str | None:
+    def broken(self, metrics: Mapping[tuple[str, str], Metric]) -> str | None:
         """Returns the sentence on how the rule is broken; None if it is kept.
 
         Args:
-            found: maps (attack, metric) to its measurement; attack is empty for the strongest attack and the whole
+            metrics: maps (attack, metric) to its measurement; attack is empty for the strongest attack and the whole
                 audit.
         """
-        metric = found.get((self.attack, self.metric))
+        metric = metrics.get((self.attack, self.metric))
         whose = f"{self.attack}'s {self.metric}" if self.attack else self.metric
         if metric is None or metric.value is None:
             why = "no attack that ran has it" if metric is None else metric.reason

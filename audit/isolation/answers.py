@@ -28,10 +28,10 @@ class Respondent:
         """Starts without any object."""
         self._known: dict[int, Any] = {}
 
-    def number(self, one: Any) -> int:
+    def number(self, value: Any) -> int:
         """Assigns a number to a function, steps or a graph."""
         number = next(self._numbers)
-        self._known[number] = one
+        self._known[number] = value
         return number
 
     def packed(self, value: Any) -> list[Any]:

@@ -123,15 +123,15 @@ def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
     return description, content.reshape(-1).view(torch.uint8).numpy()
 
 
-def tensor(told: Any, content: bytearray) -> Tensor:
+def tensor(description: Any, content: bytearray) -> Tensor:
     """Rebuilds the tensor that `flat` described.
 
     Raises:
         GarbledError: the description is malformed, or the number of bytes differs from it.
     """
     try:
-        dtype, shape, order = _DTYPES[told["dtype"]], told["shape"], told["order"]
-        device = str(told["device"])
+        dtype, shape, order = _DTYPES[description["dtype"]], description["shape"], description["order"]
+        device = str(description["device"])
         if not all(type(number) is int and number >= 0 for number in [*shape, *order]) or sorted(order) != [
             *range(len(shape))
         ]:

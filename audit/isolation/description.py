@@ -49,28 +49,35 @@ def described(attack: Attack[Any]) -> dict[str, Any]:
     }
 
 
-def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
+def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
     """Returns an attack with the described declaration, which runs elsewhere.
 
     Args:
-        told: description from the attack's process, which is not trusted.
+        description: description from the attack's process, which is not trusted.
         run: runs the attack on a view, a generator and settings.
 
     Raises:
         GarbledError: the description is malformed.
     """
     try:
-        known = next((access for access in _ACCESSES if access.name == told["access"][0]), None)
-        access = Access(str(told["access"][0]), str(told["access"][1]), tuple(map(str, told["access"][2])))
+        known = next((access for access in _ACCESSES if access.name == description["access"][0]), None)
+        access = Access(
+            str(description["access"][0]), str(description["access"][1]), tuple(map(str, description["access"][2]))
+        )
         access = known if known is not None and known == access else access
-        target, result = _target(str(told["target"][0]), str(told["target"][1]), access), RESULTS[told["kind"]].result
+        target, result = (
+            _target(str(description["target"][0]), str(description["target"][1]), access),
+            RESULTS[description["kind"]].result,
+        )
 
         def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
             return run(target, coins, settings)
 
-        settings = {str(name): (_annotation(annotation), _value(value)) for name, annotation, value in told["settings"]}
-        elsewhere.__name__ = elsewhere.__qualname__ = str(told["name"])
-        elsewhere.__doc__ = str(told["about"])
+        settings = {
+            str(name): (_annotation(annotation), _value(value)) for name, annotation, value in description["settings"]
+        }
+        elsewhere.__name__ = elsewhere.__qualname__ = str(description["name"])
+        elsewhere.__doc__ = str(description["about"])
         elsewhere.__annotations__ = {name: annotation for name, (annotation, _) in settings.items()}
         elsewhere.__annotations__ |= {"target": target, "return": result}
         ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "coins")]
@@ -80,9 +87,9 @@ def declared(told: Mapping[str, Any], run: Callable[..., Any]) -> Attack[Any]:
         ]
         elsewhere.__signature__ = inspect.Signature([*ends, *more])  # type: ignore[attr-defined]  # any function may have one
         knows, controls = Knows.NOTHING, Controls.NOTHING
-        for name in told["knows"]:
+        for name in description["knows"]:
             knows |= Knows[name]
-        for name in told["controls"]:
+        for name in description["controls"]:
             controls |= Controls[name]
         return Attack(elsewhere, Requirements(access=access, knows=knows, controls=controls))
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:

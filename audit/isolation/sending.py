@@ -92,7 +92,7 @@ def received(blobs: list[bytearray]) -> Any:
     return pickle.loads(blobs[0], buffers=blobs[1:])  # noqa: S301  from the process that started this one
 
 
-def received_tensor(told: dict[str, Any], content: Any, requires_grad: bool) -> Tensor:
+def received_tensor(description: dict[str, Any], content: Any, requires_grad: bool) -> Tensor:
     """Rebuilds a tensor that was sent."""
-    rebuilt = tensor(told, content if isinstance(content, bytearray) else bytearray(content))
+    rebuilt = tensor(description, content if isinstance(content, bytearray) else bytearray(content))
     return rebuilt.requires_grad_() if requires_grad else rebuilt

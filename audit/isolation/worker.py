@@ -362,12 +362,12 @@ def _environment(folder: str) -> dict[str, str]:
     return kept | {"HOME": folder, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _forward(prints: Any, said: list[str]) -> None:
+def _forward(prints: Any, lines: list[str]) -> None:
     """Forwards the process's output to standard error, because a command's result may be a JSON document."""
     with prints:
         for line in prints:
             text = line.decode(errors="replace")
-            said[:] = [text] if text.strip() else said
+            lines[:] = [text] if text.strip() else lines
             with suppress(OSError, ValueError):  # the terminal is gone
                 sys.stderr.write(text)
 

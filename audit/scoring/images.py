@@ -169,7 +169,7 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
     else:
         counted = means if several else values[0]
         most = -10 * np.log10(MSE_RESOLUTION) if known.unit == "dB" else known.most
-        metric = mean_metric(counted, better=known.better, one=ONE_IMAGE, least=known.least, most=float(most))
+        metric = mean_metric(counted, better=known.better, single=ONE_IMAGE, least=known.least, most=float(most))
     images = np.concatenate(values)
     if several and name not in _SHARES:
         # Over single images, also if a target has several.

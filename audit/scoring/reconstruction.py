@@ -149,7 +149,7 @@ def compare(
 
 
 def compare_pictures(
-    found: Tensor,
+    pictures: Tensor,
     inputs: Tensor,
     *,
     low: float,
@@ -161,7 +161,7 @@ def compare_pictures(
     """Returns the metrics that follow from pictures alone, which `--verify` recomputes.
 
     Args:
-        found: at most as many reconstructions as truths, in model-input units.
+        pictures: at most as many reconstructions as truths, in model-input units.
         inputs: the ground truth, in the same units.
         low: pixel value of black.
         high: pixel value of white.
@@ -180,7 +180,7 @@ def compare_pictures(
     }
     if failed:
         return floors
-    pair = Matched.of(found, inputs, low=low, high=high, floor_image=floor_image)
+    pair = Matched.of(pictures, inputs, low=low, high=high, floor_image=floor_image)
     errors = _mse(pair.recovered, truth)
     main = _decibels(errors)
     gains = {
@@ -215,25 +215,25 @@ class Matched:
         self.truth, self.recovered, self.raw, self.rows, self.columns = truth, recovered, raw, rows, columns
 
     @classmethod
-    def of(cls, found: Tensor, inputs: Tensor, *, low: float, high: float, floor_image: Tensor | None) -> Matched:
+    def of(cls, pictures: Tensor, inputs: Tensor, *, low: float, high: float, floor_image: Tensor | None) -> Matched:
         """Matches reconstructions to truths, both in model-input units."""
         truth = unit(inputs, low, high)
         floor = None if floor_image is None else unit(floor_image, low, high).expand_as(truth)
-        recovered, rows, columns = match(unit(found, low, high), truth, floor)
+        recovered, rows, columns = match(unit(pictures, low, high), truth, floor)
         raw = recovered.clone()
-        raw[columns] = _stretched(found, low, high)[rows]
+        raw[columns] = _stretched(pictures, low, high)[rows]
         return cls(truth, recovered, raw, rows, columns)
 
 
 def match(
-    found: Float[Tensor, "b *shape"],
+    pictures: Float[Tensor, "b *shape"],
     truth: Float[Tensor, "n *shape"],
     floor: Float[Tensor, "n *shape"] | None,
 ) -> tuple[Float[Tensor, "n *shape"], Int[Tensor, " m"], Int[Tensor, " m"]]:
     """Assigns a reconstruction to each truth, by the least total MSE.
 
     Args:
-        found: reconstructed images on [0, 1].
+        pictures: reconstructed images on [0, 1].
         truth: true images on [0, 1].
         floor: images for unmatched truths; None refuses them.
 
@@ -243,15 +243,15 @@ def match(
     Raises:
         ValueError: fewer images than truths, and no floor.
     """
-    if len(found) < len(truth) and floor is None:
+    if len(pictures) < len(truth) and floor is None:
         raise ValueError(
             "floor_image must be given when there are fewer reconstructions than truths, "
-            f"got {len(found)} for {len(truth)}"
+            f"got {len(pictures)} for {len(truth)}"
         )
-    rows, columns = (torch.as_tensor(indices) for indices in linear_sum_assignment(_squares(found, truth).numpy()))
+    rows, columns = (torch.as_tensor(indices) for indices in linear_sum_assignment(_squares(pictures, truth).numpy()))
     # Unmatched truths score like the floor. Without a floor there are none, and the clone is overwritten.
     recovered = truth.clone() if floor is None else floor.clone()
-    recovered[columns] = found[rows]
+    recovered[columns] = pictures[rows]
     return recovered, rows, columns
 
 

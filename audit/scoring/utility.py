@@ -56,14 +56,14 @@ def mean_loss(values: Float[ndarray, " n"]) -> Metric:
     if infinite := int((~np.isfinite(values)).sum()):
         reason = f"the loss of {infinite} of {len(values)} examples is not finite: the model diverged"
         return Metric(value=None, n=len(values), better="lower", reason=reason)
-    return mean_metric(values, better="lower", one="one example", least=0.0)
+    return mean_metric(values, better="lower", single="one example", least=0.0)
 
 
 def mean_metric(
     values: Float[ndarray, " n"],
     *,
     better: Literal["higher", "lower"],
-    one: str,
+    single: str,
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Metric:
@@ -72,13 +72,13 @@ def mean_metric(
     Args:
         values: a finite number per example; at least one.
         better: direction that is good for the defender.
-        one: reason for a missing interval with a single value, such as "one image".
+        single: reason for a missing interval with a single value, such as "one image".
         least: lower end of the range of the mean.
         most: upper end.
     """
     n, value = len(values), float(np.mean(values))
     if n == 1:
-        return Metric(value=value, n=1, better=better, reason=one)
+        return Metric(value=value, n=1, better=better, reason=single)
     # ddof=1: the unbiased variance, with the n - 1 degrees of freedom of the t quantile.
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
     detail: dict[str, float | int | str | None] = {

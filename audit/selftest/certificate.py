@@ -218,38 +218,44 @@ def examine(
     return ExaminedTrainer(candidate=candidate, outcomes=tuple(outcomes))
 
 
-def document(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> dict[str, Any]:
+def document(examinations: Sequence[ExaminedTrainer], *, seed: int, level: float) -> dict[str, Any]:
     """Returns all measurements as plain data."""
     return {
         "schema": SCHEMA,
         "seed": seed,
         "level": level,
-        "as_it_should": all(trainer.as_it_should for trainer in found),
+        "as_it_should": all(trainer.as_it_should for trainer in examinations),
         "tests": [{"name": test.name, "question": test.question} for test in TESTS],
-        "trainers": [trainer.to_dict() for trainer in found],
+        "trainers": [trainer.to_dict() for trainer in examinations],
     }
 
 
-def line(one: ExaminedTrainer) -> str:
+def line(examination: ExaminedTrainer) -> str:
     """Returns a trainer's result as a line of text."""
-    low, high = one.interval
-    verdict = ("caught" if one.as_it_should else "NOT CAUGHT") if one.candidate.planted else _accused(one)
-    first, many = one.outcomes[0], len(one.outcomes) > 1
-    by = ", ".join(f"{name} {count}" if many else name for name, count in one.by.items())
+    low, high = examination.interval
+    verdict = (
+        ("caught" if examination.as_it_should else "NOT CAUGHT")
+        if examination.candidate.planted
+        else _accused(examination)
+    )
+    first, many = examination.outcomes[0], len(examination.outcomes) > 1
+    by = ", ".join(f"{name} {count}" if many else name for name, count in examination.by.items())
     coverage = f"{first.asked} of {len(TESTS)} tests"
     coverage += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
-    share = f"{one.accused}/{len(one.outcomes)} [{low:.2f}, {high:.2f}]"
+    share = f"{examination.accused}/{len(examination.outcomes)} [{low:.2f}, {high:.2f}]"
     rest = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
-    return f"{one.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
+    return f"{examination.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
 
 
 def _accused(trainer: ExaminedTrainer) -> str:
     return "ACCUSED" if trainer.accused else "not accused"
 
 
-def summary(found: Sequence[ExaminedTrainer]) -> str:
+def summary(examinations: Sequence[ExaminedTrainer]) -> str:
     """Returns a sentence on the results."""
-    bugs, others = ([trainer for trainer in found if trainer.candidate.planted is kind] for kind in (True, False))
+    bugs, others = (
+        [trainer for trainer in examinations if trainer.candidate.planted is kind] for kind in (True, False)
+    )
     caught = sum(trainer.as_it_should for trainer in bugs)
     said = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
     if others:
@@ -258,10 +264,10 @@ def summary(found: Sequence[ExaminedTrainer]) -> str:
     return "; ".join(said)
 
 
-def verdict_on(one: ExaminedTrainer) -> str:
+def verdict_on(examination: ExaminedTrainer) -> str:
     """Returns the result for a user's trainer: a line for each test, and a verdict that is never "verified"."""
     # The first repetition that accuses: a repetition without a violation does not contradict it.
-    shown = next((each for each in one.outcomes if each.accused_by), one.outcomes[0])
+    shown = next((each for each in examination.outcomes if each.accused_by), examination.outcomes[0])
     lines: list[str] = []
     for outcome in shown.outcomes:
         if outcome.found == "n/a":
@@ -273,16 +279,16 @@ def verdict_on(one: ExaminedTrainer) -> str:
     accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
     coverage = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
-    if len(one.outcomes) > 1:
-        end += f" in {one.accused} of {len(one.outcomes)} repetitions"
+    if len(examination.outcomes) > 1:
+        end += f" in {examination.accused} of {len(examination.outcomes)} repetitions"
     return "\n".join([*lines, f"{end} ({coverage}, {shown.seconds:.0f} s)"])
 
 
-def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> str:
+def markdown(examinations: Sequence[ExaminedTrainer], *, seed: int, level: float) -> str:
     """Returns two tables: of bugs, and of correct trainers."""
-    lines = ["# Self-test", "", f"Seed {seed}, level {level:g} of a battery. {summary(found)}.", ""]
+    lines = ["# Self-test", "", f"Seed {seed}, level {level:g} of a battery. {summary(examinations)}.", ""]
     for kind, heading in ((True, "caught"), (False, "accused")):
-        rows = [trainer for trainer in found if trainer.candidate.planted is kind]
+        rows = [trainer for trainer in examinations if trainer.candidate.planted is kind]
         if not rows:
             continue
         lines += [f"| trainer | | {heading} | 95 % interval | by | runs | seconds |", "|---|---|--:|--:|---|--:|--:|"]
@@ -303,15 +309,15 @@ def markdown(found: Sequence[ExaminedTrainer], *, seed: int, level: float) -> st
     return "\n".join(lines)
 
 
-def write(found: Sequence[ExaminedTrainer], folder: Path, *, seed: int, level: float) -> list[Path]:
+def write(examinations: Sequence[ExaminedTrainer], folder: Path, *, seed: int, level: float) -> list[Path]:
     """Writes the document and the tables, as selftest.json and selftest.md."""
     folder.mkdir(parents=True, exist_ok=True)
     files: list[tuple[str, Callable[[], str]]] = [
         (
             "selftest.json",
-            lambda: json.dumps(document(found, seed=seed, level=level), indent=2, allow_nan=False) + "\n",
+            lambda: json.dumps(document(examinations, seed=seed, level=level), indent=2, allow_nan=False) + "\n",
         ),
-        ("selftest.md", lambda: markdown(found, seed=seed, level=level)),
+        ("selftest.md", lambda: markdown(examinations, seed=seed, level=level)),
     ]
     for name, text in files:
         write_bytes(folder / name, text().encode())

@@ -170,9 +170,9 @@ def halves_of(splits: Splits, count: int, models: int) -> Tensor:
     return balanced_halves(count, models, keyed(seed_of_data(splits.digest, "shadow halves")))
 
 
-def by_content(asked: Examples) -> Examples:
+def by_content(candidates: Examples) -> Examples:
     """Returns the candidates in the order of a bank, which is independent of membership."""
-    return pick(asked, content_order(asked))
+    return pick(candidates, content_order(candidates))
 
 
 def _others(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
@@ -220,14 +220,16 @@ def _artifact(stack: ShadowStack) -> Artifact:
     )
 
 
-def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, asked: Examples, ids: Tensor) -> Shadows:
+def read_bank(
+    needs: Sequence[Artifact], results: Artifacts, splits: Splits, candidates: Examples, ids: Tensor
+) -> Shadows:
     """Returns the outputs of a bank on the candidates, in the attack's order.
 
     Args:
         needs: stacks of the bank, in order.
         results: results of the stacks, by name.
         splits: the splits that the models were trained on.
-        asked: the candidates, in any order.
+        candidates: the candidates, in any order.
         ids: ids of the candidates, in the order of the result.
 
     Raises:
@@ -240,8 +242,8 @@ def read_bank(needs: Sequence[Artifact], results: Artifacts, splits: Splits, ask
     diverged = ~(logits.isfinite().flatten(1).all(1) & population.isfinite().flatten(1).all(1))
     if int(diverged.sum()):
         raise NotApplicable(f"{int(diverged.sum())} of its {len(logits)} shadow models diverged; take a smaller lr")
-    halves = halves_of(splits, len(asked), len(logits)).to(ids.device)
-    in_order = by_content(asked).ids
+    halves = halves_of(splits, len(candidates), len(logits)).to(ids.device)
+    in_order = by_content(candidates).ids
     by_id = in_order.argsort()
     places = by_id[torch.searchsorted(in_order[by_id], ids)]
     return Shadows(

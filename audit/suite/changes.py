@@ -65,12 +65,12 @@ def touching(
     """
     own = set(own)
 
-    def touches(one: Change) -> bool:
-        match one.path:
+    def touches(change: Change) -> bool:
+        match change.path:
             case ("defense", *_):
-                return one.method in ("", defense)
+                return change.method in ("", defense)
             case ("attack", *_):
-                return attack is not None and one.method in ("", attack)
+                return attack is not None and change.method in ("", attack)
             case ("share", *_):
                 return shared
             case ("task", key, *_):

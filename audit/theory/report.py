@@ -14,63 +14,63 @@ from .claim import Comparison, Examined, Panel, Setup
 _PLANE = "the first of the random planes, in units of the gradient"
 
 
-def document(found: Sequence[Examined], setup: Setup) -> dict[str, Any]:
+def document(claims: Sequence[Examined], setup: Setup) -> dict[str, Any]:
     """Returns all measurements as plain data: a function of the seed, on a given machine.
 
     Args:
-        found: examined claims.
+        claims: examined claims.
         setup: of the measurement.
     """
     return {
         "seed": setup.seed,
         "draws": setup.draws,
         "device": str(setup.device),
-        "as_expected": all(examined.expected for examined in found),
-        "claims": [examined.to_dict() for examined in found],
+        "as_expected": all(examined.expected for examined in claims),
+        "claims": [examined.to_dict() for examined in claims],
     }
 
 
-def words(one: Examined) -> str:
+def words(claim: Examined) -> str:
     """Formats a claim as a paragraph: statement, verdict, and a line for each comparison."""
-    lines = [f"{one.claim.section} {one.claim.name}: {_verdict(one)}", f"    {one.claim.about}"]
-    lines += [_line(comparison) for comparison in one.found.comparisons]
-    if one.found.instead:
-        lines += ["  instead:", *(_line(comparison) for comparison in one.found.instead)]
-    if one.caveat:
-        lines.append(f"    {'because' if one.claim.should_hold is False else 'caveat'}: {one.caveat}")
+    lines = [f"{claim.claim.section} {claim.claim.name}: {_verdict(claim)}", f"    {claim.claim.about}"]
+    lines += [_line(comparison) for comparison in claim.found.comparisons]
+    if claim.found.instead:
+        lines += ["  instead:", *(_line(comparison) for comparison in claim.found.instead)]
+    if claim.caveat:
+        lines.append(f"    {'because' if claim.claim.should_hold is False else 'caveat'}: {claim.caveat}")
     return "\n".join(lines)
 
 
-def summary(found: Sequence[Examined]) -> str:
+def summary(claims: Sequence[Examined]) -> str:
     """Sentence with the numbers of claims by verdict, and the verdicts that differ from the known ones."""
-    wrong = [examined.claim.name for examined in found if not examined.expected]
-    verdicts = [examined.verdict for examined in found]
+    wrong = [examined.claim.name for examined in claims if not examined.expected]
+    verdicts = [examined.verdict for examined in claims]
     counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
     rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
-    return f"{len(found)} claim{'s' if len(found) != 1 else ''}: {counts}; {rest}"
+    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}: {counts}; {rest}"
 
 
-def markdown(found: Sequence[Examined], setup: Setup) -> str:
+def markdown(claims: Sequence[Examined], setup: Setup) -> str:
     """Formats a table of claims and a table of their comparisons.
 
     Args:
-        found: examined claims.
+        claims: examined claims.
         setup: of the measurement.
     """
     lines = [
         "# Claims of theory, measured",
         "",
-        f"Seed {setup.seed}, {setup.draws} draws. {summary(found)}.",
+        f"Seed {setup.seed}, {setup.draws} draws. {summary(claims)}.",
         "Where there is an n, ± is five standard errors; elsewhere it is what rounding may leave.",
         "",
         "| section | claim | verdict | caveat |",
         "|---|---|---|---|",
     ]
-    for examined in found:
+    for examined in claims:
         said = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
         lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, said))} |")
     lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
-    for examined in found:
+    for examined in claims:
         for kind, comparisons in (("", examined.found.comparisons), ("instead: ", examined.found.instead)):
             for c in comparisons:
                 cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
@@ -109,11 +109,11 @@ def picture(panels: Sequence[Panel]) -> bytes:
     return vl_convert.vegalite_to_png(chart.to_json(), scale=1.5)
 
 
-def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
+def write(claims: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
     """Writes theory.json, theory.md and, if there are panels, symmetry.png.
 
     Args:
-        found: examined claims.
+        claims: examined claims.
         setup: of the measurement.
         folder: created if absent.
 
@@ -124,10 +124,10 @@ def write(found: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
         WriteError: the folder cannot be written to.
     """
     files = {
-        "theory.json": (json.dumps(document(found, setup), indent=2, allow_nan=False) + "\n").encode(),
-        "theory.md": markdown(found, setup).encode(),
+        "theory.json": (json.dumps(document(claims, setup), indent=2, allow_nan=False) + "\n").encode(),
+        "theory.md": markdown(claims, setup).encode(),
     }
-    panels = [panel for examined in found for panel in examined.found.panels]
+    panels = [panel for examined in claims for panel in examined.found.panels]
     if panels:
         files["symmetry.png"] = picture(panels)
     return [write_bytes(folder / name, content) for name, content in files.items()]

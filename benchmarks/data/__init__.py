@@ -56,19 +56,19 @@ def factory(name: str) -> Callable[..., Splits]:
     return _CATALOGUE.find(name)
 
 
-def check(name: str, *, there: bool = True) -> None:
+def check(name: str, *, exists: bool = True) -> None:
     """Checks that a name can be loaded, without loading anything.
 
     Args:
         name: as for `load`.
-        there: whether something must exist at the path of a user's own data.
+        exists: whether something must exist at the path of a user's own data.
 
     Raises:
         ValueError: no such data set or option, or nothing at its path.
     """
     _find(name)
     address = parse(name)
-    if there and address.path is not None:
+    if exists and address.path is not None:
         existing(address.path, what=address.kind)
 
 

@@ -227,9 +227,9 @@ def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
         sign: 1 if larger values are worse, else -1.
     """
 
-    def rank(one: _Compared) -> tuple[float, float]:
+    def rank(compared: _Compared) -> tuple[float, float]:
         # Ties go to the interval that reaches farther, so that the order of cells matters less.
-        return sign * (one.estimate.value or 0.0), sign * _pessimistic(one.estimate, sign)
+        return sign * (compared.estimate.value or 0.0), sign * _pessimistic(compared.estimate, sign)
 
     best, *others = sorted(compared, key=lambda attack: -attack.estimate.n)
     for attack in others:

@@ -142,18 +142,18 @@ def _read(path: Path) -> Manifest:
     return manifest
 
 
-def missing_from(manifests: Iterable[Manifest], there: Iterable[str]) -> list[tuple[Manifest, list[Expected]]]:
+def missing_from(manifests: Iterable[Manifest], recorded: Iterable[str]) -> list[tuple[Manifest, list[Expected]]]:
     """Returns the requested cells that have no record.
 
     Args:
         manifests: of a folder.
-        there: ids of its records, of any status.
+        recorded: ids of its records, of any status.
 
     Returns:
         Each request that lacks cells, with these cells; a cell is listed once, and requests that add nothing are left
         out.
     """
-    known, incomplete = set(there), []
+    known, incomplete = set(recorded), []
     # Largest first: its command computes the rest too.
     for manifest in sorted(manifests, key=lambda manifest: (-len(manifest.cells), manifest.name)):
         # A cell missing from two requests is listed under the larger, whose command computes it.

@@ -12,7 +12,7 @@ from ..threat_model.attack_errors import RankDeficient
 
 
 def completed(
-    values: Float[Tensor, "rows columns"], seen: Bool[Tensor, "rows columns"]
+    values: Float[Tensor, "rows columns"], observed: Bool[Tensor, "rows columns"]
 ) -> tuple[Float[Tensor, " columns"], Bool[Tensor, " columns"]]:
     """Returns the right factor of a rank-1 matrix whose last column has the factor 1, by least squares over rows.
 
@@ -23,15 +23,15 @@ def completed(
 
     Args:
         values: entries of the matrix; unseen entries are not read.
-        seen: observed entries.
+        observed: observed entries.
 
     Returns:
         The right factor, 0 for unknown columns, and the mask of known columns.
     """
-    shown = torch.where(seen, values, 0.0)
-    entries = seen.to(values)
-    right, known = torch.zeros_like(values[0]), torch.zeros_like(seen[0])
-    left, rows_known = torch.zeros_like(values[:, 0]), torch.zeros_like(seen[:, 0])
+    shown = torch.where(observed, values, 0.0)
+    entries = observed.to(values)
+    right, known = torch.zeros_like(values[0]), torch.zeros_like(observed[0])
+    left, rows_known = torch.zeros_like(values[:, 0]), torch.zeros_like(observed[:, 0])
     right[-1], known[-1] = 1.0, True
     while True:
         energy = entries @ right.square()
@@ -48,7 +48,7 @@ def completed(
 
 def total_least_squares(
     values: Float[Tensor, "rows columns"],
-    seen: Bool[Tensor, "rows columns"],
+    observed: Bool[Tensor, "rows columns"],
     std: Float[Tensor, "rows columns"],
     start: Float[Tensor, " columns"],
     iterations: int = 300,
@@ -61,7 +61,7 @@ def total_least_squares(
 
     Args:
         values: entries of the matrix; unseen entries are not read.
-        seen: observed entries.
+        observed: observed entries.
         std: standard deviation of the noise of each entry, positive for seen entries.
         start: start of the right factor; columns that nothing determines keep it.
         iterations: largest number of alternations.
@@ -74,11 +74,11 @@ def total_least_squares(
     # Johnstone, Annals of Statistics 2001: the largest eigenvalue of noise, up to the 99.9% point of Tracy-Widom's law.
     edge = rows**0.5 + columns**0.5
     edge *= (1 + 3.27 * (rows**-0.5 + columns**-0.5) ** (1 / 3) / edge) ** 0.5
-    if bool(seen.all()) and bool((std == std[:1]).all()):
+    if bool(observed.all()) and bool((std == std[:1]).all()):
         _, singular, right = torch.linalg.svd(values / std[:1], full_matrices=False)
         return right[0] * std[0], float(singular[0]) / edge
-    weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
-    weighted = weights * torch.where(seen, values, 0.0)
+    weights = torch.where(observed, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
+    weighted = weights * torch.where(observed, values, 0.0)
     right, left = start.clone(), torch.zeros_like(values[:, 0])
     for _ in range(iterations):
         left = _ratio(weighted @ right, weights @ right.square(), left)
@@ -93,7 +93,7 @@ def total_least_squares(
 
 def standard_errors(
     values: Float[Tensor, "rows columns"],
-    seen: Bool[Tensor, "rows columns"],
+    entries: Bool[Tensor, "rows columns"],
     std: Float[Tensor, "rows columns"],
     right: Float[Tensor, " columns"],
 ) -> tuple[Float[Tensor, " columns"], float]:
@@ -105,7 +105,7 @@ def standard_errors(
 
     Args:
         values: entries of the matrix; unseen entries are not read.
-        seen: observed entries.
+        entries: observed entries.
         std: standard deviation of the noise of each entry, positive for seen entries.
         right: the maximum likelihood right factor.
 
@@ -113,8 +113,8 @@ def standard_errors(
         The standard deviations, infinite if nothing shows, and the excess of the sum of squared residuals of the rank-1
         matrix over its mean, in its own standard deviations.
     """
-    weights = torch.where(seen, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
-    shown, energy = torch.where(seen, values, 0.0), weights @ right.square()
+    weights = torch.where(entries, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
+    shown, energy = torch.where(entries, values, 0.0), weights @ right.square()
     left = _ratio((weights * shown) @ right, energy, torch.zeros_like(energy))
     own_noise = _ratio(torch.ones_like(energy), energy, torch.zeros_like(energy))
     precision = weights.T @ (left.square() - own_noise).clamp(min=0)
@@ -210,7 +210,7 @@ def bilinear(
 
 def repeated(
     ratios: Float[Tensor, "rows columns"],
-    seen: Bool[Tensor, "rows columns"],
+    observed: Bool[Tensor, "rows columns"],
     variance: Float[Tensor, "rows columns"],
     tolerance: float,
 ) -> Int[Tensor, " rows"]:
@@ -220,15 +220,15 @@ def repeated(
 
     Args:
         ratios: rows to compare; unseen entries are not read.
-        seen: observed entries.
+        observed: observed entries.
         variance: variance of the noise of each ratio; 0 without noise.
         tolerance: relative, for rounding.
 
     Returns:
         The number of each row's group, which is that of a row in it; -1 if no other row equals it.
     """
-    shown, entries = torch.where(seen, ratios, 0.0), seen.to(ratios)
-    noise = torch.where(seen, variance, 0.0)
+    shown, entries = torch.where(observed, ratios, 0.0), observed.to(ratios)
+    noise = torch.where(observed, variance, 0.0)
     squares = shown.square() @ entries.T
     # |a - b|^2 over common entries; the cancellation is far below any tolerance that float32 updates have in float64.
     apart = squares + squares.T - 2 * shown @ shown.T

@@ -54,15 +54,15 @@ class Scales:
     apart: float
 
 
-def scales(found: LowRank) -> Scales:
+def scales(factors: LowRank) -> Scales:
     """Returns thresholds from the error of the directions: entries of left @ q have mean square 1 / m."""
-    typical = 1 / math.sqrt(len(found.left))
-    if found.exact:
-        rough = min(max(100 * found.error, 1e-6 * typical), 0.1 * typical)
-        return Scales(rough=rough, fine=min(max(30 * found.error, 1e-9 * typical), rough), same=SAME, apart=1e-3)
+    typical = 1 / math.sqrt(len(factors.left))
+    if factors.exact:
+        rough = min(max(100 * factors.error, 1e-6 * typical), 0.1 * typical)
+        return Scales(rough=rough, fine=min(max(30 * factors.error, 1e-9 * typical), rough), same=SAME, apart=1e-3)
     # Under noise a rough direction is off by several errors; beyond 0.3 of a typical entry zeros mean nothing.
-    rough = min(6 * found.error, 0.3 * typical)
-    return Scales(rough=rough, fine=min(3 * found.error, 0.3 * typical), same=0.02, apart=0.1)
+    rough = min(6 * factors.error, 0.3 * typical)
+    return Scales(rough=rough, fine=min(3 * factors.error, 0.3 * typical), same=0.02, apart=0.1)
 
 
 def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:

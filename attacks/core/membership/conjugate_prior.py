@@ -120,27 +120,27 @@ class ConjugatePrior:
             self.location.to(device), self.kappa.to(device), self.alpha.to(device), self.beta.to(device)
         )
 
-    def after(self, seen: Summary) -> "ConjugatePrior":
+    def after(self, summary: Summary) -> "ConjugatePrior":
         """Returns the posterior of each subject, with `kappa`, `alpha` and `beta` per subject."""
-        kappa = self.kappa + seen.count
-        away = self.kappa * seen.count * (seen.mean - self.location).square() / (2 * kappa)
+        kappa = self.kappa + summary.count
+        away = self.kappa * summary.count * (summary.mean - self.location).square() / (2 * kappa)
         return ConjugatePrior(
-            location=(self.kappa * self.location + seen.count * seen.mean) / kappa,
+            location=(self.kappa * self.location + summary.count * summary.mean) / kappa,
             kappa=kappa,
-            alpha=self.alpha + seen.count / 2,
-            beta=self.beta + seen.squares / 2 + away,
+            alpha=self.alpha + summary.count / 2,
+            beta=self.beta + summary.squares / 2 + away,
         )
 
-    def log_marginal(self, seen: Summary) -> Float[Tensor, " n"]:
+    def log_marginal(self, summary: Summary) -> Float[Tensor, " n"]:
         """Returns the log likelihood of the values of each subject, with its mean and variance integrated out."""
-        then = self.after(seen)
+        then = self.after(summary)
         ratio = torch.lgamma(then.alpha) - torch.lgamma(self.alpha) + (self.kappa.log() - then.kappa.log()) / 2
         powers = self.alpha * self.beta.log() - then.alpha * then.beta.log()
-        return ratio + powers - seen.count / 2 * math.log(2 * math.pi)
+        return ratio + powers - summary.count / 2 * math.log(2 * math.pi)
 
-    def predicted(self, seen: Summary) -> StudentT:
+    def predicted(self, summary: Summary) -> StudentT:
         """Returns the distribution of the next value of each subject."""
-        then = self.after(seen)
+        then = self.after(summary)
         scale = (then.beta * (then.kappa + 1) / (then.alpha * then.kappa)).sqrt()
         return StudentT(then.location, scale, (2 * then.alpha).expand_as(then.location))
 

@@ -145,23 +145,23 @@ class Evidence:
         log_ratio[part] += subsampled(ratio, sample_rate)
         self._log_ratio = log_ratio
 
-    def add_filtered(self, found: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
+    def add_filtered(self, matched: MatchedFilter, noise_std: Float[Tensor, " m"], sample_rate: float = 1.0) -> None:
         """Adds the evidence of a step from its matched filter.
 
         Args:
-            found: matched filter of the candidates.
+            matched: matched filter of the candidates.
             noise_std: s on the undivided sums; if it is 0 everywhere, there is no ratio.
             sample_rate: probability that a record takes part in the step.
         """
-        if found.inner.shape != self._log_ratio.shape:
+        if matched.inner.shape != self._log_ratio.shape:
             raise ValueError(
                 f"a matched filter must have one number a candidate, {len(self._log_ratio)}, "
-                f"got {list(found.inner.shape)}"
+                f"got {list(matched.inner.shape)}"
             )
         # fmin passes over NaN, as in `add`.
-        self._closest = torch.fmin(self._closest, found.residuals.to(self._closest))
+        self._closest = torch.fmin(self._closest, matched.residuals.to(self._closest))
         if bool((noise_std > 0).any()):
-            ratio = found.log_likelihood_ratio.to(self._log_ratio)
+            ratio = matched.log_likelihood_ratio.to(self._log_ratio)
             self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
 
     def add_step(self, step: Observation, candidates: Examples) -> None:

@@ -7,12 +7,12 @@ from torch import Tensor
 from ..targets.observation import Examples, ModelAccess
 
 
-def answers(target: ModelAccess, asked: Examples, batch_size: int) -> Float[Tensor, "n classes"]:
+def answers(target: ModelAccess, examples: Examples, batch_size: int) -> Float[Tensor, "n classes"]:
     """Returns log probabilities in float64: in float32 those of a confident model are ties at 0.
 
     Args:
         target: a model that answers with logits.
-        asked: examples to query.
+        examples: examples to query.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
     Raises:
@@ -22,7 +22,7 @@ def answers(target: ModelAccess, asked: Examples, batch_size: int) -> Float[Tens
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     with torch.no_grad():
         log_probabilities = [
-            target.logits(inputs).double().log_softmax(dim=1) for inputs in asked.inputs.split(batch_size)
+            target.logits(inputs).double().log_softmax(dim=1) for inputs in examples.inputs.split(batch_size)
         ]
     return torch.cat(log_probabilities)
 

@@ -41,12 +41,12 @@ class Normal:
     count: Float[Tensor, " n"]
 
 
-def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size: int) -> Float[Tensor, "n views k"]:
+def target_answers(target: ModelAccess, examples: Examples, views: int, batch_size: int) -> Float[Tensor, "n views k"]:
     """Returns logits of the target for examples under several views, float64.
 
     Args:
         target: a model that answers with logits.
-        asked: examples to query.
+        examples: examples to query.
         views: number of views of each, as in `viewed`.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
@@ -55,12 +55,12 @@ def target_answers(target: ModelAccess, asked: Examples, views: int, batch_size:
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    inputs = viewed(asked.inputs, views).flatten(0, 1)
+    inputs = viewed(examples.inputs, views).flatten(0, 1)
     with torch.no_grad():
         logits = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
     if not logits.isfinite().all():
         raise ValueError("logits of the target must be finite, got NaN or infinity: its training diverged")
-    return logits.unflatten(0, (len(asked), views))
+    return logits.unflatten(0, (len(examples), views))
 
 
 def log_odds(logits: Float[Tensor, "*some n views k"], labels: Tensor) -> Float[Tensor, "*some n views"]:

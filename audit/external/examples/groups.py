@@ -206,21 +206,21 @@ def groups_of(
     )
 
 
-def in_order(one: DataFile, members: DataFile) -> DataFile:
+def in_order(file: DataFile, members: DataFile) -> DataFile:
     """Reorders columns by name into the members' order.
 
     Args:
-        one: examples of any group.
+        file: examples of any group.
         members: of the audited model.
 
     Raises:
         ValueError: the names differ, or only one of the two has names.
     """
-    ours, theirs = members.columns, one.columns
+    ours, theirs = members.columns, file.columns
     if ours == theirs:
-        return one
+        return file
     if ours is None or theirs is None:
-        with_names, without = (members, one) if theirs is None else (one, members)
+        with_names, without = (members, file) if theirs is None else (file, members)
         raise ValueError(
             f"{without.source} must name its columns as {with_names.source} does: without names nobody knows whether "
             "they are in one order; give both as the same kind of file"
@@ -229,12 +229,12 @@ def in_order(one: DataFile, members: DataFile) -> DataFile:
     if lacking or strange:
         got = [f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names]
         raise ValueError(
-            f"{one.source} must have the columns of {members.source}, whatever their order, and {' and '.join(got)}"
+            f"{file.source} must have the columns of {members.source}, whatever their order, and {' and '.join(got)}"
         )
     places = torch.tensor([theirs.index(name) for name in ours])
-    inputs = one.inputs.flatten(1)[:, places].reshape(one.inputs.shape)
-    note = f"columns of {one.source} were put into the order of {members.source}, by their names"
-    return replace(one, inputs=inputs, columns=ours, notes=(*one.notes, note))
+    inputs = file.inputs.flatten(1)[:, places].reshape(file.inputs.shape)
+    note = f"columns of {file.source} were put into the order of {members.source}, by their names"
+    return replace(file, inputs=inputs, columns=ours, notes=(*file.notes, note))
 
 
 def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:

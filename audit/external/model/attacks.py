@@ -133,7 +133,7 @@ def final_model_attacks() -> list[str]:
 
 def run_attacks(
     audited: Audited,
-    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     bank: AnsweredBank | None = None,
     delta: float,
@@ -143,7 +143,7 @@ def run_attacks(
 
     Args:
         audited: the model and its candidates.
-        asked: names of attacks, each with its settings.
+        attacks: names of attacks, each with its settings.
         bank: answers of shadow models; None for none.
         delta: of the claim, for bounds on epsilon.
         seed: of the candidates' order and aliases, and of the attacks' own generators.
@@ -152,7 +152,7 @@ def run_attacks(
         An outcome per attack, in their order.
     """
     knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
-    for name, given in asked:
+    for name, given in attacks:
         attack = catalog.attack(name)
         settings = attack.settings(**_sized(attack, given, bank))
         if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:

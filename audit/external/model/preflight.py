@@ -365,19 +365,19 @@ def _of_knowledge(
 _BYTES = Preprocess(std=(255.0,))
 
 
-def sentences(found: Sequence[Remark]) -> list[str]:
+def sentences(remarks: Sequence[Remark]) -> list[str]:
     """Returns remarks as lines, those that stop first."""
     return [
         f"{'stop' if remark.stop else 'note'}: {remark.sentence}"
-        for remark in sorted(found, key=lambda remark: not remark.stop)
+        for remark in sorted(remarks, key=lambda remark: not remark.stop)
     ]
 
 
-def refuse_stops(found: Sequence[Remark]) -> None:
+def refuse_stops(remarks: Sequence[Remark]) -> None:
     """Ends an audit that would be meaningless.
 
     Raises:
         StoppedError: a remark stops it; the message holds all remarks.
     """
-    if any(remark.stop for remark in found):
-        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(found)))
+    if any(remark.stop for remark in remarks):
+        raise StoppedError("the audit stops before any attack:\n" + "\n".join(sentences(remarks)))

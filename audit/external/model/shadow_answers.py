@@ -118,7 +118,7 @@ class BankOfAnswers:
 
 def read_bank(
     path: Path,
-    asked: AnsweredAbout,
+    owned: AnsweredAbout,
     *,
     population: Examples | None,
     classes: int,
@@ -128,7 +128,7 @@ def read_bank(
 
     Args:
         path: safetensors.
-        asked: all examples of the owner's files, in their order, whether they are audited or not.
+        owned: all examples of the owner's files, in their order, whether they are audited or not.
         population: the remaining public examples, as attacks get them.
         classes: of the audited model.
         allow_pickle_tensors: whether PyTorch's restricted loader may be used.
@@ -140,7 +140,7 @@ def read_bank(
     tensors = file.tensors
     if missing := [name for name in ("logits", "trained_on") if name not in tensors]:
         raise ValueError(f"--bank must hold logits and trained_on, and {path.name} lacks {missing[0]}")
-    logits, halves, ids = tensors["logits"], tensors["trained_on"], asked.ids
+    logits, halves, ids = tensors["logits"], tensors["trained_on"], owned.ids
     if logits.ndim == 2:
         logits = logits[:, :, None]
     if logits.ndim == 3:
@@ -149,7 +149,7 @@ def read_bank(
     # Models of two classes may have a single output.
     outputs = 1 if classes == 2 and logits.shape[-1] == 1 else classes
     wanted = (
-        f"[models, {examples}, {classes}]: {len(asked.members)} members, then {len(asked.non_members)} non-members, in "
+        f"[models, {examples}, {classes}]: {len(owned.members)} members, then {len(owned.non_members)} non-members, in "
         "the order of their files"
     )
     if logits.ndim != 4 or tuple(logits.shape[1:2]) + tuple(logits.shape[3:]) != (examples, outputs):
@@ -159,7 +159,7 @@ def read_bank(
     if tuple(halves.shape) != (models, examples) or not bool(((halves == 0) | (halves == 1)).all()):
         raise ValueError(f"trained_on of --bank must be 0 or 1 for each of {models} models and {examples} examples")
     answered = tensors.get("population")
-    public = 0 if asked.population is None else len(asked.population)
+    public = 0 if owned.population is None else len(owned.population)
     if answered is not None and answered.ndim == 2:
         answered = answered[:, :, None]
     if answered is not None and tuple(answered.shape) != (models, public, outputs):
@@ -181,14 +181,14 @@ def read_bank(
             [as_logits(model_logits, form).float() for model_logits, form in zip(answered, forms, strict=True)]
         )
     # On the CPU, like the file's tensors.
-    labels = torch.cat([asked.members.labels, asked.non_members.labels]).cpu()
+    labels = torch.cat([owned.members.labels, owned.non_members.labels]).cpu()
     factors = torch.tensor([unusual_factor(model_logits[:, 0], labels) for model_logits in logits])
     logits = logits * factors[:, None, None, None]
     answered = None if answered is None else answered * factors[:, None, None]
     inside = halves.bool()
-    _refuse_telling_halves(inside, len(asked.members), path)
-    if answered is not None and asked.population is not None and population is not None:
-        answered = answered[:, torch.isin(asked.population.ids.cpu(), population.ids.cpu())].float()
+    _refuse_telling_halves(inside, len(owned.members), path)
+    if answered is not None and owned.population is not None and population is not None:
+        answered = answered[:, torch.isin(owned.population.ids.cpu(), population.ids.cpu())].float()
     return BankOfAnswers(
         source=f"{path.name}, SHA-256 {file.sha256}{_read_as(forms)}",
         ids=ids.cpu(),
@@ -198,12 +198,12 @@ def read_bank(
     )
 
 
-def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank: AnsweredBank, classes: int) -> None:
+def refuse_other_answers(own: Float[Tensor, "n classes"], examples: Examples, bank: AnsweredBank, classes: int) -> None:
     """Refuses shadow models whose answers differ in form from the audited model's: no comparison would be valid.
 
     Args:
         own: logits of the audited model.
-        asked: the examples of these logits.
+        examples: the examples of these logits.
         bank: answers of shadow models about the same examples.
         classes: of the audited model.
 
@@ -211,7 +211,7 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
         ValueError: labels alone, logits of another scale, or another order of classes or of examples.
     """
     try:
-        theirs = bank.of(asked.ids)
+        theirs = bank.of(examples.ids)
     except NotApplicable:  # attacks report it themselves
         return
     first = theirs.logits[:, :, 0]
@@ -228,12 +228,12 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], asked: Examples, bank:
             f"{float(sizes.median()):.3g} over classes for {size:.3g}; was a temperature, or another function, applied "
             "to one?"
         )
-    labels, guesses = asked.labels.to(first.device), first.argmax(-1)
+    labels, guesses = examples.labels.to(first.device), first.argmax(-1)
     shadow_knowledge = knowledge(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)
     if (
         shadow_knowledge.known
         or shadow_knowledge.undecided
-        or not knowledge(own.argmax(1), asked.labels, classes).known
+        or not knowledge(own.argmax(1), examples.labels, classes).known
     ):
         return
     order = another_order(guesses[theirs.trained_on], labels.expand_as(guesses)[theirs.trained_on], classes)

@@ -71,7 +71,7 @@ def ranks(model: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> l
 def shared_gradients(
     audited: Audited,
     defense: Defense,
-    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     images: int = 4,
     seed: int = 0,
@@ -81,7 +81,7 @@ def shared_gradients(
     Args:
         audited: the model and its members.
         defense: that releases the gradient.
-        asked: names of reconstruction attacks, each with its settings.
+        attacks: names of reconstruction attacks, each with its settings.
         images: number of members.
         seed: of their choice and of the attacks' generators.
 
@@ -91,7 +91,7 @@ def shared_gradients(
     order = torch.randperm(len(audited.members), generator=keyed(seed_of({"seed": seed}, "shared gradients")))
     chosen = order[:images].to(audited.members.inputs.device)
     inputs, labels = audited.members.inputs[chosen], audited.members.labels[chosen]
-    return inputs, [_attacked(audited, defense, name, given, inputs, labels, seed) for name, given in asked]
+    return inputs, [_attacked(audited, defense, name, given, inputs, labels, seed) for name, given in attacks]
 
 
 def _attacked(

@@ -38,7 +38,7 @@ def transcript_attacks() -> list[str]:
 def run_on_transcript(
     audited: Audited,
     transcript: WatchedTranscript,
-    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     claim: StatedClaim | None = None,
     delta: float,
@@ -49,7 +49,7 @@ def run_on_transcript(
     Args:
         audited: the final model with members and non-members.
         transcript: of its training.
-        asked: names of attacks, each with its settings.
+        attacks: names of attacks, each with its settings.
         claim: states the sampling; without it full participation is assumed, which only weakens attacks.
         delta: of the claim, at which bounds on epsilon are computed.
         seed: of the candidates' order and aliases, and of the attacks' generators.
@@ -59,7 +59,7 @@ def run_on_transcript(
     """
     knows = audited.offered | Knows.DEFENSE
     read = min(max(1, MOST_GRADIENTS // (len(audited.members) + len(audited.non_members))), len(transcript))
-    for name, given in asked:
+    for name, given in attacks:
         attack = catalog.attack(name)
         settings = attack.settings(**given)
         if Knows.OTHERS in attack.requires.knows & ~knows:

@@ -103,18 +103,18 @@ class TranscriptHeader:
         return (json.dumps(asdict(self), indent=1) + "\n").encode()
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> TranscriptHeader:
+    def from_json(cls, header: Mapping[str, Any]) -> TranscriptHeader:
         """Parses the content of a header file, field by field.
 
         Raises:
             ValueError: names the field.
         """
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(map(str, found.keys() - known)):
+        if unknown := sorted(map(str, header.keys() - known)):
             raise ValueError(f"it has the unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
-        if missing := [name for name in ("format", "version", "names", "shapes") if name not in found]:
+        if missing := [name for name in ("format", "version", "names", "shapes") if name not in header]:
             raise ValueError(f"it must have the field {missing[0]!r}")
-        given = dict(found)
+        given = dict(header)
         names, shapes = given["names"], given["shapes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("names must be a list of strings")

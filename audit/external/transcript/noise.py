@@ -225,11 +225,11 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
     return (start + torch.arange(outputs)[:, None] * entries + columns).flatten()
 
 
-def lowest(found: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
+def lowest(measurements: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
     """Returns the strongest proof of too little noise, or None; `share` is the joint error probability of all tests."""
-    if not found or found[0].p_value > share / len(found):
+    if not measurements or measurements[0].p_value > share / len(measurements):
         return None
-    return found[0]
+    return measurements[0]
 
 
 def independent(z: float | None, share: float) -> bool:

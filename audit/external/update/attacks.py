@@ -265,7 +265,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
 def attack_update(
     shared: SharedFile,
     world: World,
-    asked: Sequence[tuple[str, Mapping[str, Any]]],
+    attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     candidates: Examples | None = None,
     seed: int = 0,
@@ -276,12 +276,12 @@ def attack_update(
         shared: the update.
         world: public knowledge. For membership attacks its population is split in two: half is known to the attack,
             the other half serve as decoys.
-        asked: names of attacks, each with its settings.
+        attacks: names of attacks, each with its settings.
         candidates: possible members of the batch; None without membership attacks.
         seed: of the generators and of that split.
     """
     findings = []
-    for name, given in asked:
+    for name, given in attacks:
         attack = catalog.attack(name)
         settings = attack.settings(**given)
         about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}

@@ -32,32 +32,32 @@ DEVIATIONS = 4.0
 """Standard deviations of chi-square by which a reconstruction must be nearer than the fit of noise alone makes it."""
 
 
-def beside_guesses(target: Observation, found: Reconstruction, *, seed: int) -> GuessComparison | None:
+def beside_guesses(target: Observation, reconstruction: Reconstruction, *, seed: int) -> GuessComparison | None:
     """Compares a reconstruction with guesses.
 
     Args:
         target: the update, with public examples if there are any.
-        found: result of an attack.
+        reconstruction: result of an attack.
         seed: of the guesses.
 
     Returns:
         The comparison; None if the attack failed or returned no input, or the noise is unknown.
     """
-    if found.status == "failed" or not len(found.inputs) or target.noise_std is None:
+    if reconstruction.status == "failed" or not len(reconstruction.inputs) or target.noise_std is None:
         return None
     match = ReleaseMatch.of(target, target.noise_std)
     if not match.scale > 0:
         return None
-    labels = found.labels.to(target.released.device)
+    labels = reconstruction.labels.to(target.released.device)
     coins = keyed(seed_of({"seed": seed}, "guesses"))
-    residual = match.left(found.inputs.to(target.released), labels)
+    residual = match.left(reconstruction.inputs.to(target.released), labels)
     guessed = min(match.left(_guess(target, labels, coins), labels) for _ in range(GUESSES))
     return GuessComparison(
         unexplained=residual / match.scale,
         guessed=guessed / match.scale,
         guesses=GUESSES,
         public=target.population is not None,
-        better=_nearer(residual, guessed, noise=match.expected, free=found.inputs.numel()),
+        better=_nearer(residual, guessed, noise=match.expected, free=reconstruction.inputs.numel()),
     )
 
 

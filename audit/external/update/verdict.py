@@ -22,7 +22,7 @@ FALSE_DISCOVERIES = 0.05
 
 
 def verdict_of(
-    found: Sequence[UpdateFinding],
+    findings: Sequence[UpdateFinding],
     compared: Mapping[str, GuessComparison],
     names: Sequence[str],
     rate: float,
@@ -32,13 +32,13 @@ def verdict_of(
     """Returns the verdict of an audit.
 
     Args:
-        found: results of the attacks.
+        findings: results of the attacks.
         compared: by attack, comparison of its reconstruction with guesses; only of attacks that returned inputs.
         names: of the candidates.
         rate: false discovery rate of an attack on candidates.
         doubt: why the update's gradient cannot be read or its convention is unknown; empty if neither.
     """
-    certain, recovered = _certain(found, names, rate), _recovered(found, compared)
+    certain, recovered = _certain(findings, names, rate), _recovered(findings, compared)
     if certain:
         also = f" Not proved: {'; '.join(recovered)}." if recovered else ""
         return UpdateVerdict(word="leaks", sentence=f"This update leaks: {'; '.join(certain)}.{also}")
@@ -52,14 +52,14 @@ def verdict_of(
             word="something recovered",
             sentence=f"{_capital('; '.join(recovered))}. Nothing of it is proved: the owner must look.",
         )
-    tested = any(finding.q_values for finding in found)
+    tested = any(finding.q_values for finding in findings)
     nobody = f"none of {len(names)} candidates is shown to have been in it" if tested else "nobody was asked about"
-    if not any(finding.result is not None and finding.kind in ("reconstruction", "labels") for finding in found):
+    if not any(finding.result is not None and finding.kind in ("reconstruction", "labels") for finding in findings):
         return UpdateVerdict(
             word="cannot be told",
             sentence=f"No attack on inputs or labels ran, so what this update leaks is not known; {nobody}.",
         )
-    ran = f"{sum(finding.result is not None for finding in found)} of {len(found)} attacks ran"
+    ran = f"{sum(finding.result is not None for finding in findings)} of {len(findings)} attacks ran"
     return UpdateVerdict(word="no leak shown", sentence=f"{ran}, and none returned more than a public guess; {nobody}.")
 
 
@@ -121,12 +121,12 @@ _LABELS = 12
 """Most labels named in the sentence."""
 
 
-def left_words(one: GuessComparison) -> str:
+def left_words(comparison: GuessComparison) -> str:
     """Describes a reconstruction's comparison with guesses."""
-    kind = "public guesses" if one.public else "guesses without public examples"
+    kind = "public guesses" if comparison.public else "guesses without public examples"
     return (
-        f"leave {one.unexplained:.2g} of the update unexplained; the best of {one.guesses} {kind} leaves "
-        f"{one.guessed:.2g}"
+        f"leave {comparison.unexplained:.2g} of the update unexplained; the best of {comparison.guesses} {kind} leaves "
+        f"{comparison.guessed:.2g}"
     )
 
 
@@ -134,14 +134,14 @@ def _besides(rest: Sequence[str]) -> str:
     return f" (and of {', '.join(rest)})" if rest else ""
 
 
-def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
+def contradicted_labels(findings: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
     """Returns why the owner's labels cannot be those of the batch; empty if they can.
 
     Args:
-        found: results of the attacks.
+        findings: results of the attacks.
         given: labels of the batch; None if the owner gave none.
     """
-    for finding in found:
+    for finding in findings:
         if given is None or not isinstance(finding.result, LabelEstimate):
             continue
         counts = torch.bincount(torch.tensor(list(given)), minlength=len(finding.result.counts)).to(
@@ -158,14 +158,14 @@ def contradicted_labels(found: Sequence[UpdateFinding], given: Sequence[int] | N
     return ""
 
 
-def rate_of(found: Sequence[UpdateFinding]) -> float:
+def rate_of(findings: Sequence[UpdateFinding]) -> float:
     """Returns the false discovery rate of each attack; over all attacks with q-values they add up to the whole."""
-    return FALSE_DISCOVERIES / max(1, sum(bool(finding.q_values) for finding in found))
+    return FALSE_DISCOVERIES / max(1, sum(bool(finding.q_values) for finding in findings))
 
 
-def shown_places(one: UpdateFinding, rate: float) -> set[int]:
+def shown_places(finding: UpdateFinding, rate: float) -> set[int]:
     """Returns the indices of candidates that an attack shows to have been in the batch."""
-    return {place for place, q in enumerate(one.q_values) if q <= rate}
+    return {place for place, q in enumerate(finding.q_values) if q <= rate}
 
 
 def _counted(count: int, what: str) -> str:

@@ -186,14 +186,14 @@ def content_digest(*contents: Tensor | str) -> str:
     return digest.hexdigest()
 
 
-def verify(found: str, expected: str, *, what: str, way_out: str) -> None:
+def verify(digest: str, expected: str, *, what: str, way_out: str) -> None:
     """Refuses data whose digest differs from that of the published results.
 
     Raises:
         ValueError: the digests differ.
     """
-    if found != expected:
+    if digest != expected:
         raise ValueError(
-            f"SHA-256 of {what} must be {expected[:16]}..., got {found[:16]}...: "
+            f"SHA-256 of {what} must be {expected[:16]}..., got {digest[:16]}...: "
             f"results on it could not be compared with anybody's; {way_out}"
         )

@@ -173,14 +173,16 @@ def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
     return torch.where(good.unsqueeze(1), rows, 0.0)
 
 
-def row_norms(rows: Float[Tensor, "rows size"], found: Float[Tensor, " rows"] | None = None) -> Float[Tensor, " rows"]:
+def row_norms(
+    rows: Float[Tensor, "rows size"], computed: Float[Tensor, " rows"] | None = None
+) -> Float[Tensor, " rows"]:
     """L2 norms in float64; differentiable.
 
     Args:
         rows: rows to measure.
-        found: their `lengths`, if computed already.
+        computed: their `lengths`, if computed already.
     """
-    norms = lengths(rows) if found is None else found
+    norms = lengths(rows) if computed is None else computed
     # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.
     if rows.dtype == torch.float64 or bool(((norms > 1e-10) & (norms < 1e15)).all()):
         return norms

@@ -23,19 +23,19 @@ class RankOne:
     columns: Tensor
 
 
-def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
+def spread(matrix: Tensor, observed: Tensor, row: int) -> RankOne:
     """Returns factors of a rank-1 matrix, spread from a row over nonzero entries that connect to it.
 
     Args:
         matrix: [rows, columns].
-        seen: bool, in the same shape.
+        observed: bool, in the same shape.
         row: the starting row; some of it is seen.
     """
-    shown = seen.to(matrix)
+    shown = observed.to(matrix)
     values = matrix * shown
-    u, has_row = values.new_zeros(len(values)), torch.zeros_like(seen[:, 0])
+    u, has_row = values.new_zeros(len(values)), torch.zeros_like(observed[:, 0])
     u[row], has_row[row] = 1.0, True
-    v, has_column = torch.zeros_like(values[0]), torch.zeros_like(seen[0])
+    v, has_column = torch.zeros_like(values[0]), torch.zeros_like(observed[0])
     tiny = torch.finfo(u.dtype).tiny
     # Each round reaches entries a step further away: at most as many rounds as rows.
     for _ in range(len(matrix) + 1):
@@ -49,15 +49,15 @@ def spread(matrix: Tensor, seen: Tensor, row: int) -> RankOne:
     return RankOne(left=u, rows=has_row, right=v, columns=has_column)
 
 
-def components(matrix: Tensor, seen: Tensor) -> list[RankOne]:
+def components(matrix: Tensor, observed: Tensor) -> list[RankOne]:
     """Returns all components of a rank-1 matrix that have an entry away from 0, at most as many as rows.
 
     Args:
         matrix: [rows, columns].
-        seen: bool, in the same shape.
+        observed: bool, in the same shape.
     """
-    remaining, factors = (matrix * seen).abs().sum(dim=1), []
+    remaining, factors = (matrix * observed).abs().sum(dim=1), []
     while bool((remaining > 0).any()):
-        factors.append(spread(matrix, seen, int(remaining.argmax())))
+        factors.append(spread(matrix, observed, int(remaining.argmax())))
         remaining = torch.where(factors[-1].rows, 0.0, remaining)
     return factors

@@ -118,7 +118,7 @@ class WeightGradient(LinearMap):
     """Gradient of a convolution's weight as a map of its input, at released entries."""
 
     def __init__(
-        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
+        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], observed: Tensor | None
     ) -> None:
         """Builds the map from the derivatives by the convolution's output.
 
@@ -126,10 +126,10 @@ class WeightGradient(LinearMap):
             slopes: k, in the shape of the output.
             geometry: geometry of the convolution.
             filters_shape: shape of its weight.
-            seen: bool in the shape of the weight; None for all.
+            observed: bool in the shape of the weight; None for all.
         """
         super().__init__(geometry.shape_in, filters_shape, slopes)
-        self.geometry, self.seen = geometry, seen
+        self.geometry, self.seen = geometry, observed
         self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -183,21 +183,21 @@ class WeightGradient(LinearMap):
 
 
 def layer_maps(
-    one: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, seen: Tensor | None
+    layer: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, observed: Tensor | None
 ) -> tuple[WeightGradient | OuterProduct, LinearMap]:
     """Returns the maps K and W of a layer's input: to its weight gradient and to its output.
 
     Args:
-        one: a linear layer or a convolution.
+        layer: a linear layer or a convolution.
         below: shape of its input.
         weight: its weight.
         slopes: derivatives by its output.
-        seen: bool in the shape of the weight; None for all.
+        observed: bool in the shape of the weight; None for all.
     """
-    if one.kind == "linear":
-        return OuterProduct(slopes, weight.shape[1], seen), Dense(weight, below)
-    geometry = KernelGeometry(one.settings, below, one.shape, weight.device)
-    return WeightGradient(slopes, geometry, tuple(weight.shape), seen), Convolved(weight, geometry)
+    if layer.kind == "linear":
+        return OuterProduct(slopes, weight.shape[1], observed), Dense(weight, below)
+    geometry = KernelGeometry(layer.settings, below, layer.shape, weight.device)
+    return WeightGradient(slopes, geometry, tuple(weight.shape), observed), Convolved(weight, geometry)
 
 
 def pooled(

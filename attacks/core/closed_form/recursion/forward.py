@@ -38,21 +38,21 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
     return outputs
 
 
-def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
+def result_of(operation: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
     """Returns the result of an operation, [b, *its shape].
 
     Args:
-        one: no input.
+        operation: no input.
         given: the results that it takes.
         values: values of the parameters.
 
     Raises:
         NotApplicable: it is of unknown kind.
     """
-    x, s = given[0], one.settings
-    weight = None if one.weight is None else values[one.weight]
-    bias = None if one.bias is None else values[one.bias]
-    match one.kind:
+    x, s = given[0], operation.settings
+    weight = None if operation.weight is None else values[operation.weight]
+    bias = None if operation.bias is None else values[operation.bias]
+    match operation.kind:
         case "linear" if weight is not None:
             return functional.linear(x, weight, bias)
         case "conv2d" if weight is not None:
@@ -67,28 +67,28 @@ def result_of(one: Operation, given: list[Tensor], values: Mapping[str, Tensor])
         case "leaky_relu":
             return functional.leaky_relu(x, s["slope"])
         case "relu" | "tanh" | "sigmoid":
-            return getattr(torch, one.kind)(x)
+            return getattr(torch, operation.kind)(x)
         case "identity":
             return x
         case "add":
             return given[0] + given[1]
-    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
 
 
-def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def of_norm(operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns factors and shift of a batch norm of evaluation, by channel.
 
     Args:
-        one: the operation.
+        operation: the operation.
         below: shape of its argument.
         values: values of the parameters.
     """
-    factors = (values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
-    if one.weight is not None:
-        factors = factors * values[one.weight]
-    shift = -values[one.settings["mean"]] * factors
-    if one.bias is not None:
-        shift = shift + values[one.bias]
+    factors = (values[operation.settings["variance"]] + operation.settings["eps"]).rsqrt()
+    if operation.weight is not None:
+        factors = factors * values[operation.weight]
+    shift = -values[operation.settings["mean"]] * factors
+    if operation.bias is not None:
+        shift = shift + values[operation.bias]
     by_channel = (-1, *[1] * (len(below) - 1))
     return factors.view(by_channel).expand(below), shift.view(by_channel)
 

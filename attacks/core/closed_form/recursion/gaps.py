@@ -86,8 +86,8 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
         )
     factors = _with_last_row(factors)
 
-    def gaps(one: RankOne) -> bool:
-        return not bool(one.rows.all() and one.columns[:-1].all())
+    def gaps(component: RankOne) -> bool:
+        return not bool(component.rows.all() and component.columns[:-1].all())
 
     # The layer below is better conditioned, and the logits cost nothing: the sufficiently exact source comes first.
     coarse = error > COARSE
@@ -111,24 +111,24 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     )
 
 
-def open_features(seen: Tensor, bias_seen: Tensor) -> int:
+def open_features(observed: Tensor, bias_seen: Tensor) -> int:
     """Returns the number of features that a last layer's own gradient leaves open, for entries in general position.
 
     Args:
-        seen: bool [classes, features], of the weight's gradient.
+        observed: bool [classes, features], of the weight's gradient.
         bias_seen: bool [classes], of the bias's.
     """
-    whole = torch.cat([seen, bias_seen[:, None]], dim=1)
-    rows = bias_seen if bool(bias_seen.any()) else seen.any(dim=1)
+    whole = torch.cat([observed, bias_seen[:, None]], dim=1)
+    rows = bias_seen if bool(bias_seen.any()) else observed.any(dim=1)
     if not bool(rows.any()):
-        return seen.shape[1]
+        return observed.shape[1]
     weight = whole.sum(dim=1) * rows
     factors = _with_last_row(spread(torch.ones_like(whole, dtype=torch.float64), whole, int(weight.argmax())))
     lost = int((~factors.columns[:-1]).sum())
     equations = int(factors.rows.sum()) - 1 - 1 - (0 if bool(factors.columns[-1]) else 1)
-    if len(seen) >= 3 and lost <= equations:
+    if len(observed) >= 3 and lost <= equations:
         return 0
-    return lost if bool(factors.rows.all()) else seen.shape[1]
+    return lost if bool(factors.rows.all()) else observed.shape[1]
 
 
 def _misfit(matrix: Tensor, observed: Tensor, factors: RankOne) -> float:

@@ -40,12 +40,12 @@ class Known:
 
 
 def affine(
-    one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
+    operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
 ) -> tuple[LinearMap, Tensor]:
     """Returns the linear part of an operation, and its shift.
 
     Args:
-        one: the operation.
+        operation: the operation.
         below: shape of its argument.
         values: parameters by name.
         like: for dtype and device.
@@ -53,23 +53,23 @@ def affine(
     Raises:
         NotApplicable: it is not affine.
     """
-    weight = None if one.weight is None else values[one.weight]
-    bias = None if one.bias is None else values[one.bias]
+    weight = None if operation.weight is None else values[operation.weight]
+    bias = None if operation.bias is None else values[operation.bias]
     zero = like.new_zeros(())
-    match one.kind:
+    match operation.kind:
         case "linear" if weight is not None and len(below) == 1:
             return Dense(weight, below), zero if bias is None else bias
         case "conv2d" if weight is not None:
-            geometry = KernelGeometry(one.settings, below, one.shape, like.device)
+            geometry = KernelGeometry(operation.settings, below, operation.shape, like.device)
             return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
         case "avg_pool2d":
-            return pooled(one.settings, below, one.shape, like), zero
+            return pooled(operation.settings, below, operation.shape, like), zero
         case "flatten":
-            return Reshaped(IdentityMap(one.shape, like), below), zero
+            return Reshaped(IdentityMap(operation.shape, like), below), zero
         case "batch_norm":
-            factors, shift = of_norm(one, below, values)
+            factors, shift = of_norm(operation, below, values)
             return Factors(factors, below), shift
-    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
 
 
 def of_result(

@@ -163,16 +163,16 @@ class OuterProduct(LinearMap):
     K^T K is diagonal: each entry of the input has equations of its own.
     """
 
-    def __init__(self, slopes: Tensor, size: int, seen: Tensor | None) -> None:
+    def __init__(self, slopes: Tensor, size: int, observed: Tensor | None) -> None:
         """Builds the map from the derivatives by the layer's output.
 
         Args:
             slopes: k, [outputs].
             size: size of the input.
-            seen: bool [outputs, size]; None for all.
+            observed: bool [outputs, size]; None for all.
         """
         super().__init__((size,), (len(slopes), size), slopes)
-        self.slopes, self.seen = slopes, seen
+        self.slopes, self.seen = slopes, observed
 
     def apply(self, x: Tensor) -> Tensor:
         """Returns k x^T."""

@@ -32,9 +32,9 @@ def backwards(network: Network) -> list[Operation]:
         for operation in network.operations
     }
 
-    def added(one: Operation) -> bool:
-        own = takers[one.name]
-        linear = one.kind in (*LAYERS, "batch_norm")
+    def added(operation: Operation) -> bool:
+        own = takers[operation.name]
+        linear = operation.kind in (*LAYERS, "batch_norm")
         return linear and bool(own) and all(t.kind == "add" or (t.kind == "batch_norm" and added(t)) for t in own)
 
     remaining, order = list(reversed(network.operations)), []

@@ -105,25 +105,25 @@ class Walk:
         """Returns the operations that are still to be passed, in order."""
         return backwards(self.network)
 
-    def step(self, one: Operation) -> None:
+    def step(self, operation: Operation) -> None:
         """Passes an operation.
 
         Raises:
             NotApplicable: it has no inverse.
             RankDeficient: its result is not determined.
         """
-        if one.name not in self.slopes and one.name not in self.known:
+        if operation.name not in self.slopes and operation.name not in self.known:
             return  # the logits do not depend on it
-        self._find(one)
-        self.passed.add(one.name)
-        if one.kind == "input":
+        self._find(operation)
+        self.passed.add(operation.name)
+        if operation.kind == "input":
             return
-        if one.kind == "add":
-            self._pass_sum(one)
-        elif one.kind in ACTIVATIONS:
-            self._pass_activation(one)
+        if operation.kind == "add":
+            self._pass_sum(operation)
+        elif operation.kind in ACTIVATIONS:
+            self._pass_activation(operation)
         else:
-            self._pass_linear(one)
+            self._pass_linear(operation)
 
     def input(self) -> Tensor:
         """Returns the network's input, when all operations are passed."""

@@ -125,15 +125,15 @@ AS_IS = Reading()
 """Every source as it is stored."""
 
 
-def named(known: Sequence[str], there: Sequence[str], what: str, source: str) -> str:
+def named(known: Sequence[str], names: Sequence[str], what: str, source: str) -> str:
     """Finds the known name under which a source has an array or column.
 
     Raises:
         ValueError: it has none of them, or several.
     """
-    matches = [name for name in there if name.lower() in known]
+    matches = [name for name in names if name.lower() in known]
     if len(matches) != 1:
-        got = ", ".join(there) or "nothing"
+        got = ", ".join(names) or "nothing"
         raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {got}")
     return matches[0]
 

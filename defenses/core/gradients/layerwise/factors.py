@@ -523,9 +523,9 @@ class Mapped(FromRows):
         return Mapped(self.base.without(bad), self.pull, self.size)
 
 
-def joined(found: Sequence[Squares]) -> Squares:
+def joined(squares: Sequence[Squares]) -> Squares:
     """Concatenates squares of consecutive chunks."""
-    return Squares(torch.cat([s.value for s in found]), torch.cat([s.slack for s in found]))
+    return Squares(torch.cat([s.value for s in squares]), torch.cat([s.slack for s in squares]))
 
 
 def product_size(inputs: Tensor, signals: Tensor) -> Float[Tensor, " rows"]:

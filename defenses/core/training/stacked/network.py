@@ -31,14 +31,16 @@ class StackedNetwork:
         parameters: [models, dim].
     """
 
-    def __init__(self, models: Sequence[nn.Module], loss: Loss, device: torch.device, *, asked: bool = False) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], loss: Loss, device: torch.device, *, requested: bool = False
+    ) -> None:
         """Takes the models' architecture and copies of their parameters.
 
         Args:
             models: of the same architecture.
             loss: of each example.
             device: of models and data.
-            asked: whether a stack was requested even if it is slower.
+            requested: whether a stack was requested even if it is slower.
 
         Raises:
             NotTogether: for an unsupported model.
@@ -49,7 +51,7 @@ class StackedNetwork:
         first = settings_of(layers)
         if any(Layout.of(m) != self.layout for m in models) or any(settings_of(other) != first for other in chains):
             raise NotTogether("models of a stack must have one architecture")
-        if not (asked or gains(layers, device)):
+        if not (requested or gains(layers, device)):
             raise NotTogether(f"convolutions are not stacked where that is slower, as on the device {device.type}")
         self.parameters = torch.stack([self.layout.read(model) for model in models])
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
@@ -74,7 +76,7 @@ class StackedNetwork:
         at: Float[Tensor, "models dim"],
         pool: tuple[Tensor, Tensor],
         rows: Int[Tensor, "models rows"],
-        there: Bool[Tensor, "models rows"],
+        taken: Bool[Tensor, "models rows"],
         bound: Bound,
         kept: Float[Tensor, "models dim"] | None,
     ) -> Float[Tensor, "models dim"]:
@@ -84,7 +86,7 @@ class StackedNetwork:
             at: parameters of each model.
             pool: inputs and labels that batches are drawn from.
             rows: pool rows of each batch, padded to the same size.
-            there: mask of the rows that are in the batch.
+            taken: mask of the rows that are in the batch.
             bound: on an example's gradient.
             kept: masks; None: all coordinates.
         """
@@ -96,7 +98,7 @@ class StackedNetwork:
             # A row that is not finite counts as zero, by itself, and so does a padding row.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
-            factors = scale * (there[models, some] & finite)
+            factors = scale * (taken[models, some] & finite)
             for term in terms:
                 term.add(factors, sums[models])
         return sums if kept is None else sums.mul_(kept)
