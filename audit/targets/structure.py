@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from leakbench.attacks.core import Network, Operation, ReleasedPart, Structure
+from leakbench.attacks.core.closed_form.recursion.operations import KINDS, of_module
 from leakbench.attacks.core.targets.network import LossName
 from leakbench.defenses.core import (
     Block,
@@ -33,18 +34,6 @@ from leakbench.defenses.core import (
     spread,
 )
 
-_ACTIVATIONS: dict[type[nn.Module], str] = {
-    nn.ReLU: "relu",
-    nn.LeakyReLU: "leaky_relu",
-    nn.Tanh: "tanh",
-    nn.Sigmoid: "sigmoid",
-    nn.Identity: "identity",
-}
-_MODULES = {
-    *_ACTIVATIONS, nn.Flatten, nn.Linear, nn.Conv2d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout,
-    nn.Dropout2d,
-}  # fmt: skip
-"""Exact types only: a subclass may compute a different function."""
 _SUBSPACES = (Subspace, ImplicitSubspace)
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
 _LOSSES: dict[Loss, LossName] = {cross_entropy: "cross_entropy", logistic: "logistic"}
@@ -160,13 +149,12 @@ def _about(node: fx.Node, modules: Mapping[str, nn.Module]) -> dict[str, Any]:
     if node.op == "call_function" and node.target in _ADDITIONS and len(node.all_input_nodes) == 2:
         scaled = set(node.kwargs) - {"input", "other"}  # torch.add(a, b, alpha=...)
         return {"kind": "other" if scaled else "add", "words": "an addition"}
-    functional = {torch.relu: "relu", torch.tanh: "tanh", torch.sigmoid: "sigmoid", nn.functional.relu: "relu"}
-    if node.op == "call_function" and node.target in functional:
-        return {"kind": functional[node.target], "words": str(functional[node.target])}
+    if node.op == "call_function" and node.target in KINDS:
+        return {"kind": KINDS[node.target], "words": KINDS[node.target]}
     if _flattens(node):
         return {"kind": "flatten", "words": "a flattening"}
     if node.op == "call_module":
-        return _of_module(str(node.target), modules[str(node.target)])
+        return of_module(str(node.target), modules[str(node.target)])
     return {"kind": "other", "words": f"{node.op} of {getattr(node.target, '__name__', node.target)}"}
 
 
@@ -176,57 +164,3 @@ def _flattens(node: fx.Node) -> bool:
         return False
     arguments = [*node.args[1:], *node.kwargs.values()]
     return arguments in ([1], [1, -1])
-
-
-def _of_module(name: str, module: nn.Module) -> dict[str, Any]:
-    own = {
-        f"{kind}": f"{name}.{kind}" if getattr(module, kind, None) is not None else None for kind in ("weight", "bias")
-    }
-    words = f"{name} ({type(module).__name__})"
-    kind = type(module)
-    # Hooks and parametrizations change the function that the class computes.
-    foreign = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if kind not in _MODULES or foreign or hasattr(module, "parametrizations"):
-        return {"kind": "other", "words": words}
-    if kind in _ACTIVATIONS:
-        slope = {"slope": float(module.negative_slope)} if isinstance(module, nn.LeakyReLU) else {}
-        return {"kind": _ACTIVATIONS[kind], "settings": slope, "words": words}
-    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-        return {"kind": "flatten", "words": words}
-    if isinstance(module, nn.Linear):
-        return {"kind": "linear", "words": words, **own}
-    if isinstance(module, nn.Conv2d) and module.padding_mode == "zeros":
-        padding = module.padding
-        if isinstance(padding, str):
-            # `same` may pad one side more than the other, which `Operation` cannot express.
-            twice = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-            if padding == "same" and any(total % 2 for total in twice):
-                return {"kind": "other", "words": f"{words} with uneven padding"}
-            padding = tuple(total // 2 for total in twice) if padding == "same" else (0, 0)
-        settings = {
-            "kernel_size": tuple(module.kernel_size),
-            "stride": tuple(module.stride),
-            "padding": tuple(padding),
-            "dilation": tuple(module.dilation),
-            "groups": module.groups,
-        }
-        return {"kind": "conv2d", "settings": settings, "words": words, **own}
-    if isinstance(module, nn.AvgPool2d) and _plain(module):
-        pairs = {key: _pair(getattr(module, key)) for key in ("kernel_size", "stride", "padding")}
-        return {"kind": "avg_pool2d", "settings": pairs, "words": words}
-    if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.track_running_stats:
-        names = {"mean": f"{name}.running_mean", "variance": f"{name}.running_var", "eps": float(module.eps)}
-        return {"kind": "batch_norm", "settings": names, "words": words, **own}
-    if isinstance(module, nn.Dropout | nn.Dropout2d):
-        return {"kind": "identity", "words": words}  # in evaluation mode
-    return {"kind": "other", "words": words}
-
-
-def _plain(pool: nn.AvgPool2d) -> bool:
-    """True if every window averages over the same number of entries."""
-    padded = any(_pair(pool.padding))
-    return not pool.ceil_mode and pool.divisor_override is None and (pool.count_include_pad or not padded)
-
-
-def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

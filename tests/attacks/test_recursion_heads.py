@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from leakbench.attacks.core import InconsistentObservation, NotApplicable
-from leakbench.attacks.core.closed_form.recursion.activations import invert
 from leakbench.attacks.core.closed_form.recursion.completion import components, spread
 from leakbench.attacks.core.closed_form.recursion.gaps import filled, open_features
 from leakbench.attacks.core.closed_form.recursion.head import LEAST, TURN, HeadGradient, candidates, margins
 from leakbench.attacks.core.closed_form.recursion.invert import layers_of
+from leakbench.attacks.core.closed_form.recursion.operations import invert
 from leakbench.attacks.core.targets.network import Operation
 
 from .recursion_cases import case, drawn

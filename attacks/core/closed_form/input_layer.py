@@ -16,9 +16,7 @@ from torch.nn.functional import fold, unfold
 from ..targets.network import Network, Operation, Structure
 from ..threat_model.attack_errors import NotApplicable
 from .least_squares import least_squares
-
-BEFORE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "sigmoid", "linear")
-"""Operations before the layer that can be undone."""
+from .recursion.operations import ACTIVATIONS, INJECTIVE, LAYERS, invert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +138,7 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
                     f"the weight of {words} must be bounded as a whole, and it lies in several parts of the update"
                 )
             return replace(layer, bias_seen=torch.zeros_like(layer.bias_seen))
-        if operation.kind not in BEFORE:
+        if operation.kind not in INJECTIVE:
             raise NotApplicable(
                 f"a linear layer must come before {words} ({operation.kind}), which cannot be undone: behind it the "
                 "inputs of the layer are no images"
@@ -223,7 +221,7 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
             )
         takers = by_input.get(operation.name, [])
         # Other users of the layer's output would have a gradient for neurons that the ReLU has off.
-        if operation.kind in ("linear", "conv2d") and [taker.kind for taker in takers] == ["relu"]:
+        if operation.kind in LAYERS and [taker.kind for taker in takers] == ["relu"]:
             if operation.kind == "linear" and len(operation.shape) != 1:
                 raise NotApplicable(
                     f"{operation.words or operation.name} must give one vector an example, got {list(operation.shape)}"
@@ -233,7 +231,7 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
                     f"{operation.words or operation.name} must have one group, got {operation.settings['groups']}"
                 )
             return operation, tuple(before)
-        if operation.kind not in BEFORE:
+        if operation.kind not in INJECTIVE:
             raise NotApplicable(
                 "a linear layer or convolution with a ReLU behind it must come before "
                 f"{operation.words or operation.name} ({operation.kind}), which cannot be undone"
@@ -260,18 +258,12 @@ def undone(layer: InputLayer, rows: Tensor) -> Tensor:
 
 
 def _undo(operation: Operation, parameters: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    tiny = 1e-12  # keeps values that noise pushed out of an activation's range inside of it
-    if operation.kind == "tanh":
-        return rows.clamp(-1 + tiny, 1 - tiny).atanh()
-    if operation.kind == "sigmoid":
-        return rows.clamp(tiny, 1 - tiny).logit()
-    if operation.kind == "leaky_relu":
-        slope = float(operation.settings["slope"])
-        if not slope > 0:
+    if operation.kind in ACTIVATIONS:
+        if not (slope := float(operation.settings.get("slope", 1.0))) > 0:
             raise NotApplicable(
                 f"{operation.words or operation.name} must have a positive slope to be undone, got {slope}"
             )
-        return torch.where(rows < 0, rows / slope, rows)
+        return invert(operation, rows).before
     if operation.kind == "batch_norm":
         by_channel = (1, -1, *[1] * (rows.ndim - 2))
         value = {name: parameters[operation.settings[name]].double() for name in ("mean", "variance")}

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..closed_form.recursion.operations import KINKED
 from ..targets.observation import Observation
 from ..targets.results import Reconstruction
 from ..threat_model.requires import granted
@@ -23,9 +24,6 @@ HOPELESS = 0.5
 
 SPREAD = 0.1
 """Standard deviation of a start around the middle of the box of valid inputs, in units in which that is [-2, 2]."""
-
-KINKED = ("relu", "leaky_relu")
-"""Activations without second derivatives, which the descent needs."""
 
 
 def check_search(iterations: int, restarts: int, lr: float) -> None:

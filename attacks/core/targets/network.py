@@ -17,9 +17,6 @@ from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
 LossName = Literal["cross_entropy", "logistic", "other"]
 PartKind = Literal["coordinates", "directions", "other"]
 
-SLOPED = ("relu", "leaky_relu", "tanh", "sigmoid", "identity")
-"""Elementwise activations whose kinds an `Operation` names; all other nonlinear operations are `other`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
@@ -28,7 +25,7 @@ class Operation:
     Attributes:
         name: name of its result, distinct in the network.
         kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (of evaluation: an affine map by channel),
-            `flatten`; one of `SLOPED`; `add` (of its inputs); `other` for everything else.
+            `flatten`; `relu`, `leaky_relu`, `tanh`, `sigmoid`, `identity`; `add` (of its inputs); else `other`.
         inputs: names of the operations whose results it takes.
         shape: shape of its result for an example.
         weight: name of its weight among the parameters; None without a weight.

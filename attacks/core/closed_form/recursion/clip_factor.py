@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from ...targets.network import Network
 from ...threat_model.attack_errors import InconsistentObservation, RankDeficient
 from .observed_gradients import LayerGradient
-from .order import LAYERS, without_identities
+from .operations import HOMOGENEOUS, LAYERS
+from .order import without_identities
 
 SMALLEST = 1e-4
 """Smallest clip factor of the search."""
@@ -28,9 +29,6 @@ DIPS = 6
 
 ENOUGH = 1e-6
 """Residual of the equations below which no other minimum is tried."""
-
-HOMOGENEOUS = ("input", "linear", "conv2d", "avg_pool2d", "flatten", "identity", "leaky_relu", "relu", "add")
-"""Operations that, without a bias, map a multiple of their argument to that multiple of their result."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...targets.network import Operation
-from .maps import Dense, LinearMap, OuterProduct
+from .maps import LinearMap
 
 
 class KernelGeometry:
@@ -118,7 +117,7 @@ class WeightGradient(LinearMap):
     """Gradient of a convolution's weight as a map of its input, at released entries."""
 
     def __init__(
-        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], observed: Tensor | None
+        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
     ) -> None:
         """Builds the map from the derivatives by the convolution's output.
 
@@ -126,10 +125,10 @@ class WeightGradient(LinearMap):
             slopes: k, in the shape of the output.
             geometry: geometry of the convolution.
             filters_shape: shape of its weight.
-            observed: bool in the shape of the weight; None for all.
+            seen: bool in the shape of the weight; None for all.
         """
         super().__init__(geometry.shape_in, filters_shape, slopes)
-        self.geometry, self.seen = geometry, observed
+        self.geometry, self.seen = geometry, seen
         self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -180,24 +179,6 @@ class WeightGradient(LinearMap):
         blocks = grams.repeat_interleave(channels // len(grams), dim=0)
         total.diagonal(dim1=0, dim2=2).copy_(blocks.permute(1, 2, 0))
         return total.view(self.unknowns, self.unknowns)
-
-
-def layer_maps(
-    layer: Operation, below: tuple[int, ...], weight: Tensor, slopes: Tensor, observed: Tensor | None
-) -> tuple[WeightGradient | OuterProduct, LinearMap]:
-    """Returns the maps K and W of a layer's input: to its weight gradient and to its output.
-
-    Args:
-        layer: a linear layer or a convolution.
-        below: shape of its input.
-        weight: its weight.
-        slopes: derivatives by its output.
-        observed: bool in the shape of the weight; None for all.
-    """
-    if layer.kind == "linear":
-        return OuterProduct(slopes, weight.shape[1], observed), Dense(weight, below)
-    geometry = KernelGeometry(layer.settings, below, layer.shape, weight.device)
-    return WeightGradient(slopes, geometry, tuple(weight.shape), observed), Convolved(weight, geometry)
 
 
 def pooled(

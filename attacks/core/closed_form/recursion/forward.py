@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...targets.network import Network, Operation
-from ...threat_model.attack_errors import NotApplicable
+from ...targets.network import Network
+from .operations import result_of
 
 
 def doubled(network: Network) -> dict[str, Tensor]:
@@ -36,61 +36,6 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
             else result_of(operation, [outputs[n] for n in operation.inputs], values)
         )
     return outputs
-
-
-def result_of(operation: Operation, given: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
-    """Returns the result of an operation, [b, *its shape].
-
-    Args:
-        operation: no input.
-        given: the results that it takes.
-        values: values of the parameters.
-
-    Raises:
-        NotApplicable: it is of unknown kind.
-    """
-    x, s = given[0], operation.settings
-    weight = None if operation.weight is None else values[operation.weight]
-    bias = None if operation.bias is None else values[operation.bias]
-    match operation.kind:
-        case "linear" if weight is not None:
-            return functional.linear(x, weight, bias)
-        case "conv2d" if weight is not None:
-            return functional.conv2d(x, weight, bias, s["stride"], s["padding"], s["dilation"], s["groups"])
-        case "avg_pool2d":
-            return functional.avg_pool2d(x, s["kernel_size"], s["stride"], s["padding"])
-        case "batch_norm":
-            mean, variance = values[s["mean"]], values[s["variance"]]
-            return functional.batch_norm(x, mean, variance, weight, bias, eps=s["eps"])
-        case "flatten":
-            return x.flatten(1)
-        case "leaky_relu":
-            return functional.leaky_relu(x, s["slope"])
-        case "relu" | "tanh" | "sigmoid":
-            return getattr(torch, operation.kind)(x)
-        case "identity":
-            return x
-        case "add":
-            return given[0] + given[1]
-    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
-
-
-def of_norm(operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns factors and shift of a batch norm of evaluation, by channel.
-
-    Args:
-        operation: the operation.
-        below: shape of its argument.
-        values: values of the parameters.
-    """
-    factors = (values[operation.settings["variance"]] + operation.settings["eps"]).rsqrt()
-    if operation.weight is not None:
-        factors = factors * values[operation.weight]
-    shift = -values[operation.settings["mean"]] * factors
-    if operation.bias is not None:
-        shift = shift + values[operation.bias]
-    by_channel = (-1, *[1] * (len(below) - 1))
-    return factors.view(by_channel).expand(below), shift.view(by_channel)
 
 
 def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:

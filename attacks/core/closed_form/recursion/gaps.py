@@ -18,14 +18,13 @@ from torch import Tensor
 from ...targets.network import Network, Operation
 from ...threat_model.attack_errors import InconsistentObservation
 from ..least_squares import least_squares
-from .activations import invert
 from .completion import RankOne, spread
-from .convolution import layer_maps
-from .forward import doubled, result_of
+from .forward import doubled
 from .head import RANK_ONE
+from .layer_equations import gradient_of
 from .linear_systems import LARGEST_GRAM, Equations, solve
 from .observed_gradients import LayerGradient
-from .order import ACTIVATIONS, LAYERS
+from .operations import ACTIVATIONS, HOMOGENEOUS, LAYERS, affine, invert, result_of
 
 DECIDED = 1e-6
 """Smallest singular value of the logits' equations, relative to the largest, that decides anything."""
@@ -226,9 +225,7 @@ def _from_below(
     columns, right = factors.columns[:-1], factors.right[:-1]
     if bool(factors.columns[-1]):
         signs, scale = [1.0], float(factors.right[-1])
-    elif all(
-        operation.bias is None and operation.kind in (*LAYERS, "flatten", "leaky_relu", "relu") for operation in chain
-    ):
+    elif all(operation.bias is None and operation.kind in HOMOGENEOUS for operation in chain):
         signs, scale = [1.0, -1.0], 1.0
     else:
         return factors
@@ -291,9 +288,8 @@ def _through(
     rows = ~dark if layer.kind == "linear" else ~dark.flatten(1).any(dim=1)
     observed = rows.view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
     observed = observed if own.seen is None else observed & own.seen
-    gradient, output = layer_maps(layer, below, weight, torch.where(dark, 0.0, slopes), observed)
-    shift = weight.new_zeros(()) if layer.bias is None else values[layer.bias]
-    shift = shift if layer.kind == "linear" or shift.ndim == 0 else shift[:, None, None]
+    output, shift = affine(layer, below, values, weight)
+    gradient = gradient_of(output, torch.where(dark, 0.0, slopes))(observed)
     weights = known.to(value)
     sets = [Equations(map=output, target=torch.where(known, value - shift, 0.0), weights=weights)]
     if bool(observed.any()):

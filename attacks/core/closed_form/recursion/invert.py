@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...targets.network import Network, Operation
 from ...threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
-from .clip_factor import HOMOGENEOUS
 from .forward import doubled, drawn_inputs, results
 from .gaps import filled
 from .head import HeadCandidate, HeadGradient, candidates
 from .linear_systems import Solution
 from .observed_gradients import LayerGradient
+from .operations import HOMOGENEOUS, LAYERS
 from .order import without_identities
 from .walk import Belief, Solver, Walk
 
@@ -58,7 +58,7 @@ def layers_of(network: Network) -> tuple[Operation, ...]:
     Raises:
         NotApplicable: the last operation is not a linear layer.
     """
-    layers = tuple(operation for operation in network.operations if operation.kind in ("linear", "conv2d"))
+    layers = tuple(operation for operation in network.operations if operation.kind in LAYERS)
     last = without_identities(network).operations[-1]
     if last.kind != "linear":
         raise NotApplicable(f"the last operation must be a linear layer, got {last.words or last.kind}")

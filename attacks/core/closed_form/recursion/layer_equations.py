@@ -5,19 +5,16 @@ convolution. R-GAP calls them gradient and weight constraints (section 3.2). Ent
 weighted by their variance if the solver uses it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ...targets.network import Operation
-from ...threat_model.attack_errors import NotApplicable
-from .convolution import Convolved, KernelGeometry, WeightGradient, pooled
-from .forward import of_norm
+from .convolution import Convolved, WeightGradient
 from .linear_systems import Equations
-from .maps import Coefficients, Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped
+from .maps import Coefficients, LinearMap, OuterProduct
 from .observed_gradients import LayerGradient
 
 EXACTLY = 1e-24
@@ -37,39 +34,6 @@ class Known:
     value: Tensor
     where: Tensor | None = None
     variance: Tensor | None = None
-
-
-def affine(
-    operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
-) -> tuple[LinearMap, Tensor]:
-    """Returns the linear part of an operation, and its shift.
-
-    Args:
-        operation: the operation.
-        below: shape of its argument.
-        values: parameters by name.
-        like: for dtype and device.
-
-    Raises:
-        NotApplicable: it is not affine.
-    """
-    weight = None if operation.weight is None else values[operation.weight]
-    bias = None if operation.bias is None else values[operation.bias]
-    zero = like.new_zeros(())
-    match operation.kind:
-        case "linear" if weight is not None and len(below) == 1:
-            return Dense(weight, below), zero if bias is None else bias
-        case "conv2d" if weight is not None:
-            geometry = KernelGeometry(operation.settings, below, operation.shape, like.device)
-            return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
-        case "avg_pool2d":
-            return pooled(operation.settings, below, operation.shape, like), zero
-        case "flatten":
-            return Reshaped(IdentityMap(operation.shape, like), below), zero
-        case "batch_norm":
-            factors, shift = of_norm(operation, below, values)
-            return Factors(factors, below), shift
-    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
 
 
 def of_result(
@@ -105,7 +69,7 @@ def of_gradient(
         layer: its number, for errors.
         weighted: whether entries are weighted by the variance of their noise.
     """
-    gradient = _gradient_of(linear, slopes)
+    gradient = gradient_of(linear, slopes)
     maps: list[tuple[LinearMap, Tensor, Tensor, Tensor | None]] = []
     if own.seen is None or bool(own.seen.any()):
         maps.append((gradient(own.seen), own.weight, own.std, own.seen))
@@ -133,7 +97,7 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
     return float((own.bias - predicted).norm() / own.bias.norm())
 
 
-def _gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], LinearMap]:
+def gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], WeightGradient | OuterProduct]:
     """Returns the map from a layer's input to the seen entries of its weight's gradient."""
     if isinstance(linear, Convolved):
         return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)

@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 from ...targets.network import Network, Operation
-
-LAYERS = ("linear", "conv2d")
-ACTIVATIONS = ("leaky_relu", "relu", "tanh", "sigmoid")
+from .operations import LAYERS
 
 
 def without_identities(network: Network) -> Network:

@@ -20,15 +20,16 @@ from torch import Tensor
 
 from ...targets.network import Network, Operation
 from ...threat_model.attack_errors import NotApplicable
-from .activations import invert
-from .convolution import WeightGradient, layer_maps, pooled
-from .forward import derivatives, doubled, of_norm, results
+from .convolution import WeightGradient
+from .forward import derivatives, doubled, results
 from .gaps import open_features
 from .invert import layers_of
 from .joint import OpenSum, joint_equations
+from .layer_equations import gradient_of
 from .linear_systems import Equations, condition, factored, leading_rank, normal_matrix, rank_of
-from .maps import Dense, Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
-from .order import ACTIVATIONS, without_identities
+from .maps import Factors, IdentityMap, LinearMap, OuterProduct, Then
+from .operations import ACTIVATIONS, LAYERS, affine, invert, of_norm
+from .order import without_identities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, T
 
 def rank_analysis(
     network: Network,
-    observed: Mapping[str, Tensor] | None = None,
+    seen: Mapping[str, Tensor] | None = None,
     *,
     seed: int = 0,
     like: Sequence[RankReport] = (),
@@ -100,7 +101,7 @@ def rank_analysis(
 
     Args:
         network: a network with at most one input.
-        observed: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
+        seen: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
         seed: seed of the normal random input for K.
         like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
 
@@ -116,26 +117,16 @@ def rank_analysis(
     inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
     outputs, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
-    shows = {
-        layer.name: None if observed is None else observed[str(layer.weight)].to(inputs.device) for layer in layers
-    }
-    maps = {
-        layer.name: layer_maps(
-            layer, by_name[layer.inputs[0]].shape, values[str(layer.weight)], slopes[layer.name], shows[layer.name]
-        )
-        for layer in layers
-    }
+    shows = {layer.name: None if seen is None else seen[str(layer.weight)].to(inputs.device) for layer in layers}
+    maps = {}
+    for layer in layers:
+        linear, _ = affine(layer, by_name[layer.inputs[0]].shape, values, inputs)
+        maps[layer.name] = gradient_of(linear, slopes[layer.name])(shows[layer.name]), linear
     for number, layer in enumerate(layers, start=1):
         shown, (gradient, output) = shows[layer.name], maps[layer.name]
         if layer is layers[-1]:
             report = _head(
-                layer,
-                number,
-                gradient,
-                values,
-                shown,
-                None if observed is None else observed.get(layer.bias or ""),
-                virtual,
+                layer, number, gradient, values, shown, None if seen is None else seen.get(layer.bias or ""), virtual
             )
         else:
             behind, weights = _behind(network, layer, output, outputs)
@@ -160,12 +151,9 @@ def _behind(
         if taker.kind in ACTIVATIONS:
             known = invert(taker, inversions[taker.name][0]).known
             return output, None if known is None else known.to(output.like).view(output.shape_out)
-        if taker.kind == "avg_pool2d":
-            output = Then(output, pooled(taker.settings, operation.shape, taker.shape, output.like))
-        elif taker.kind == "flatten":
-            flat = Dense(torch.eye(taker.shape[0]).to(output.like), taker.shape)
-            output = Then(output, Reshaped(flat, operation.shape))
-        elif taker.kind in ("linear", "conv2d"):
+        if taker.kind in ("avg_pool2d", "flatten"):
+            output = Then(output, affine(taker, operation.shape, {}, output.like)[0])
+        elif taker.kind in LAYERS:
             return output, None  # its input is solved for
         elif taker.kind != "batch_norm":
             raise NotApplicable(f"every layer must be one that can be inverted, and {taker.words or taker.name} is not")

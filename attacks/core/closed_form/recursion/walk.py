@@ -18,14 +18,14 @@ from torch import Tensor
 
 from ...targets.network import Network, Operation
 from ...threat_model.attack_errors import NotApplicable, RankDeficient
-from .activations import invert
-from .forward import doubled, of_norm
+from .forward import doubled
 from .joint import OpenSum, joint_equations
-from .layer_equations import Known, affine, bias_misfit, of_gradient, of_result
+from .layer_equations import Known, bias_misfit, of_gradient, of_result
 from .linear_systems import Equations, Solution, boxed, solve, with_prior
 from .maps import IdentityMap, LinearMap, Reshaped, Then
 from .observed_gradients import LayerGradient
-from .order import ACTIVATIONS, LAYERS, backwards, without_identities
+from .operations import ACTIVATIONS, LAYERS, affine, invert, of_norm
+from .order import backwards, without_identities
 
 Solver = Literal["ls", "gls", "map"]
 
