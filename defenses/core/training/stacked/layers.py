@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...gradients.layerwise.layers.rules import padding_of
-from .patches import KernelGrid, patches
+from ...gradients.layerwise.layers.convolution_settings import Geometry
+from .patches import patches
 from .stack_error import NotTogether
 from .terms import FormedRows, OneProduct, Place, ProductSum, Term
 
@@ -75,9 +75,8 @@ class StackedConvolution:
         """Takes the layer of any of the models, and the places of its parameters."""
         # Pixels before channels: in another convolution's output, the channels of a pixel are contiguous.
         self.weight, self.bias = replace(weight, order=(0, 2, 3, 1), groups=layer.groups), bias
-        kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-        self.grid = KernelGrid((kernel[0], kernel[1]), (stride[0], stride[1]), (dilation[0], dilation[1]), layer.groups)
-        (top, bottom), (left, right) = padding_of(layer)
+        self.geometry = Geometry.of(layer)
+        top, bottom, left, right = self.geometry.padding
         self.padding = (left, right, top, bottom)
         self.mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
 
@@ -88,17 +87,17 @@ class StackedConvolution:
         models, examples = inputs.shape[:2]
         images = inputs.flatten(0, 1)
         padded = F.pad(images, self.padding, mode=self.mode) if any(self.padding) else images
-        rows, columns = self.grid.positions(padded.shape[2], padded.shape[3])
-        unfolded = patches(padded, self.grid, models)
+        rows, columns = self.geometry.positions(padded.shape[2], padded.shape[3])
+        unfolded = patches(padded, self.geometry, models)
         out = unfolded.flatten(2, 3) @ self.weight.read(at).mT
         if self.bias is not None:
-            out = out + self.bias.of(at).unflatten(1, (self.grid.groups, 1, -1))
+            out = out + self.bias.of(at).unflatten(1, (self.geometry.groups, 1, -1))
         by_pixel = out.unflatten(2, (examples, rows, columns)).permute(0, 2, 1, 5, 3, 4)
         return by_pixel.flatten(2, 3), unfolded.detach()
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns sums over positions for the weight, and the signals' sums for the bias."""
-        by_group = signals.unflatten(2, (self.grid.groups, -1)).permute(0, 2, 1, 4, 5, 3).flatten(3, 4).contiguous()
+        by_group = signals.unflatten(2, (self.geometry.groups, -1)).permute(0, 2, 1, 4, 5, 3).flatten(3, 4).contiguous()
         weight = ProductSum(self.weight, held, by_group)
         return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum((-1, -2))))
 

@@ -7,7 +7,7 @@ one of their architectures contains it. Types are matched exactly: a subclass ma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from math import prod
 
 import torch
@@ -20,7 +20,7 @@ from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
 from ..tables import measurable
 from .convolution import Convolution
-from .convolution_settings import Geometry
+from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
 
 _WORTH_A_THREAD = 2**22  # size of a tensor, from which on PyTorch's sums on several threads are faster
@@ -48,17 +48,14 @@ def linear(use: Use, layer: nn.Linear, examples: int) -> FactoredGradients:
 def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> FactoredGradients:
     """Convolutions over one or two dimensions, with any stride, padding, dilation and groups."""
     inputs, signals = use.inputs, use.signals
-    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    padding = padding_of(layer)
-    if layer.padding_mode != "zeros":
+    padded = layer.padding_mode != "zeros"
+    if padded:
         # The weight's gradient takes patches of the padded input, whatever the padding. F.pad: last axis first.
-        inputs = F.pad(inputs, [size for pair in reversed(padding) for size in pair], mode=layer.padding_mode)
-        padding = [(0, 0)] * len(padding)
+        padding = [size for pair in reversed(padding_of(layer)) for size in pair]
+        inputs = F.pad(inputs, padding, mode=layer.padding_mode)
     if isinstance(layer, nn.Conv1d):
         inputs, signals = inputs.unsqueeze(2), signals.unsqueeze(2)
-        kernel, stride, dilation, padding = (1, *kernel), (1, *stride), (1, *dilation), [(0, 0), *padding]
-    settings = (kernel, stride, dilation, (*padding[0], *padding[1]))
-    geometry = _geometry((layer.in_channels, layer.out_channels), *settings, layer.groups)
+    geometry = Geometry.of(layer, padded=padded)
     views = inputs.shape[0] // examples
     buffers = None if use.buffers is None else partial(use.buffers, layer)
     factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
@@ -66,25 +63,6 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
-
-
-@lru_cache(maxsize=512)  # caches behind it recognise the identical object
-def _geometry(
-    channels: tuple[int, int],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    padding: tuple[int, int, int, int],
-    groups: int,
-) -> Geometry:
-    return Geometry(
-        channels=channels,
-        kernel=(kernel[0], kernel[1]),
-        stride=(stride[0], stride[1]),
-        dilation=(dilation[0], dilation[1]),
-        padding=padding,
-        groups=groups,
-    )
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
@@ -150,16 +128,6 @@ def refuse_settings(layer: nn.Module, name: str) -> None:
             raise Unsupported(f"embedding '{name}' must have max_norm=None, which changes weights in forward passes")
         if layer.scale_grad_by_freq:
             raise Unsupported(f"embedding '{name}' must not have scale_grad_by_freq, which counts the whole batch")
-
-
-def padding_of(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
-    """Returns the (before, after) padding of each dimension."""
-    if layer.padding == "valid":
-        return [(0, 0)] * len(layer.kernel_size)
-    if layer.padding == "same":
-        totals = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]  # the odd pixel behind, as in PyTorch
-    return [(int(size), int(size)) for size in layer.padding]
 
 
 def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
