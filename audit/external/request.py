@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from leakbench.benchmarks.core.data.stored import AS_IS, Reading
+
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import no_such
 from .claim import StatedClaim
 from .examples.groups import Preprocess
-from .examples.sources.raw import AS_IS, Reading
 from .gate import Rule, rules
 from .model.attacks import final_model_attacks
 from .model.audit import AuditSettings

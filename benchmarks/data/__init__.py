@@ -19,6 +19,7 @@ from . import own
 
 if TYPE_CHECKING:
     from ..core.data.splits import Split, Splits
+    from ..core.data.stored import StoredExamples
 
 __all__ = ["Sizes", "Split", "Splits", "about", "check", "describe", "factory", "load", "names", "patterns"]
 
@@ -54,6 +55,12 @@ def about(name: str) -> str:
 def factory(name: str) -> Callable[..., Splits]:
     """Returns the function that loads a data set in `names()`, with its options as keywords; raises as `about`."""
     return _CATALOGUE.find(name)
+
+
+def examples_reader(start: bytes) -> Callable[..., StoredExamples] | None:
+    """Returns the reader, for audits, of files that begin with these bytes; None without one."""
+    modules = (_OWN.module(kind) for kind in _OWN.names())
+    return next((module.read_examples for module in modules if start in getattr(module, "STARTS", ())), None)
 
 
 def check(name: str, *, exists: bool = True) -> None:

@@ -40,8 +40,9 @@ class ModelOptions:
 
     def request(self, checkpoint: Path) -> dict[str, Any]:
         """Returns the fields of `CheckpointRequest`."""
+        from leakbench.benchmarks.core.data.stored import Reading
+
         from ...external.examples.groups import Preprocess
-        from ...external.examples.sources.raw import Reading
         from ...run.harness import pick_device
 
         return {

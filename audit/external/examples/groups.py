@@ -1,8 +1,8 @@
 """The owner's examples: `.npz`, Parquet, a folder of images, or a built-in data set with a file of group assignments.
 
-The format of a file follows from its bytes; `sources` has a reader per format. Each source has a digest, which the
-report states. Bytes of 0 to 255 become fractions of 255, which the notes state; any other scaling is up to the owner
-(`--preprocess`).
+The format of a file follows from its first bytes, never from its name; `benchmarks/data/own` has a file per format.
+Each source has a digest, which the report states. Bytes of 0 to 255 become fractions of 255, which the notes state; any
+other scaling is up to the owner (`--preprocess`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from torch import Tensor
 
 from leakbench.attacks.core import Examples
 from leakbench.benchmarks import data as datasets
+from leakbench.benchmarks.core.data.stored import AS_IS, Reading, StoredExamples
+from leakbench.benchmarks.data.own import folder
 from leakbench.leaderboard.records.audit_report import ExamplesSource
 
 from ...catalog.messages import no_such
+from .checked import checked
 from .identity import content_ids
-from .sources.folder import read_folder
-from .sources.npz import read_npz
-from .sources.parquet import read_parquet
-from .sources.raw import AS_IS, RawExamples, Reading
-from .sources.split import read_split
+from .split import read_split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +248,8 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
     """
     path = Path(source)
     if path.is_dir():
-        raw, digest = read_folder(source, path, reading)
-        return _examples(raw, source, digest)
+        raw, digest = folder.read_examples(source, path, reading)
+        return _examples(raw, source, digest, reading)
     if not path.exists():
         way_out = f"; a data set of ours is --data {source} with --split-file" * (source in datasets.names())
         raise ValueError(f"examples must be in a file or a folder, and there is no {source}{way_out}")
@@ -262,20 +261,17 @@ def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
         file.seek(0)
         start = file.read(4)
         file.seek(0)
-        if start not in _FORMATS:
+        if (read := datasets.examples_reader(start)) is None:
             raise ValueError(
                 f"{source} must be an .npz, Parquet, or a folder of images by class; its first bytes are {start!r}; "
                 "write a CSV table as Parquet: pandas.read_csv(file).to_parquet(other)"
             )
-        raw = _FORMATS[start](source, file, reading)
-    return _examples(raw, source, digest)
+        raw = read(source, file, reading)
+    return _examples(raw, source, digest, reading)
 
 
-_FORMATS = {b"PK\x03\x04": read_npz, b"PK\x05\x06": read_npz, b"PAR1": read_parquet}
-"""Readers by a file's first bytes, never by its name."""
-
-
-def _examples(raw: RawExamples, source: str, digest: str) -> DataFile:
+def _examples(raw: StoredExamples, source: str, digest: str, reading: Reading) -> DataFile:
+    raw = checked(source, raw, reading)
     notes = raw.notes
     with np.errstate(over="ignore"):  # overflow becomes infinity, which is refused
         inputs = torch.from_numpy(np.array(raw.inputs, dtype=np.float32, order="C"))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leakbench.defenses.core import tensors_of
 
 from ...targets.observe import logits_of
-from ..examples.sources.raw import REGRESSION
+from ..examples.checked import REGRESSION
 from .diagnosis import knowledge
 
 Form = Literal[

@@ -27,9 +27,9 @@ from ...scoring.utility import score_utility
 from ...subjects.outcome import join
 from ...targets.observe import logits_of
 from ..claim import StatedClaim
+from ..examples.checked import whole_labels
 from ..examples.groups import Groups
 from ..examples.identity import content_ids
-from ..examples.sources.raw import whole_labels
 from ..rule_numbers import numbers_of_rules, unless_proved
 from ..transcript.attacks import run_on_transcript, transcript_attacks
 from ..transcript.format import WatchedTranscript

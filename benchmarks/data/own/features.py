@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.data.archives import array_pair, class_array, read_archive
 from ...core.data.data_paths import existing, stamp
 from ...core.data.dealing import LabelledImages
 from ...core.data.sizes import DEFAULT_SIZES, Sizes
 from ...core.data.splits import Splits, content_digest
+from .npz import array_pair, class_array, read_archive
 
 NAMES = (("x_train", "y_train"), ("x", "y"))
 TEST_NAMES = (("x_test", "y_test"),)

@@ -1,25 +1,40 @@
 """Arrays in a NumPy archive: images and classes, with or without a test part.
 
 Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`, or `images` and `labels`. Images are bytes,
-or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. Pickled objects
-are refused and never loaded, because a pickle can run any program.
+or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. Headers are read
+first, then exactly the bytes that they declare. Pickled objects are refused and never loaded, because a pickle can run
+any program.
 """
 
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 
-from ...core.data.archives import array_pair, class_array, read_archive
-from ...core.data.data_paths import existing, stamp
+from ...core.data.data_paths import existing, refuse_pointer, stamp
 from ...core.data.dealing import LabelledImages
-from ...core.data.images import refuse_too_large
+from ...core.data.images import reason, refuse_too_large
 from ...core.data.sizes import DEFAULT_SIZES, Sizes
 from ...core.data.splits import Splits
+from ...core.data.stored import ID_NAMES, INPUT_NAMES, LABEL_NAMES, Reading, StoredExamples, named
 
 NAMES = (("x_train", "y_train"), ("x", "y"), ("images", "labels"), ("train_images", "train_labels"))
 TEST_NAMES = (("x_test", "y_test"), ("test_images", "test_labels"))
+STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+"""First bytes of an archive."""
+
+_DAMAGE = (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+_MOST_MEMBERS = 1000
+_AT_ONCE = 2**24
+_SMALL = 256
+"""Most bytes of a label or an id, enough for 64 letters."""
 
 
 def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
@@ -92,3 +107,151 @@ def _images(file: Path, name: str, array: np.ndarray) -> np.ndarray:
             "or store bytes"
         )
     return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def read_examples(source: str, file: IO[bytes], reading: Reading) -> StoredExamples:
+    """Reads arrays `inputs`, `labels` and optionally `ids`, or the alternative names that the error lists.
+
+    Raises:
+        ValueError: a damaged archive, pickled objects, missing arrays, or more than fits into memory.
+    """
+    with _opened(source, file) as (archive, entries):
+        x = named(INPUT_NAMES, list(entries), "inputs", source)
+        y = named(LABEL_NAMES, list(entries), "labels", source)
+        ids = next((name for name in entries if name.lower() in ID_NAMES), None)
+        inputs = _array(source, archive, x, entries[x], reading)
+        labels = _array(source, archive, y, entries[y], reading, len(inputs))
+        names = None if ids is None else _array(source, archive, ids, entries[ids], reading, len(inputs))
+    return StoredExamples(inputs=inputs, labels=labels, ids=names)
+
+
+def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
+    """Reads the arrays of these names; other arrays appear as empty arrays under their names.
+
+    Raises:
+        ValueError: the file is damaged, is no archive, or contains pickled objects.
+    """
+    refuse_pointer(file)
+    with file.open("rb") as opened, _opened(str(file), opened, ValueError) as (archive, entries):
+        # Other arrays keep their names, for the error, and are not read because they may be large.
+        return {
+            name: _array(str(file), archive, name, entry) if name in wanted else np.empty(0)
+            for name, entry in entries.items()
+        }
+
+
+@contextmanager
+def _opened(
+    source: str, file: IO[bytes], *errors: type[Exception]
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Opens an archive, with its arrays by name; damage and the given errors become one sentence."""
+    try:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise ValueError("one array, not an archive of several")
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            if len(entries) > _MOST_MEMBERS:
+                raise ValueError(f"{source} must have at most {_MOST_MEMBERS} arrays, got {len(entries)}")
+            by_name = {entry.filename.removesuffix(".npy"): entry for entry in entries}
+            if len(by_name) < len(entries):
+                raise ValueError(f"{source} must have each array once, got two of one name")
+            yield archive, by_name
+    except (*_DAMAGE, *errors) as error:
+        raise ValueError(
+            f"{source} must be a whole .npz file of plain numeric arrays, got one that cannot be read "
+            f"({reason(error)}); write it with numpy.savez"
+        ) from error
+
+
+def _array(
+    source: str,
+    archive: zipfile.ZipFile,
+    name: str,
+    entry: zipfile.ZipInfo,
+    reading: Reading | None = None,
+    examples: int | None = None,
+) -> np.ndarray:
+    """Reads an array, of exactly the size that its header declares.
+
+    Args:
+        source: for errors.
+        archive: open.
+        name: of the array.
+        entry: of the archive.
+        reading: its memory limit; None without one, for an array of any shape.
+        examples: required number of entries of a few bytes each; None for the array of inputs.
+    """
+    with archive.open(entry) as opened:
+        try:
+            version = np.lib.format.read_magic(opened)
+            header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+            shape, fortran, dtype = header(opened)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"{name} of {source} must be a NumPy array, got another header ({reason(error)})"
+            ) from error
+        if dtype.hasobject:
+            raise ValueError(
+                f"{name} of {source} must be plain numbers, got pickled Python objects, which can run any program when "
+                "they are read; save it as an array of numbers, rows of several lengths padded or cropped to one"
+            )
+        if dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
+            raise ValueError(f"{name} of {source} must be plain numbers, got {dtype}")
+        if any(side < 0 for side in shape):
+            raise ValueError(f"{name} of {source} must have a shape of whole numbers from 0, got {list(shape)}")
+        values = math.prod(shape)
+        if reading is not None and not shape:
+            raise ValueError(f"{name} of {source} must be an array [examples, ...], got one {dtype}")
+        if reading is not None and examples is None:
+            reading.refuse_large(values, dtype.itemsize, source)
+        if examples is not None and (shape[0] != examples or values * dtype.itemsize > examples * _SMALL):
+            raise ValueError(
+                f"{name} of {source} must have one small entry for each of {examples} inputs, got {dtype} of shape "
+                f"{list(shape)}"
+            )
+        content, offset = np.empty(values * dtype.itemsize, dtype=np.uint8), 0
+        while part := opened.read(min(_AT_ONCE, len(content) - offset)):
+            content[offset : offset + len(part)] = np.frombuffer(part, dtype=np.uint8)
+            offset += len(part)
+        if offset < len(content) or opened.read(1):
+            raise ValueError(f"{name} of {source} must be as long as its header says, {len(content)} bytes")
+    array = content.view(dtype)
+    # PyTorch needs the machine's byte order.
+    return array.reshape(shape, order="F" if fortran else "C").astype(dtype.newbyteorder("="), copy=False)
+
+
+def array_pair(file: Path, arrays: Mapping[str, np.ndarray], names: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Returns the first pair of names, of inputs and classes, whose arrays are both in the archive.
+
+    Raises:
+        ValueError: the archive has no such pair.
+    """
+    for x, y in names:
+        if x in arrays and y in arrays:
+            return x, y
+    known = ", ".join(f"{x} and {y}" for x, y in names)
+    raise ValueError(f"{file} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
+
+
+def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, what: str = "image") -> np.ndarray:
+    """Classes as int64 [n].
+
+    Args:
+        file: path, for errors.
+        name: of the array.
+        array: as stored.
+        examples: number of examples.
+        what: noun for an example, in errors.
+
+    Raises:
+        ValueError: the classes are no whole numbers, or their number is not that of the examples.
+    """
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"{name} of {file} must be one whole number an {what}, got {array.dtype} of shape {list(array.shape)}"
+        )
+    if len(array) != examples:
+        raise ValueError(f"{name} of {file} must have one class an {what}, got {len(array)} for {examples} {what}s")
+    return array.astype(np.int64)

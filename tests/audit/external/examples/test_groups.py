@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leakbench.audit.external.examples.groups import DataFile, Preprocess, groups_of, read_examples, read_named
-from leakbench.audit.external.examples.sources.raw import Reading
+from leakbench.benchmarks.core.data.stored import Reading
 
 
 def _npz(folder, **arrays):

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from leakbench.audit.external.examples.groups import groups_of, read_examples, read_named
-from leakbench.audit.external.examples.sources.raw import Reading
 from leakbench.benchmarks import data
+from leakbench.benchmarks.core.data.stored import Reading
 
 
 def test_a_bomb_is_refused_by_what_its_header_says_and_by_what_it_holds(tmp_path):

@@ -10,9 +10,8 @@ from functools import partial
 from numpy import ndarray
 from PIL import Image
 
-from leakbench.benchmarks.core.data.images import FORMATS, MODES, decode, reason
-
-from .raw import Reading
+from .images import FORMATS, MODES, decode, reason
+from .stored import Reading
 
 
 def decoded(
