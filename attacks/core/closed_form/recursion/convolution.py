@@ -117,7 +117,7 @@ class WeightGradient(LinearMap):
     """Gradient of a convolution's weight as a map of its input, at released entries."""
 
     def __init__(
-        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], seen: Tensor | None
+        self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], observed: Tensor | None
     ) -> None:
         """Builds the map from the derivatives by the convolution's output.
 
@@ -125,10 +125,10 @@ class WeightGradient(LinearMap):
             slopes: k, in the shape of the output.
             geometry: geometry of the convolution.
             filters_shape: shape of its weight.
-            seen: bool in the shape of the weight; None for all.
+            observed: bool in the shape of the weight; None for all.
         """
         super().__init__(geometry.shape_in, filters_shape, slopes)
-        self.geometry, self.seen = geometry, seen
+        self.geometry, self.seen = geometry, observed
         self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
 
     def apply(self, x: Tensor) -> Tensor:

@@ -91,20 +91,20 @@ def _settings(name: str, module: nn.Module) -> dict[str, Any] | str:
     return {}
 
 
-def result_of(one: Operation, arguments: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
+def result_of(operation: Operation, arguments: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
     """Returns the result of an operation, [b, *its shape].
 
     Args:
-        one: no input.
+        operation: no input.
         arguments: the results that it takes.
         values: values of the parameters.
 
     Raises:
         NotApplicable: it is of unknown kind.
     """
-    x, s = arguments[0], one.settings
-    weight, bias = _parameters(one, values)
-    match one.kind:
+    x, s = arguments[0], operation.settings
+    weight, bias = _parameters(operation, values)
+    match operation.kind:
         case "linear" if weight is not None:
             return functional.linear(x, weight, bias)
         case "conv2d" if weight is not None:
@@ -119,21 +119,21 @@ def result_of(one: Operation, arguments: list[Tensor], values: Mapping[str, Tens
         case "leaky_relu":
             return functional.leaky_relu(x, s["slope"])
         case "relu" | "tanh" | "sigmoid":
-            return getattr(torch, one.kind)(x)
+            return getattr(torch, operation.kind)(x)
         case "identity":
             return x
         case "add":
             return x + arguments[1]
-    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
 
 
 def affine(
-    one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
+    operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
 ) -> tuple[LinearMap, Tensor]:
     """Returns the linear part of an operation, and its shift.
 
     Args:
-        one: the operation.
+        operation: the operation.
         below: shape of its argument.
         values: parameters by name.
         like: for dtype and device.
@@ -141,43 +141,43 @@ def affine(
     Raises:
         NotApplicable: it is not affine.
     """
-    weight, bias = _parameters(one, values)
+    weight, bias = _parameters(operation, values)
     zero = like.new_zeros(())
-    match one.kind:
+    match operation.kind:
         case "linear" if weight is not None and len(below) == 1:
             return Dense(weight, below), zero if bias is None else bias
         case "conv2d" if weight is not None:
-            geometry = KernelGeometry(one.settings, below, one.shape, like.device)
+            geometry = KernelGeometry(operation.settings, below, operation.shape, like.device)
             return Convolved(weight, geometry), zero if bias is None else bias[:, None, None]
         case "avg_pool2d":
-            return pooled(one.settings, below, one.shape, like), zero
+            return pooled(operation.settings, below, operation.shape, like), zero
         case "flatten":
-            return Reshaped(IdentityMap(one.shape, like), below), zero
+            return Reshaped(IdentityMap(operation.shape, like), below), zero
         case "batch_norm":
-            factors, shift = of_norm(one, below, values)
+            factors, shift = of_norm(operation, below, values)
             return Factors(factors, below), shift
-    raise NotApplicable(f"every layer must be one that can be inverted, and {one.words or one.name} is not")
+    raise NotApplicable(f"every layer must be one that can be inverted, and {operation.words or operation.name} is not")
 
 
-def of_norm(one: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def of_norm(operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns factors and shift of a batch norm of evaluation, by channel.
 
     Args:
-        one: the operation.
+        operation: the operation.
         below: shape of its argument.
         values: values of the parameters.
     """
-    weight, bias = _parameters(one, values)
-    factors = (values[one.settings["variance"]] + one.settings["eps"]).rsqrt()
+    weight, bias = _parameters(operation, values)
+    factors = (values[operation.settings["variance"]] + operation.settings["eps"]).rsqrt()
     factors = factors if weight is None else factors * weight
-    shift = -values[one.settings["mean"]] * factors
+    shift = -values[operation.settings["mean"]] * factors
     shift = shift if bias is None else shift + bias
     by_channel = (-1, *[1] * (len(below) - 1))
     return factors.view(by_channel).expand(below), shift.view(by_channel)
 
 
-def _parameters(one: Operation, values: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    weight, bias = (None if name is None else values[name] for name in (one.weight, one.bias))
+def _parameters(operation: Operation, values: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    weight, bias = (None if name is None else values[name] for name in (operation.weight, operation.bias))
     return weight, bias
 
 

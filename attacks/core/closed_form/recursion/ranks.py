@@ -92,7 +92,7 @@ def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, T
 
 def rank_analysis(
     network: Network,
-    seen: Mapping[str, Tensor] | None = None,
+    observed: Mapping[str, Tensor] | None = None,
     *,
     seed: int = 0,
     like: Sequence[RankReport] = (),
@@ -101,7 +101,7 @@ def rank_analysis(
 
     Args:
         network: a network with at most one input.
-        seen: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
+        observed: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
         seed: seed of the normal random input for K.
         like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
 
@@ -117,7 +117,9 @@ def rank_analysis(
     inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
     outputs, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
-    shows = {layer.name: None if seen is None else seen[str(layer.weight)].to(inputs.device) for layer in layers}
+    shows = {
+        layer.name: None if observed is None else observed[str(layer.weight)].to(inputs.device) for layer in layers
+    }
     maps = {}
     for layer in layers:
         linear, _ = affine(layer, by_name[layer.inputs[0]].shape, values, inputs)
@@ -126,7 +128,13 @@ def rank_analysis(
         shown, (gradient, output) = shows[layer.name], maps[layer.name]
         if layer is layers[-1]:
             report = _head(
-                layer, number, gradient, values, shown, None if seen is None else seen.get(layer.bias or ""), virtual
+                layer,
+                number,
+                gradient,
+                values,
+                shown,
+                None if observed is None else observed.get(layer.bias or ""),
+                virtual,
             )
         else:
             behind, weights = _behind(network, layer, output, outputs)
