@@ -27,7 +27,7 @@ from .invert import layers_of
 from .joint import OpenSum, joint_equations
 from .layer_equations import gradient_of
 from .linear_systems import Equations, condition, factored, leading_rank, normal_matrix, rank_of
-from .maps import Factors, IdentityMap, LinearMap, OuterProduct, Then
+from .maps import Factors, IdentityMap, LinearMap, OuterProduct, Reshaped, Then
 from .operations import ACTIVATIONS, LAYERS, affine, invert, of_norm
 from .order import without_identities
 
