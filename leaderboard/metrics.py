@@ -11,31 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .kinds import KINDS
+from .records.details import AucDetail, ChoiceDetail, CountDetail, Detail, GainDetail, ProvedDetail
 
 Better = Literal["higher", "lower"]
 """Direction that is good for the defender."""
-
-LARGEST_UNDER_CLAIM, LARGEST_BY, LARGEST_NOTE = "largest_under_claim", "largest_by", "largest_note"
-"""Keys in a metric's detail: the largest value that the claim allows any test, the accounting that gives it, and a
-caveat to print with it."""
-
-CALIBRATION, REPORT = "calibration", "report"
-"""Halves of the candidates: attacks are compared on the first, and the chosen attack's number is from the second."""
-
-
-def half_key(half: str, what: str) -> str:
-    """Key in a metric's detail of its `value`, `low`, `high` or `n` on a half, as "report_value"."""
-    return f"{half}_{what}"
-
-
-ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
-"""False positive rates at which the AUC's detail holds the largest true positive rate under the claim."""
-
-
-def roc_key(fpr: float) -> str:
-    """Key in the AUC's detail of the largest true positive rate at a rate of `ROC_RATES`."""
-    return f"largest_tpr_at_{fpr:.3g}_fpr"
-
 
 CLAIM = "claim"
 """Stands in for a kind: the ledger's epsilon, which is in the claim of every record of a training."""
@@ -107,6 +86,7 @@ class KnownMetric:
         reported: whether papers report it, so that a paper's figure can be shown next to ours.
         pictured: whether it is shown with the pictures of an attack.
         in_violations: whether the sentence about a refuted claim states it.
+        detail: type of the facts beside a value.
         proved: whether each value is a lower bound with its own confidence. The least of several runs is then a lower
             bound too; their mean is not.
     """
@@ -129,6 +109,7 @@ class KnownMetric:
     reported: bool = True
     pictured: bool = False
     in_violations: bool = False
+    detail: type[Detail] = Detail
     proved: bool = False
 
     @property
@@ -177,7 +158,7 @@ class KnownMetric:
 _TABLE = (
     KnownMetric(
         # Strips start at 0.9: on [0, 1], models that differ by a point look alike. Lower values move the end.
-        name="accuracy", kind="utility", label="accuracy", better="higher", scale=(0.9, 1.0),
+        name="accuracy", kind="utility", label="accuracy", detail=CountDetail, better="higher", scale=(0.9, 1.0),
         columns=(
             BoardColumn(
                 key="accuracy", header=("accuracy",), title="Accuracy", hint="On held-out data; higher is more useful."
@@ -193,7 +174,8 @@ _TABLE = (
     KnownMetric(name="epsilon", kind=CLAIM, label="claimed ε", better="lower", most=math.inf, digits=2),
     KnownMetric(
         # The strip begins below chance, because an attack without power lands there in half of all runs.
-        name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0), in_violations=True,
+        name="auc", kind="membership", label="AUC", better="lower", chance=0.5, scale=(0.4, 1.0),
+        in_violations=True, detail=AucDetail,
         columns=(
             BoardColumn(
                 key="auc", header=("worst", "AUC"), title="Worst AUC",
@@ -229,7 +211,7 @@ _TABLE = (
     ),
     KnownMetric(
         name="epsilon_lower", kind="membership", label="proved lower bound of ε", better="lower", most=math.inf,
-        chance=0.0, reported=False, proved=True,
+        chance=0.0, reported=False, detail=ProvedDetail, proved=True,
     ),
     KnownMetric(
         name="psnr", kind="reconstruction", label="PSNR", unit="dB", better="lower", most=120.0, digits=1,
@@ -262,11 +244,11 @@ _TABLE = (
     # leaks.
     KnownMetric(
         name="gain_over_mean", kind="reconstruction", label="PSNR gained over the mean public image", unit="dB",
-        better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
+        detail=GainDetail, better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
     ),
     KnownMetric(
         name="gain_over_match", kind="reconstruction", label="PSNR gained over the best public match", unit="dB",
-        better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
+        detail=GainDetail, better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
     ),
     KnownMetric(
         name="leak", kind="reconstruction", label="better than both floors", better="lower", digits=2,
@@ -294,7 +276,7 @@ _TABLE = (
     KnownMetric(
         # For attackers who are given candidates. Chance is 1 / n, which is in the metric's detail.
         name="prior_success", kind="reconstruction", label="picked right", better="lower", digits=2,
-        in_violations=True,
+        in_violations=True, detail=ChoiceDetail,
         columns=(
             BoardColumn(
                 key="prior_free", field="prior_success_without_noise", variant="none",
@@ -340,7 +322,7 @@ _TABLE = (
     KnownMetric(
         # Optional column: left out if no suite inserts canaries.
         name="canary_epsilon", kind="canaries", label="ε proved by canaries", short="canaries", better="lower",
-        most=math.inf, digits=2, chance=0.0, reported=False, proved=True, in_violations=True,
+        most=math.inf, digits=2, chance=0.0, reported=False, in_violations=True, detail=ProvedDetail, proved=True,
         columns=(
             BoardColumn(
                 key="canary_epsilon", header=("ε by", "canaries"), optional=True, title="ε at least",

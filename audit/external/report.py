@@ -36,6 +36,7 @@ from leakbench.leaderboard.records.audit_report import (
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.record import MethodUsed, Record, RecordedClaim, write
 from leakbench.leaderboard.records.report import LayerRank
+from leakbench.leaderboard.records.task import TrainingTask
 from leakbench.leaderboard.records.validation import build, json_values
 
 from ..run.arrays import write_arrays
@@ -190,7 +191,7 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
     """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
     what = json_values([report.groups, report.model, report.data])
     digest = digest_of_bytes(json.dumps(what, sort_keys=True).encode())
-    task = {
+    content = {
         "data": report.data.name,
         "model": report.model.architecture,
         "private": len(audit.audited.members),
@@ -210,7 +211,7 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
         "suite": "audit",
         "suite_digest": digest,
         "defense": MethodUsed(name=DEFENSE, settings={}),
-        "task": task,
+        "task": TrainingTask(content),
         "claim": claim,
         "seed": audit.settings.seed,
         "device": report.device,
@@ -240,7 +241,7 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
             id=_id(digest, json.dumps([outcome.name, dict(outcome.settings)], sort_keys=True)),
             kind="membership",
             attack=MethodUsed(name=outcome.name, settings=dict(outcome.settings)),
-            requires=dict(outcome.requires) or None,
+            requires=outcome.requires or None,
             metrics=outcome.metrics,
             status="ok" if outcome.scores is not None else "failed" if outcome.failed else "skipped",
             reason=outcome.why_not or None,

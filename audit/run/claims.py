@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from leakbench.defenses.core import (
     Account,
@@ -24,7 +24,8 @@ from leakbench.defenses.core import (
     rehearsed,
 )
 from leakbench.leaderboard.kinds import KINDS
-from leakbench.leaderboard.records.record import Record, RecordedClaim
+from leakbench.leaderboard.records.record import Record, RecordedClaim, RequestedBudget
+from leakbench.leaderboard.records.task import UpdateTask
 
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
@@ -67,16 +68,19 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
         tolerance: relative, of epsilon.
 
     Raises:
-        KeyError, TypeError, ValueError: for a task without steps.
+        TypeError, ValueError: for a task without steps.
     """
     claim, task = record.claim, record.task
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
         return ""
-    first, planned, batch = task["step"], task["steps"], task["batch"]
-    local = None if task.get("local") is None else LocalTraining(**task["local"])
-    taken, of_an_epoch = (1, 1) if local is None else (local.steps(batch), local.steps_per_epoch(batch))
-    shared = range(first, first + taken)
-    planned = shared.stop if planned is None else planned
+    if not isinstance(task, UpdateTask):
+        raise ValueError(f"a record of {record.kind} has no shared update")
+    taken = of_an_epoch = 1
+    if task.local is not None:
+        local = LocalTraining(**task.local)
+        taken, of_an_epoch = local.steps(task.batch), local.steps_per_epoch(task.batch)
+    shared = range(task.step, task.step + taken)
+    planned = shared.stop if task.steps is None else task.steps
     proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
     return _unlike(claim, proved, tolerance)
 
@@ -126,41 +130,42 @@ def claim_fault(record: Record) -> str:
 
 def _fault(record: Record, claim: RecordedClaim) -> str:
     task, budget = record.task, record.budget
-    if "delta" in budget and claim.delta != budget["delta"]:
-        return f"its delta {claim.delta:g} is not that of its budget, {budget['delta']:g}"
+    if "delta" in budget and claim.delta != budget.delta:
+        return f"its delta {claim.delta:g} is not that of its budget, {budget.delta:g}"
     if record.noise_multiplier is None:
         return f"its epsilon is {claim.epsilon:.4g}, and it names no noise multiplier that it follows from"
-    requested_multiplier = budget.get("noise_multiplier")
+    requested_multiplier = budget.noise_multiplier
     if requested_multiplier is not None and record.noise_multiplier != requested_multiplier:
         return (
             f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {requested_multiplier:.6g}"
         )
-    if KINDS[record.kind].own_task:
+    if isinstance(task, UpdateTask):
         return unproved_share(record, tolerance=_OTHER_VERSIONS)
-    steps, most = task["steps"], task.get("largest_batch")
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
-    capped = {} if most is None else {"most": min(most, task["trained_on"]), "examples": task["trained_on"]}
-    sampling = Sampling(task["sampling"], task["sample_rate"], groups=task.get("groups", 1), **capped)
-    statistics = None if task.get("statistics") is None else FeatureStatistics(**task["statistics"])
-    if fault := unproved_claim(record, sampling, steps, statistics, tolerance=_OTHER_VERSIONS):
+    if task.steps < 1:
+        raise ValueError(f"steps must be a whole number of at least 1, got {task.steps!r}")
+    capped = {}
+    if task.largest_batch is not None:
+        capped = {"most": min(task.largest_batch, task.trained_on), "examples": task.trained_on}
+    sampling = Sampling(cast(Any, task.sampling), task.sample_rate, groups=task.groups, **capped)
+    statistics = None if task.statistics is None else FeatureStatistics(**task.statistics)
+    if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
     # The bound of random allocation is not continuous.
     if requested_multiplier is not None or sampling.kind == "random_allocation":
         return ""
-    proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
+    proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
     return _unspent(budget, proved)
 
 
-def _unspent(budget: Mapping[str, Any], proved: Claim) -> str:
+def _unspent(budget: RequestedBudget, proved: Claim) -> str:
     """Returns a mismatch between the noise and the budget that it was calibrated to; empty if none."""
     limits = {
         "epsilon": lambda: proved.epsilon,
         "advantage": lambda: proved.trade_off.advantage,
-        "tpr": lambda: proved.trade_off.tpr_at(budget["fpr"]),
+        "tpr": lambda: proved.trade_off.tpr_at(budget.fpr),
     }
     for name, reached in limits.items():
-        if (limit := budget.get(name)) is not None:
+        if (limit := getattr(budget, name)) is not None:
             spent = reached()
             if spent < _SPENT * limit:
                 return f"its {name} {spent:.4g} is not that of its budget, {limit:g}, to which noise is calibrated"

@@ -23,10 +23,13 @@ from leakbench.leaderboard.records.record import (
     Provenance,
     Record,
     RecordedClaim,
+    RecordedRequirements,
     RecordError,
     Reported,
+    RequestedBudget,
     write,
 )
+from leakbench.leaderboard.records.task import task_of
 
 from ..catalog import methods as catalog
 from ..plan import expand as planning
@@ -351,6 +354,7 @@ def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
 def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcome, origin: Provenance) -> Record:
     request, attack, claim = cell.request, cell.request.attack, outcome.claim
     status = "skipped" if outcome.skipped else "failed" if outcome.error else "ok"
+    requires = None if attack is None else RecordedRequirements(catalog.attack(attack.name).requires.to_dict())
     return Record(
         id=cell.id,
         suite=request.suite,
@@ -359,9 +363,9 @@ def _record(cell: Cell, suite_digest: str, device: torch.device, outcome: Outcom
         control=request.control,
         defense=MethodUsed(**request.defense.to_dict()),
         attack=None if attack is None else MethodUsed(**attack.to_dict()),
-        task=request.task | outcome.task,  # actual sizes replace the requested ones
-        budget=request.budget.to_dict(),
-        requires=None if attack is None else catalog.attack(attack.name).requires.to_dict(),
+        task=task_of(request.kind, request.task | outcome.task),  # actual sizes replace the requested ones
+        budget=RequestedBudget(request.budget.to_dict()),
+        requires=requires,
         claim=None if claim is None else RecordedClaim(**claim),
         noise_multiplier=outcome.noise_multiplier,
         noise=outcome.noise,

@@ -9,6 +9,7 @@ from typing import Any
 
 from leakbench.leaderboard.records.folder import arrays_fault
 from leakbench.leaderboard.records.record import Provenance, Record, RecordError, read
+from leakbench.leaderboard.records.task import UpdateTask
 
 from ..catalog import methods as catalog
 from ..plan.build import planned
@@ -155,9 +156,9 @@ def _claim_fault(record: Record, request: Request) -> str:
         return f"its noise multiplier {record.noise_multiplier} is not that of its budget"
     if claim.delta != request.budget.delta:
         return f"its delta {claim.delta:g} is not that of its budget"
-    if request.release_noise is not None:
+    if isinstance(record.task, UpdateTask):
         return unproved_share(record)
-    sampling, steps = planned(request, int(record.task["trained_on"]))
+    sampling, steps = planned(request, record.task.trained_on)
     return unproved_claim(record, sampling, steps, request.training.recipe.statistics)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ import pandas as pd
 import torch
 
 from leakbench.attacks.core import InclusionScores, Knows, MembershipScores
+from leakbench.leaderboard.records.details import AucDetail, ProvedDetail
 from leakbench.leaderboard.records.files import read_bytes
-from leakbench.leaderboard.records.record import Metric, Record
+from leakbench.leaderboard.records.record import Metric, Record, RecordedRequirements
+from leakbench.leaderboard.records.task import TrainingTask
 
 from ..catalog import methods as catalog
 from ..catalog.messages import CatalogError
@@ -94,9 +96,9 @@ def _unlike_itself(record: Record) -> str:
         return _unflagged(record, record.metrics[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:
         return ""
-    bound, auc = record.metrics.get(random_split.NAME), record.metrics["auc"].detail
+    bound, auc = record.metrics.get(random_split.NAME), AucDetail.of(record.metrics["auc"].detail)
     if record.requires is not None:
-        access, name = record.requires.get("access"), record.attack.name
+        access, name = record.requires.access, record.attack.name
         row = next(
             (row for row in THREAT_MODELS.values() if (row.kind, row.access.name) == ("membership", access)), None
         )
@@ -106,8 +108,8 @@ def _unlike_itself(record: Record) -> str:
         if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
             return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if "shift_p_value" in auc:
-        p_value = auc["shift_p_value"]
-        if ("distribution_shift" in record.flags) != (isinstance(p_value, int | float) and p_value < SHIFTED):
+        p_value = auc.shift_p_value
+        if ("distribution_shift" in record.flags) != (p_value is not None and p_value < SHIFTED):
             return f"it is flagged distribution_shift or not against its p-value, {p_value}"
     if bound is None:
         return ""
@@ -116,8 +118,8 @@ def _unlike_itself(record: Record) -> str:
 
 def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
     """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none."""
-    proved, claimed = bound.detail.get("value_at_verdict"), bound.detail.get("claimed")
-    if isinstance(proved, int | float) and isinstance(claimed, int | float):
+    detail = ProvedDetail.of(bound.detail)
+    if (proved := detail.value_at_verdict) is not None and (claimed := detail.claimed) is not None:
         least = None if record.claim is None else record.claim.epsilon
         # For replacement, or at a smaller delta, the claimed epsilon is larger.
         if least is None or claimed < least * (1 - TOLERANCE):
@@ -130,14 +132,14 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
 def _granted(name: str) -> str | None:
     """Returns an attack's access as far as it decides how scores are read; None if the attack is not installed."""
     try:
-        return _decisive(catalog.attack(name).requires.to_dict())
+        return _decisive(RecordedRequirements(catalog.attack(name).requires.to_dict()))
     except CatalogError:
         return None
 
 
-def _decisive(requires: Mapping[str, Any]) -> str:
+def _decisive(requires: RecordedRequirements) -> str:
     # Other declared requirements may differ between versions.
-    return f"{requires.get('access')}{' and the others' if Knows.OTHERS.name in requires.get('knows', ()) else ''}"
+    return f"{requires.access}{' and the others' if Knows.OTHERS.name in requires.knows else ''}"
 
 
 def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
@@ -156,8 +158,8 @@ def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     # Other statements of an attack about its scores enter no metric.
     membership_scores = MembershipScores(ids=ids, scores=scores, exact=False)
     # Without a budget, as for an external model, no epsilon was computed for a single cell.
-    again = score_membership(membership_scores, members, delta=record.budget.get("delta"))
-    knows = () if record.requires is None else record.requires["knows"]
+    again = score_membership(membership_scores, members, delta=record.budget.delta)
+    knows = () if record.requires is None else record.requires.knows
     said = record.metrics.get(random_split.NAME)
     # Older records lack this metric; in others it is a number if the split was random.
     if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
@@ -169,23 +171,26 @@ def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     included = torch.from_numpy(table["member"].to_numpy().astype(bool))
     # Assumptions on the mechanism and on canaries have to agree with the rest of the record.
-    method = record.metrics[canaries.NAME].detail.get("method")
+    task, method = record.task, ProvedDetail.of(record.metrics[canaries.NAME].detail).method
     gaussian, apart = method != canaries.ASSUMES_NOTHING, method == canaries.ASSUMES_APART
-    if gaussian and record.task.get("sampling") != "full" and record.task.get("sample_rate") != 1:
+    if not isinstance(task, TrainingTask) or record.budget.delta is None:
+        raise ValueError("it has no training with a delta")
+    if gaussian and task.sampling != "full" and task.sample_rate != 1:
         raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
-    if apart and (record.task.get("canaries") or {}).get("kind") not in canaries.APART:
+    if apart and (task.canaries is None or task.canaries.kind not in canaries.APART):
         raise ValueError("its bound assumes canaries in directions of their own, and its canaries are others")
     inclusion_scores = InclusionScores(ids=ids, scores=scores, exact=False)
     return canaries.score_canaries(
-        inclusion_scores, included, delta=record.budget["delta"], gaussian=gaussian, apart=apart
+        inclusion_scores, included, delta=record.budget.delta, gaussian=gaussian, apart=apart
     )
 
 
 def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     if "picked" in table:
         return _choices(record, table)
-    low, high = (float(end) for end in record.task["input_range"])
-    shape = record.task["input_shape"]
+    if record.task.input_range is None or (shape := record.task.input_shape) is None:
+        raise ValueError("its task has no shape and range of inputs")
+    low, high = record.task.input_range
 
     def pictures(cells: Iterable[Any]) -> torch.Tensor:
         arrays = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]

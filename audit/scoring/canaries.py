@@ -23,6 +23,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from leakbench.attacks.core import InclusionScores
+from leakbench.leaderboard.records.details import ProvedDetail
 from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_canaries
@@ -75,18 +76,20 @@ def score_canaries(
         n=len(included),
         better="lower",
         reason="it is a low end by itself: nothing but a proof gives an upper one",
-        detail={
-            "canaries": estimate.detail["coins"],
-            "guessed": estimate.detail["guessed"],
-            "correct": estimate.detail["correct"],
-            "ceiling": estimate.ceiling,
-            "value_at_verdict": sure.value,
-            "ceiling_at_verdict": sure.ceiling,
-            "delta_at_verdict": at_verdict,
-            "delta": delta,
-            "relation": estimate.relation,
-            "method": estimate.method,
-        },
+        detail=ProvedDetail(
+            {
+                "canaries": estimate.detail["coins"],
+                "guessed": estimate.detail["guessed"],
+                "correct": estimate.detail["correct"],
+                "ceiling": estimate.ceiling,
+                "value_at_verdict": sure.value,
+                "ceiling_at_verdict": sure.ceiling,
+                "delta_at_verdict": at_verdict,
+                "delta": delta,
+                "relation": estimate.relation,
+                "method": estimate.method,
+            }
+        ),
     )
     return {NAME: metric}
 
@@ -102,26 +105,26 @@ def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
         The metric with `claimed`, at the verdict's delta, and `verdict` in its detail; a claim of another relation is
         not judged.
     """
-    relation = str(metric.detail["relation"])
-    if claim.relation != relation:
-        return replace(metric, detail=metric.detail | {"verdict": f"the claim is of {claim.relation}"}), False
-    delta = float(metric.detail["delta_at_verdict"] or 0.0)
+    detail = ProvedDetail.of(metric.detail)
+    if claim.relation != detail.relation:
+        return replace(metric, detail=detail | {"verdict": f"the claim is of {claim.relation}"}), False
+    delta = detail.delta_at_verdict or 0.0
     sure = EpsilonEstimate(
-        value=float(metric.detail["value_at_verdict"] or 0.0),
+        value=detail.value_at_verdict or 0.0,
         delta=delta,
         level=SURE,
-        method=str(metric.detail["method"]),
+        method=detail.method,
         assumption="",
         relation="add_remove",
         positives=0,
         negatives=0,
         looks=1,
-        ceiling=float(metric.detail["ceiling_at_verdict"] or 0.0),
+        ceiling=detail.ceiling_at_verdict or 0.0,
     )
     epsilon = claim.epsilon if delta == claim.delta else claim.epsilon_at(delta)
     verdict = judge(sure, epsilon=epsilon, delta=delta, relation="add_remove")
     claimed = epsilon if math.isfinite(epsilon) else None
-    return replace(metric, detail=metric.detail | {"claimed": claimed, "verdict": verdict}), verdict == "violation"
+    return replace(metric, detail=detail | {"claimed": claimed, "verdict": verdict}), verdict == "violation"
 
 
 def _bound(

@@ -7,13 +7,14 @@ are averaged, and intervals are over targets. For a single target they are over 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy import ndarray
 from scipy import stats
 
 from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.details import Detail, GainDetail
 from leakbench.leaderboard.records.record import Metric
 
 from .utility import mean_metric
@@ -97,7 +98,7 @@ def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
         n=over_mean.n,
         better="lower",
         reason="a verdict",
-        detail={"gain_over_mean": over_mean.value, "gain_over_match": over_match.value},
+        detail=Detail({"gain_over_mean": over_mean.value, "gain_over_match": over_match.value}),
     )
 
 
@@ -116,7 +117,7 @@ def gain_metric(values: ndarray) -> Metric:
     error = float(np.std(values, ddof=1) / np.sqrt(n))
     quantile = float(stats.t.ppf(0.975, n - 1))
     # Two-sided at 95 %, with power POWER: both quantiles refer to the same standard error.
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "detectable": (quantile + float(stats.t.ppf(POWER, n - 1))) * error,
         "power": POWER,
         "min": float(np.min(values)),
@@ -132,7 +133,7 @@ def gain_metric(values: ndarray) -> Metric:
         ends = np.quantile(values[chosen].mean(axis=1), [level, 1 - level])
         method = f"paired bootstrap, {RESAMPLES} resamples"
     low, high = min(float(ends[0]), value), max(float(ends[1]), value)
-    return Metric(value=value, low=low, high=high, n=n, better="lower", detail=detail | {"method": method})
+    return Metric(value=value, low=low, high=high, n=n, better="lower", detail=GainDetail(detail | {"method": method}))
 
 
 def share_metric(parts: Sequence[ndarray]) -> Metric:
@@ -147,7 +148,7 @@ def share_metric(parts: Sequence[ndarray]) -> Metric:
     n = images if len(parts) == 1 else len(parts)
     low = 0.0 if value == 0 else float(stats.beta.ppf(0.025, value * n, (1 - value) * n + 1))
     high = 1.0 if value == 1 else float(stats.beta.ppf(0.975, value * n + 1, (1 - value) * n))
-    detail: dict[str, float | int | str | None] = {"count": round(hits), "of": images, "method": "Clopper-Pearson"}
+    detail = Detail({"count": round(hits), "of": images, "method": "Clopper-Pearson"})
     return Metric(value=value, low=low, high=high, n=n, better="lower", detail=detail)
 
 
@@ -161,7 +162,8 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
     several = len(parts) > 1
     if name in _OF_TARGET and not several:
         only = parts[0]
-        return Metric(value=float(means[0]), n=only.n, better=known.better, reason=only.reason, detail=only.detail)
+        detail = Detail(only.detail)
+        return Metric(value=float(means[0]), n=only.n, better=known.better, reason=only.reason, detail=detail)
     if name in _SHARES:
         metric = share_metric(values)
     elif name in _GAINS:
@@ -170,12 +172,11 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
         counted = means if several else values[0]
         most = -10 * np.log10(MSE_RESOLUTION) if known.unit == "dB" else known.most
         metric = mean_metric(counted, better=known.better, single=ONE_IMAGE, least=known.least, most=float(most))
-    images = np.concatenate(values)
+    images, added = np.concatenate(values), {}
     if several and name not in _SHARES:
         # Over single images, also if a target has several.
-        metric.detail.update(min=float(images.min()), median=float(np.median(images)), max=float(images.max()))
-    metric.detail.update(_joined([part.detail for part in parts]))
-    return metric
+        added = {"min": float(images.min()), "median": float(np.median(images)), "max": float(images.max())}
+    return replace(metric, detail=metric.detail | added | _joined([part.detail for part in parts]))
 
 
 def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str, float | int | str | None]:

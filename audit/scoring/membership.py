@@ -25,7 +25,7 @@ from scipy import stats
 from torch import Tensor
 
 from leakbench.attacks.core import MembershipScores
-from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
+from leakbench.leaderboard.records.details import CALIBRATION, REPORT, AucDetail, Detail, half_key
 from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.claim_bounds import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
@@ -122,7 +122,7 @@ def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Met
     # Standard deviation of the AUC under exchangeable scores without ties (Mann-Whitney); 0.8 is four runs of five.
     chance_deviation = math.sqrt((p + q + 1) / (12 * p * q))
     detectable = min(1.0, 0.5 + (_Z + float(stats.norm.ppf(0.8))) * chance_deviation)
-    detail: dict[str, float | int | str | None] = {"members": p, "non_members": q, "detectable": detectable}
+    detail = {"members": p, "non_members": q, "detectable": detectable}
     if min(p, q) > 1 and varies and 0 < value < 1:
         half = _Z * math.sqrt(variance)
         low, high = max(0.0, value - half), min(1.0, value + half)
@@ -130,7 +130,9 @@ def auc(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"]) -> Met
     else:
         low, high = clopper_pearson(value * min(p, q), min(p, q))
         method = "Clopper-Pearson on disjoint pairs"
-    return Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=detail | {"method": method})
+    return Metric(
+        value=value, low=low, high=high, n=p + q, better="lower", detail=AucDetail(detail | {"method": method})
+    )
 
 
 def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"], fpr: float) -> Metric:
@@ -165,7 +167,7 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
     fp = q - int(np.searchsorted(falling[::-1], threshold, side="right"))
     tp = p - int(np.searchsorted(rising, threshold, side="right"))
     low, high = _order_statistic_interval(rising, falling, fpr)
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "fpr": fp / q,
         "fp": fp,
         "tp": tp,
@@ -176,7 +178,7 @@ def tpr_at_fpr(positives: Float[ndarray, " p"], negatives: Float[ndarray, " q"],
     # Absent if infinite, as with tied scores of -inf: records are JSON.
     if math.isfinite(threshold):
         detail["threshold"] = float(threshold)
-    return Metric(value=tp / p, low=low, high=high, n=p + q, better="lower", detail=detail)
+    return Metric(value=tp / p, low=low, high=high, n=p + q, better="lower", detail=Detail(detail))
 
 
 def split_advantage(
@@ -207,7 +209,7 @@ def split_advantage(
     tp, fp = int((reported_on.positives > threshold).sum()), int((reported_on.negatives > threshold).sum())
     value = tp / p - fp / q
     low, high = _newcombe_interval(tp, p, fp, q)
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "tp": tp,
         "fp": fp,
         "members": p,
@@ -217,10 +219,10 @@ def split_advantage(
     }
     if math.isfinite(threshold):
         detail["threshold"] = float(threshold)
-    advantage = Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=detail)
+    advantage = Metric(value=value, low=low, high=high, n=p + q, better="lower", detail=Detail(detail))
     # (TPR + 1 - FPR) / 2 is an affine map of the advantage, and so are the ends of its interval.
     balanced = Metric(
-        value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=detail
+        value=(1 + value) / 2, low=(1 + low) / 2, high=(1 + high) / 2, n=p + q, better="lower", detail=advantage.detail
     )
     # Value on the half that chose the threshold; the metric itself is of the other half.
     reached = float((chosen_on.positives > threshold).mean() - (chosen_on.negatives > threshold).mean())
@@ -265,7 +267,7 @@ def implied_epsilon(
     threshold = thresholds[np.argmax(implied)]
     misses, p, alarms, q = _errors(reported_on, np.array([threshold]))
     value = float(epsilon_implied(misses, p, alarms, q, delta)[0])
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "misses": int(misses[0]),
         "false_alarms": int(alarms[0]),
         "members": p,
@@ -274,7 +276,7 @@ def implied_epsilon(
         "method": "Clopper-Pearson upper ends of both error rates, on the half that did not choose the threshold",
     }
     reason = "it is a low end by itself: few trials give no upper end"
-    metric = Metric(value=value, n=p + q, better="lower", reason=reason, detail=detail)
+    metric = Metric(value=value, n=p + q, better="lower", reason=reason, detail=Detail(detail))
     return _with_halves(metric, {CALIBRATION: replace(metric, value=float(implied.max())), REPORT: metric})
 
 

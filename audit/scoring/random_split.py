@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from leakbench.leaderboard.records.details import ProvedDetail
 from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.audit import audit_random_split
@@ -61,16 +62,18 @@ def epsilon_lower(
         n=len(ids),
         better="lower",
         reason="it is a low end by itself: nothing but a proof gives an upper one",
-        detail={
-            "pairs": pairs,
-            "guessed": estimate.detail["guessed"],
-            "correct": estimate.detail["correct"],
-            "ceiling": estimate.ceiling,
-            "value_at_verdict": sure.value,
-            "delta": delta,
-            "relation": "replace_one",
-            "method": "one run, pairs of a random split (Steinke et al. 2023)",
-        },
+        detail=ProvedDetail(
+            {
+                "pairs": pairs,
+                "guessed": estimate.detail["guessed"],
+                "correct": estimate.detail["correct"],
+                "ceiling": estimate.ceiling,
+                "value_at_verdict": sure.value,
+                "delta": delta,
+                "relation": "replace_one",
+                "method": "one run, pairs of a random split (Steinke et al. 2023)",
+            }
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from leakbench.defenses.core import Ledger
+from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.record import Metric
 
 RESAMPLES = 1000
@@ -127,7 +128,7 @@ def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
     # Gaussians compose by their squares; participation is known, so no sampling amplifies.
     squares = sum(entry.steps / entry.noise_multiplier**2 for entry in ledger.entries if entry.noise_multiplier)
     kappa = 1 / (others + 1)
-    detail: dict[str, float | int | str | None] = {"kappa": kappa, "mu": math.sqrt(squares), "batch": batch}
+    detail = Detail({"kappa": kappa, "mu": math.sqrt(squares), "batch": batch})
     value = min(1.0, batch * gaussian_bound(kappa, math.sqrt(squares)))
     return Metric(value=value, n=others + 1, better="lower", reason="computed exactly", detail=detail)
 

@@ -22,6 +22,7 @@ from numpy import ndarray
 from scipy import stats
 from torch import Tensor
 
+from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.record import Metric
 
 BLOCKS = 20
@@ -107,7 +108,7 @@ def score_successive(cosines: Float[ndarray, " pairs"], norms: Float[ndarray, " 
     value, blocks = float(np.mean(cosines[known])), max(2, min(BLOCKS, n // SHORTEST))
     low, high = block_interval(cosines[known], blocks)
     tenth = max(1, steps // 10)
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "pairs": n,
         "left_out": len(cosines) - n,
         "zero_updates": zero,
@@ -117,7 +118,7 @@ def score_successive(cosines: Float[ndarray, " pairs"], norms: Float[ndarray, " 
         "blocks": blocks,
         "method": "t interval over means of blocks of successive steps",
     }
-    return Metric(value=value, low=max(-1.0, low), high=min(1.0, high), n=n, better="higher", detail=detail)
+    return Metric(value=value, low=max(-1.0, low), high=min(1.0, high), n=n, better="higher", detail=Detail(detail))
 
 
 def block_interval(values: Float[ndarray, " n"], blocks: int) -> tuple[float, float]:

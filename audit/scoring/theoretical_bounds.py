@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leakbench.leaderboard.metrics import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
+from leakbench.leaderboard.records.details import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
 from leakbench.leaderboard.records.record import Metric
 
 from .membership import FPRS

@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn import functional
 
+from leakbench.leaderboard.records.details import CountDetail, Detail
 from leakbench.leaderboard.records.record import Metric
 
 from ..evidence.claim_bounds import clopper_pearson
@@ -41,7 +42,7 @@ def score_utility(logits: Float[Tensor, "n classes"], labels: Int[Tensor, " n"])
         high=high,
         n=n,
         better="higher",
-        detail={"correct": correct, "undefined": int(undefined.sum()), "method": "Clopper-Pearson"},
+        detail=CountDetail({"correct": correct, "undefined": int(undefined.sum()), "method": "Clopper-Pearson"}),
     )
     return {"accuracy": accuracy, "loss": mean_loss(losses(logits, labels).cpu().numpy())}
 
@@ -81,11 +82,11 @@ def mean_metric(
         return Metric(value=value, n=1, better=better, reason=single)
     # ddof=1: the unbiased variance, with the n - 1 degrees of freedom of the t quantile.
     half = float(stats.t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n))
-    detail: dict[str, float | int | str | None] = {
+    detail = {
         "min": float(np.min(values)),
         "median": float(np.median(values)),
         "max": float(np.max(values)),
         "method": "t interval",
     }
     low, high = max(least, value - half), min(most, value + half)
-    return Metric(value=value, low=low, high=high, n=n, better=better, detail=detail)
+    return Metric(value=value, low=low, high=high, n=n, better=better, detail=Detail(detail))

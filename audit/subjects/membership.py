@@ -13,6 +13,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import Examples, Knows, MembershipScores
 from leakbench.defenses.core import Claim, Step, keyed
+from leakbench.leaderboard.records.details import ProvedDetail
 
 from .. import progress_events
 from ..catalog import methods as catalog
@@ -110,8 +111,9 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         metrics[random_split.NAME] = random_split.unmeasured(len(result.ids), why)
     elif split_bound.value is not None and math.isfinite(claim.epsilon):
         allowed = claim.epsilon_at(claim.delta, replaced=True)
-        metrics[random_split.NAME] = replace(split_bound, detail=split_bound.detail | {"claimed": finite(allowed)})
-        if float(split_bound.detail["value_at_verdict"] or 0.0) > allowed:
+        detail = ProvedDetail.of(split_bound.detail)
+        metrics[random_split.NAME] = replace(split_bound, detail=detail | {"claimed": finite(allowed)})
+        if (detail.value_at_verdict or 0.0) > allowed:
             flags.append("claim_violated")
     return Finding(metrics, columns, tuple(flags))
 

@@ -14,7 +14,8 @@ from typing import Literal
 
 from scipy import stats
 
-from ..metrics import CALIBRATION, LARGEST_NOTE, LARGEST_UNDER_CLAIM, METRICS, REPORT, half_key
+from ..metrics import METRICS
+from ..records.details import CALIBRATION, REPORT, Half
 from ..records.fields import Metric
 from ..records.record import Record
 
@@ -104,7 +105,7 @@ class Estimate:
         return value if self.ends is None else f"{value} [{self.ends[0]:.{digits}f}, {self.ends[1]:.{digits}f}]"
 
 
-def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None = None) -> Estimate:
+def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: Half | None = None) -> Estimate:
     """Mean of a metric over the seeds of a cell, with a 95 % interval.
 
     The interval is Student's t over seeds. With a single seed, or with seeds that agree to the last digit (t would then
@@ -148,7 +149,7 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: str | None =
     return Estimate(
         metric=name, value=center, low=low, high=high, seeds=tuple(measured),
         looks=looks, attack=cell.attack, interval=kind, reason=gaps, largest=_largest(measured.values()),
-        largest_note="; ".join(dict.fromkeys(str(m.detail.get(LARGEST_NOTE) or "") for m in measured.values())),
+        largest_note="; ".join(dict.fromkeys(m.detail.largest_note for m in measured.values())),
     )  # fmt: skip
 
 
@@ -208,7 +209,7 @@ class _Compared:
 
     cell: BoardCell
     estimate: Estimate
-    half: str | None = None
+    half: Half | None = None
 
     def on(self, seeds: Iterable[int]) -> float:
         """Returns the mean over a subset of its seeds."""
@@ -281,13 +282,13 @@ def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:
     return replace(chosen, low=low, high=high)
 
 
-def _on_half(metric: Metric, half: str) -> Metric:
+def _on_half(metric: Metric, half: Half) -> Metric:
     """Returns the metric on a half of the candidates, from its detail."""
-    value, low, high, n = (metric.detail.get(half_key(half, what)) for what in ("value", "low", "high", "n"))
-    if not isinstance(value, int | float):
+    number = metric.detail.on(half)
+    if number.value is None:
         return replace(metric, value=None, low=None, high=None, reason=metric.reason or f"no number on the {half} half")
-    ends = (low, high) if isinstance(low, int | float) and isinstance(high, int | float) else (None, None)
-    return replace(metric, value=value, low=ends[0], high=ends[1], n=n if isinstance(n, int) else None)
+    low, high = (None, None) if None in (number.low, number.high) else (number.low, number.high)
+    return replace(metric, value=number.value, low=low, high=high, n=number.n)
 
 
 def student(values: list[float], *, looks: int = 1) -> tuple[float, float] | None:
@@ -322,9 +323,9 @@ def _better(name: str, cells: list[BoardCell]) -> str:
 
 
 def _largest(metrics: Iterable[Metric]) -> float | None:
-    said = [metric.detail.get(LARGEST_UNDER_CLAIM) for metric in metrics]
-    numbers = [float(value) for value in said if isinstance(value, int | float)]
-    return fmean(numbers) if len(numbers) == len(said) else None
+    largest = [metric.detail.largest_under_claim for metric in metrics]
+    numbers = [value for value in largest if value is not None]
+    return fmean(numbers) if len(numbers) == len(largest) else None
 
 
 def _own_interval(metrics: list[Metric], looks: int) -> tuple[float, float] | None:

@@ -8,6 +8,7 @@ candidates alone, and the bound that the claim puts on any choice.
 from collections.abc import Sequence
 
 from ..metrics import METRICS
+from ..records.details import ChoiceDetail
 from .aggregate import BoardCell, over_seeds
 
 SUCCESS, BOUND = METRICS["prior_success"], METRICS["rero_bound"]
@@ -23,8 +24,8 @@ def is_choice(cell: BoardCell) -> bool:
 
 def chance(cell: BoardCell) -> float:
     """Success rate of a guess from the candidates alone: the largest of the cell's records."""
-    details = [r.metrics[SUCCESS.name].detail for r in cell.records.values() if SUCCESS.name in r.metrics]
-    known = [value for detail in details if isinstance(value := detail.get("kappa"), int | float)]
+    picked = [r.metrics[SUCCESS.name] for r in cell.records.values() if SUCCESS.name in r.metrics]
+    known = [kappa for metric in picked if (kappa := ChoiceDetail.of(metric.detail).kappa) is not None]
     return max(known, default=1.0)
 
 

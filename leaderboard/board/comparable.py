@@ -10,15 +10,6 @@ from ..kinds import KINDS
 from ..records.labels import key_of
 from ..records.record import Record
 
-TASK = (
-    "model_settings", "model_digest", "private", "candidates", "non_member", "public", "optimizer", "schedule",
-    "sampling", "statistics",
-)  # fmt: skip
-"""Settings of a task that a suite fixes for all of its defenses; defenses may override the rest."""
-
-SHARE = ("data", "model", "model_settings", "model_digest", "step", "steps", "batch", "images")
-"""Settings of shared updates that a suite fixes."""
-
 
 def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[str, tuple[str, str]]:
     """Returns the attacks that were run, including failures, as all of their settings -> (kind, name).
@@ -34,8 +25,7 @@ def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[s
     for record in records:
         if record.attack is not None and (record.status != "skipped" or (refused and record.attack_refused)):
             # The same attack on another batch or step is a different measurement.
-            own = KINDS[record.kind].own_task
-            share = {key: record.task.get(key) for key in SHARE} if own else None
+            share = record.task.fixed if KINDS[record.kind].own_task else None
             key = key_of((record.kind, record.attack.name, record.attack.settings, share))
             attacks[key] = (record.kind, record.attack.name)
     return attacks
@@ -48,8 +38,8 @@ def same_splits(records: Iterable[Record]) -> bool:
         records: of a section.
     """
     tasks = [(record.seed, record.task) for record in records if not KINDS[record.kind].own_task]
-    tables = {key_of({key: task.get(key) for key in TASK}) for _, task in tasks}
-    splits = {(seed, task.get("digest")) for seed, task in tasks}
+    tables = {key_of(task.fixed) for _, task in tasks}
+    splits = {(seed, task.digest) for seed, task in tasks}
     # A single digest for each seed: all rows of a seed have the same members.
     return len(tables) <= 1 and len(splits) == len({seed for seed, _ in splits})
 

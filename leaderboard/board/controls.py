@@ -11,6 +11,7 @@ from statistics import fmean
 from ..kinds import KINDS, KindOfResult
 from ..metrics import METRICS, Floor, KnownMetric
 from ..records.record import Record
+from ..records.task import UpdateTask
 from .aggregate import BoardCell, Estimate, over_seeds, student
 from .choices import is_choice, judged
 from .rows import Row
@@ -106,10 +107,10 @@ def _of_kind(name: str, row: Row, kind: KindOfResult) -> list[ControlResult]:
 def _uncontrolled(rows: Sequence[Row], records: list[Record]) -> list[tuple[str, str, str]]:
     """Returns the tables that have contestants and no control of any status."""
     controls = [record for record in records if record.control is not None]
-    controlled = {(r.suite, str(r.task.get("data", "")), str(r.task.get("model", ""))) for r in controls}
+    controlled = {(r.suite, r.task.data, r.task.model) for r in controls}
     suites = {record.suite for record in controls}
     # A row of images alone is filed under the data set of its images, where its suite has no other row.
-    alone = {row.section for row in rows if "step" in row.task and row.suite in suites}
+    alone = {row.section for row in rows if isinstance(row.task, UpdateTask) and row.suite in suites}
     contestants = dict.fromkeys(row.section for row in rows if row.control is None)
     return [section for section in contestants if section not in controlled | alone]
 

@@ -11,6 +11,7 @@ from ..kinds import KINDS, KindOfResult, attacked
 from ..metrics import METRICS, columns
 from ..records.folder import Completeness
 from ..records.record import Record
+from ..records.task import UpdateTask
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
@@ -197,9 +198,9 @@ def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) ->
     """
     kinds = [target_kind for target_kind in (KINDS.values() if kind is None else [kind]) if target_kind.own_task]
     shared = dict.fromkeys(
-        ", ".join(f"{prefix}{r.task[key]}" for key, prefix in _SHOWN.items() if key in r.task)
+        r.task.words
         for r in records
-        if any(r.kind == target_kind.name for target_kind in kinds)
+        if isinstance(r.task, UpdateTask) and any(r.kind == target_kind.name for target_kind in kinds)
     )
     return "; ".join(shared)
 
@@ -233,9 +234,6 @@ def powerless(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-_SHOWN = {"data": "", "model": "", "batch": "batch ", "step": "step "}
-
-
 def needs_words(records: Sequence[Record]) -> dict[str, str]:
     """Requirements of each attack (access, knowledge), because a worst case is only as realistic as they are."""
     requirements = {}
@@ -256,7 +254,7 @@ def unranked_words(records: Sequence[Record]) -> list[str]:
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
         what = record.attack.name if record.attack else record.kind
-        cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.get('noise'))}"
+        cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.noise)}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     # Sorting puts failed before skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]

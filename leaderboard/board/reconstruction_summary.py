@@ -14,6 +14,7 @@ from scipy import stats
 
 from ..kinds import KINDS, NoiseVariant
 from ..metrics import METRICS
+from ..records.details import GainDetail
 from ..records.record import Record
 from .aggregate import BoardCell, Estimate, over_seeds
 from .choices import choices_words, is_choice
@@ -70,7 +71,7 @@ def _variant(row: Row, variant: NoiseVariant) -> list[str]:
     cells = [cell for cell in row.cells if cell.kind == KIND.name and cell.noise == variant.name]
     choices = [cell for cell in cells if is_choice(cell)]
     # A record that failed before its task was resolved has no variant, and counts against both.
-    unmeasured = [r for r in row.unranked if r.kind == KIND.name and r.task.get("noise", variant.name) == variant.name]
+    unmeasured = [r for r in row.unranked if r.kind == KIND.name and r.task.noise in (None, variant.name)]
     said = []
     if len(choices) < len(cells) or unmeasured:
         said.append(_sought([cell for cell in cells if cell not in choices], unmeasured, variant))
@@ -136,8 +137,8 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
         error = (gain.ends[1] - gain.ends[0]) / 2 / quantile
         return (quantile + float(stats.t.ppf(POWER, free))) * error
     # With the records' own intervals, which are averaged and not narrowed: the scorer's figure, widened for the looks.
-    own = [record.metrics[gain.metric].detail.get("detectable") for record in cell.records.values()]
-    known = [value for value in own if isinstance(value, int | float)]
+    own = [GainDetail.of(record.metrics[gain.metric].detail).detectable for record in cell.records.values()]
+    known = [value for value in own if value is not None]
     more = float(stats.norm.ppf(POWER))
     wider = (float(stats.norm.ppf(tail)) + more) / (float(stats.norm.ppf(0.975)) + more)
     return wider * max(known) if known else float("inf")

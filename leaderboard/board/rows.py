@@ -13,11 +13,12 @@ from typing import Any
 
 from ..kinds import KINDS, ControlRole, KindOfResult
 from ..metrics import METRICS, BoardColumn, KnownMetric, columns
-from ..records.fields import MethodUsed, RecordedClaim
+from ..records.fields import MethodUsed, RecordedClaim, RequestedBudget
 from ..records.folder import Completeness
 from ..records.labels import differences, key_of, public, without
 from ..records.manifest import Expected, belongs
 from ..records.record import Record
+from ..records.task import TrainingTask, UpdateTask, task_of
 from .aggregate import BoardCell, BoardError, Estimate, worst_case
 from .comparable import attacks_tried, mixed, same_splits
 
@@ -52,8 +53,8 @@ class Row:
 
     suite: str
     defense: MethodUsed
-    budget: Mapping[str, Any]
-    task: Mapping[str, Any]
+    budget: RequestedBudget
+    task: TrainingTask | UpdateTask
     control: ControlRole | None
     details: str
     variant: str
@@ -71,7 +72,7 @@ class Row:
     @property
     def section(self) -> tuple[str, str, str]:
         """Suite, data set and model, within which rows are comparable; a defense may override the rest."""
-        return self.suite, str(self.task.get("data", "")), str(self.task.get("model", ""))
+        return self.suite, self.task.data, self.task.model
 
     @property
     def method(self) -> str:
@@ -201,7 +202,7 @@ def _held_against(
 ) -> Row:
     """Returns the row with its missing cells, and with the reason why it cannot be ranked."""
     first = row.records[0]
-    missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, dict(row.task)))
+    missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, row.task))
     flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
     why = ""
     if missing:
@@ -231,7 +232,7 @@ def _held_against(
 @dataclass(frozen=True, kw_only=True)
 class _Draft:
     first: Record
-    task: dict[str, Any]
+    task: TrainingTask | UpdateTask
     ok: list[Record]
     unranked: list[Record]
 
@@ -245,11 +246,11 @@ class _Draft:
 
     @property
     def data(self) -> str:
-        return str(self.task.get("data", ""))
+        return self.task.data
 
     @property
     def model(self) -> str:
-        return str(self.task.get("model", ""))
+        return self.task.model
 
 
 def _drafts(group: list[Record]) -> list[_Draft]:
@@ -263,14 +264,16 @@ def _drafts(group: list[Record]) -> list[_Draft]:
             trained.setdefault(key_of(public(record.task)), []).append(record)
     if not trained and shared:
         # Both variants of an update, with and without noise, are in the same row.
-        task = without(public(shared[0].task), "noise")
+        task = task_of(shared[0].kind, without(public(shared[0].task), "noise"))
         return [_Draft(first=shared[0], task=task, ok=shared, unranked=rest)]
     drafts = []
     for key, own in trained.items():
         # A cell may fail before its task is resolved; it then counts against every row to which it may belong.
         others = trained.keys() - {key}
         failed = [r for r in rest if _own_task(r) or key_of(public(r.task)) not in others]
-        drafts.append(_Draft(first=own[0], task=public(own[0].task), ok=own + shared, unranked=failed))
+        drafts.append(
+            _Draft(first=own[0], task=task_of(own[0].kind, public(own[0].task)), ok=own + shared, unranked=failed)
+        )
     return drafts
 
 
@@ -362,7 +365,7 @@ def _cells(records: list[Record]) -> list[BoardCell]:
                     f"{cell} is recorded twice, as {other.id} (code {other.provenance.code}) "
                     f"and {record.id} (code {record.provenance.code}); remove one"
                 )
-        noise = group[0].task.get("noise") if KINDS[group[0].kind].variants else None
+        noise = group[0].task.noise if KINDS[group[0].kind].variants else None
         cells.append(BoardCell(kind=group[0].kind, attack=label, noise=noise, records=seeds))
     return cells
 
@@ -387,7 +390,7 @@ def _attack_labels(firsts: list[Record]) -> list[str | None]:
 def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
     """Returns the largest claim, and whether claims differ; a training's claim goes before a simulated update's."""
     # Trainings before shared updates, and among those the release with noise before the release without.
-    rank = [(_own_task(r) + (r.task.get("noise") == "none"), r.claim) for r in records if r.claim]
+    rank = [(_own_task(r) + (r.task.noise == "none"), r.claim) for r in records if r.claim]
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]
     if not claims:
         return None, False
@@ -401,7 +404,7 @@ def _why_missing(metric: KnownMetric, column: BoardColumn, unranked: list[Record
     if variant is not None and variant.needs_noise and noiseless:
         # Checked before failed or skipped records: such a cell is never planned, so nothing else explains its absence.
         return "this defense adds no noise"
-    of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.get("noise", noise) == noise)]
+    of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.noise in (None, noise))]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)
     what = metric.kind if variant is None else f"{variant.adjective} {metric.kind}"
     return "; ".join(reasons) or f"no {what} record"

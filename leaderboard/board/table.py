@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..kinds import attacked
-from ..metrics import LARGEST_UNDER_CLAIM, METRICS, columns
+from ..metrics import METRICS, columns
+from ..records.details import LARGEST_UNDER_CLAIM
 from ..records.folder import Completeness, ScoreCheck, read_folder
 from ..records.record import Record
 from . import text_formats as forms
@@ -148,7 +149,7 @@ class Board:
                     "defense": dataclasses.asdict(record.defense),
                     "attack": record.attack and dataclasses.asdict(record.attack),
                     "kind": record.kind,
-                    "task": record.task,
+                    "task": dict(record.task),
                     "seed": record.seed,
                     "status": record.status,
                     "reason": record.reason,
@@ -181,8 +182,8 @@ def _flat(row: Row) -> dict[str, Any]:
         "rank_reason": row.unplaced or None,
         "defense": row.defense.name,
         "settings": _json(row.defense.settings),
-        "budget": _json(row.budget),
-        "task": _json(row.task),
+        "budget": _json(dict(row.budget)),
+        "task": _json(dict(row.task)),
         "control": row.control,
         # Empty fields mean not measured; an infinite claim is known, so it is written.
         "epsilon": None if claim is None else "inf" if claim.epsilon is None else claim.epsilon,
@@ -257,7 +258,7 @@ def _cell(cell: BoardCell) -> dict[str, Any]:
         "kind": cell.kind,
         "attack": cell.attack,
         "settings": first.attack and first.attack.settings,
-        "requires": first.requires,
+        "requires": None if first.requires is None else dict(first.requires),
         "noise": cell.noise,
         "metrics": {name: _estimate(over_seeds(name, cell)) for name in names},
         "records": [record.id for record in cell.records.values()],

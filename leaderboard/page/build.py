@@ -217,7 +217,7 @@ def _file(environment: Any, name: str) -> str:
 def _about(rows: Sequence[Row], records: Sequence[Record]) -> str:
     """Sentences on what was trained and attacked."""
     defenses = len({row.defense.name for row in rows if row.control is None})
-    trained = dict.fromkeys(f"{row.task.get('data', '?')} ({row.task.get('model', '?')})" for row in rows)
+    trained = dict.fromkeys(f"{row.task.data or '?'} ({row.task.model or '?'})" for row in rows)
     seeds = sorted({record.seed for record in records})
     words = f"{defenses} defense{'s' if defenses != 1 else ''}"
     if any(row.control == "positive" for row in rows):

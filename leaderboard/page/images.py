@@ -9,7 +9,6 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -148,28 +147,26 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
 
 
 def _range(record: Record, originals: ndarray) -> tuple[float, float]:
-    given = record.task.get("input_range")
+    given = record.task.input_range
     if given is None:  # records without it have data on [0, 1]
-        given = [0.0, 1.0]
+        given = (0.0, 1.0)
         if originals.min() < 0 or originals.max() > 1:
             raise PictureError("its inputs leave [0, 1] and its record has no task.input_range")
-    numbers = [v for v in given if isinstance(v, int | float)] if isinstance(given, list) else []
-    if len(numbers) != 2 or not numbers[0] < numbers[1]:
-        raise PictureError(f"task.input_range must be two growing numbers, got {given}")
-    return float(numbers[0]), float(numbers[1])
+    if len(given) != 2 or not given[0] < given[1]:
+        raise PictureError(f"task.input_range must be two growing numbers, got {list(given)}")
+    return given[0], given[1]
 
 
 def _shape(record: Record, dim: int) -> tuple[int, int, int]:
     """Channels, height and width; without a shape in the record, those of a square image in grey or colour."""
-    given: Any = record.task.get("input_shape")
+    given = record.task.input_shape
     if given is None:
         # 3 is not a square, so at most one of the two is possible.
-        given = next(([c, s, s] for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
+        given = next(((c, s, s) for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
         if given is None:
             raise PictureError(f"{dim} numbers are no square image, and its record has no task.input_shape")
-    whole = isinstance(given, list) and len(given) == 3 and all(isinstance(n, int) and n > 0 for n in given)
-    if not whole or given[0] not in (1, 3) or math.prod(given) != dim:
-        raise PictureError(f"inputs of shape {given} with {dim} numbers are no grey or colour images")
+    if len(given) != 3 or min(given) < 1 or given[0] not in (1, 3) or math.prod(given) != dim:
+        raise PictureError(f"inputs of shape {list(given)} with {dim} numbers are no grey or colour images")
     return given[0], given[1], given[2]
 
 

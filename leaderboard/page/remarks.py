@@ -129,7 +129,7 @@ def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
     Raises:
         RecordError: a file does not have its format.
     """
-    used = {record.task.get("tuning_digest") for record in records}
+    used = {record.task.tuning_digest for record in records}
     paths = sorted(path for path in (results / "tuning").glob("*.json") if path.stem in used)
     return [_tuning(path) for path in paths]
 
@@ -240,7 +240,7 @@ def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]
     for record in records:
         what = record.attack.name if record.attack else record.kind
         control = f" ({record.control} control)" if record.control else ""
-        variant = KINDS[record.kind].variant(record.task.get("noise"))
+        variant = KINDS[record.kind].variant(record.task.noise)
         cell = f"{record.defense.name}{control} x {what}{f', {variant.label}' if variant else ''}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     return [

@@ -16,7 +16,7 @@ from numpy import ndarray
 from ..board.aggregate import BoardCell
 from ..board.rows import RANKED_BY, Row
 from ..kinds import KINDS
-from ..metrics import ROC_RATES, roc_key
+from ..records.details import AucDetail
 from ..records.files import read_bytes
 from ..records.record import Record, RecordError
 from .axes import Axis
@@ -144,6 +144,5 @@ def _leading(row: Row) -> BoardCell | None:
 
 def _allowed(record: Record) -> list[tuple[float, float]]:
     """Largest true positive rates under the claim; empty if the record has none, or everything is allowed."""
-    said = {fpr: record.metrics["auc"].detail.get(roc_key(fpr)) for fpr in ROC_RATES} if "auc" in record.metrics else {}
-    points = [(fpr, float(tpr)) for fpr, tpr in said.items() if isinstance(tpr, int | float)]
+    points = AucDetail.of(record.metrics["auc"].detail).largest_roc if "auc" in record.metrics else []
     return [] if all(tpr >= 1 for _, tpr in points) else points

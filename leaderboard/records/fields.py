@@ -1,12 +1,13 @@
 """Parts of a record: metrics with intervals, methods with settings, claims, a paper's figures."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..kinds import KINDS
 from ..metrics import METRICS, Better
-from .validation import RecordError, conform
+from .details import Detail
+from .validation import OpenFields, RecordError, conform
 
 SLACK = 1e-9
 """Relative slack, for rounding, by which a value may lie outside of its interval."""
@@ -23,7 +24,8 @@ class Metric:
         n: number of examples, images or pairs of steps behind the value.
         better: direction that is good for the defender: accuracy "higher", auc "lower", mse "higher".
         reason: why there is no value (then required) or no interval.
-        detail: further facts about the number, as {"fpr": the realised rate, "fp": 3, "method": "DeLong"}.
+        detail: further facts about the number, as {"fpr": the realised rate, "fp": 3, "method": "DeLong"}; of the
+            metric's own type in a record.
     """
 
     value: float | None
@@ -32,7 +34,7 @@ class Metric:
     n: int | None = None
     better: Better
     reason: str | None = None
-    detail: dict[str, float | int | str | None] = field(default_factory=dict)
+    detail: Detail = field(default_factory=lambda: Detail({}))
 
     def __post_init__(self) -> None:
         conform(self)
@@ -64,6 +66,40 @@ class MethodUsed:
         conform(self)
         if not self.name:
             raise RecordError("name must not be empty, got ''")
+
+
+class RequestedBudget(OpenFields):
+    """Privacy budget of a training, as requested.
+
+    Attributes:
+        epsilon: nats, to which noise was calibrated; None for another target, as the next two.
+        advantage: largest TPR - FPR of a membership test.
+        tpr: largest true positive rate of such a test at `fpr`.
+        fpr: false positive rate of `tpr`.
+        noise_multiplier: None if it was calibrated.
+        delta: of the claim; None for an external model.
+    """
+
+    epsilon: float | None = None
+    advantage: float | None = None
+    tpr: float | None = None
+    fpr: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+
+
+class RecordedRequirements(OpenFields):
+    """Threat model of an attack, by the names of its flags.
+
+    Attributes:
+        access: to the model or the training.
+        knows: side information.
+        controls: of the training.
+    """
+
+    access: str = ""
+    knows: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +236,8 @@ def check_kind(kind: str) -> None:
         raise RecordError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
-def check_known(name: str, metric: Metric, kind: str) -> None:
-    """Raises RecordError if a known metric has another direction, range or kind of record than in `METRICS`.
+def known_metric(name: str, metric: Metric, kind: str) -> Metric:
+    """Returns the metric with the type of detail that it has in `METRICS`.
 
     Args:
         name: of the metric; unknown names pass.
@@ -209,12 +245,12 @@ def check_known(name: str, metric: Metric, kind: str) -> None:
         kind: of the record.
 
     Raises:
-        RecordError: it contradicts `METRICS`.
+        RecordError: its kind of record, direction, range or detail contradicts `METRICS`.
     """
     known = METRICS.get(name)
     # Third parties' metrics are not in the table, so nothing can be checked.
     if known is None:
-        return
+        return metric
     place = f"metrics.{name}"
     if known.kind != kind:
         raise RecordError(f"{place} must be in a {known.kind} record, got kind {kind!r}")
@@ -222,3 +258,6 @@ def check_known(name: str, metric: Metric, kind: str) -> None:
         raise RecordError(f"{place}.better must be {known.better!r} (for the defender), got {metric.better!r}")
     if metric.value is not None and not known.least <= metric.value <= known.most:
         raise RecordError(f"{place}.value must be in [{known.least:g}, {known.most:g}], got {metric.value}")
+    if isinstance(metric.detail, known.detail):
+        return metric
+    return replace(metric, detail=known.detail(metric.detail, f"{place}.detail"))

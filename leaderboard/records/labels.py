@@ -45,4 +45,4 @@ def without(task: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 def key_of(value: Any) -> str:
     """Canonical string of a JSON value, for hashing and comparison; the order of keys does not count."""
     # Trap: 1 and 1.0 are equal in Python and have different keys.
-    return json.dumps(value, sort_keys=True)
+    return json.dumps(value, sort_keys=True, default=dict)

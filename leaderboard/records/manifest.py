@@ -18,6 +18,7 @@ from .fields import MethodUsed, check_kind
 from .files import digest_of_bytes, read_bytes, write_bytes
 from .labels import key_of, public
 from .record import Record
+from .task import TrainingTask, UpdateTask
 from .validation import RecordError, build, conform
 
 SCHEMA = 2
@@ -164,7 +165,7 @@ def missing_from(manifests: Iterable[Manifest], recorded: Iterable[str]) -> list
     return incomplete
 
 
-def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) -> bool:
+def belongs(cell: Expected, suite: str, record: Record, task: TrainingTask | UpdateTask) -> bool:
     """Returns whether a missing cell's record would be in the same board row as another record.
 
     Args:
@@ -179,4 +180,6 @@ def belongs(cell: Expected, suite: str, record: Record, task: dict[str, Any]) ->
         return False
     # None was left to the data. Rows of images alone have the task of the images, which cannot be compared.
     requested_task = {key: value for key, value in public(cell.training).items() if value is not None}
-    return "step" in task or all(key_of(task.get(key, value)) == key_of(value) for key, value in requested_task.items())
+    return isinstance(task, UpdateTask) or all(
+        key_of(task.get(key, value)) == key_of(value) for key, value in requested_task.items()
+    )

@@ -5,7 +5,6 @@ written whole or not at all. JSON has no infinity: an infinite epsilon is null w
 not be measured is null with its reason, never 0. Standard library only.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -14,9 +13,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..kinds import KINDS, ControlRole
-from .fields import MethodUsed, Metric, Provenance, RecordedClaim, Reported, check_kind, check_known
+from .fields import (
+    MethodUsed,
+    Metric,
+    Provenance,
+    RecordedClaim,
+    RecordedRequirements,
+    Reported,
+    RequestedBudget,
+    check_kind,
+    known_metric,
+)
 from .files import digest_of_bytes, read_bytes, refuse_links, write_bytes
-from .validation import RecordError, build, conform, parse_json
+from .task import TrainingTask, UpdateTask, task_of
+from .validation import RecordError, build, conform, json_values, parse_json
 
 __all__ = [
     "SCHEMA",
@@ -26,7 +36,9 @@ __all__ = [
     "Record",
     "RecordError",
     "RecordedClaim",
+    "RecordedRequirements",
     "Reported",
+    "RequestedBudget",
     "read",
     "read_all",
     "write",
@@ -58,9 +70,9 @@ class Record:
     control: ControlRole | None = None
     defense: MethodUsed
     attack: MethodUsed | None = None
-    task: dict[str, Any]
-    budget: dict[str, Any] = field(default_factory=dict)
-    requires: dict[str, Any] | None = None
+    task: TrainingTask | UpdateTask
+    budget: RequestedBudget = field(default_factory=lambda: RequestedBudget({}))
+    requires: RecordedRequirements | None = None
     claim: RecordedClaim | None = None
     noise_multiplier: float | None = None
     noise: Literal["none", "seeded", "os", "secure"] = "none"
@@ -85,6 +97,7 @@ class Record:
         return self.status == "skipped" and (self.reason or "").startswith(words)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "task", task_of(self.kind, self.task))
         conform(self)
         if self.schema != SCHEMA:
             raise RecordError(f"schema must be {SCHEMA} for this version of the code, got {self.schema}")
@@ -103,7 +116,7 @@ class Record:
         if self.status == "ok" and not self.metrics:
             raise RecordError("metrics must not be empty when status is 'ok', got none")
         # Only for measured records: a cell may fail before its task is resolved.
-        if self.status == "ok" and kind.variants and kind.variant(noise := self.task.get("noise")) is None:
+        if self.status == "ok" and kind.variants and kind.variant(noise := self.task.noise) is None:
             names = " or ".join(repr(variant.name) for variant in kind.variants)
             raise RecordError(f"task.noise must be {names} here, got {noise!r}")
         if self.noise_multiplier is not None and self.noise_multiplier < 0:
@@ -117,12 +130,12 @@ class Record:
             raise RecordError(f"arrays and arrays_digest must come together, got {self.arrays} without the other")
         if self.arrays_digest is not None and not re.fullmatch(r"[0-9a-f]{64}", self.arrays_digest):
             raise RecordError(f"arrays_digest must be a SHA-256 in hexadecimal digits, got {self.arrays_digest!r}")
-        for name, metric in self.metrics.items():
-            check_known(name, metric, self.kind)
+        metrics = {name: known_metric(name, metric, self.kind) for name, metric in self.metrics.items()}
+        object.__setattr__(self, "metrics", metrics)
 
     def to_json(self) -> str:
         """Returns the record as an indented JSON document, which `from_json` reads back equal."""
-        content = dataclasses.asdict(self)
+        content = json_values(self)
         return json.dumps(content | {SEAL: _seal(content)}, indent=2, allow_nan=False) + "\n"
 
     @classmethod

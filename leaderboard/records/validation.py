@@ -10,7 +10,8 @@ import json
 import sys
 import types
 import typing
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self, TypeGuard, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -42,6 +43,61 @@ class CheckedFields:
 
     def __post_init__(self) -> None:
         conform(self)
+
+
+class OpenFields(Mapping[str, Any]):
+    """JSON object of any keys, in the order of its file, whose annotated keys are checked and are attributes too.
+
+    An attribute has its class default if the object lacks the key; without a default, reading it raises RecordError.
+    Other keys are kept unchecked: older records lack keys, and other versions and third parties add theirs.
+    """
+
+    VALUES: ClassVar[Any] = Any
+    """Annotation of the values of all keys."""
+
+    def __init__(self, content: Any, where: str = "content") -> None:
+        """Checks the object.
+
+        Args:
+            content: a mapping; copied.
+            where: its path in its document, for messages.
+
+        Raises:
+            RecordError: not an object, or a value is refused.
+        """
+        # Another type's content was checked: an AUC's has forty keys.
+        values = content.__dict__["_content"] if isinstance(content, OpenFields) else None
+        values = convert(dict[str, self.VALUES], content, where) if values is None else values
+        known = {key: convert(hint, values[key], f"{where}.{key}") for key, hint in _open(type(self)) if key in values}
+        self.__dict__.update(known, _content=values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.__dict__["_content"][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__["_content"])
+
+    def __len__(self) -> int:
+        return len(self.__dict__["_content"])
+
+    def __or__(self, other: Mapping[str, Any]) -> Self:
+        return type(self)({**self, **other})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__dict__['_content']!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for absent attributes alone.
+        raise (RecordError if name in dict(_open(type(self))) else AttributeError)(f"key {name!r} is missing")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+@functools.cache
+def _open(cls: type) -> tuple[tuple[str, Any], ...]:
+    """Annotated keys of `OpenFields` and their annotations."""
+    return tuple((name, hint) for name, hint in _hints(cls).items() if typing.get_origin(hint) is not ClassVar)
 
 
 def conform(instance: Any) -> None:
@@ -110,7 +166,7 @@ def json_values(value: Any) -> Any:
             if "left out" not in field.metadata or getattr(value, field.name) is not None
         }
         return content | {name: getattr(value, name) for name in getattr(value, "DERIVED", ())}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: json_values(item) for key, item in value.items()}
     return [json_values(item) for item in value] if isinstance(value, list | tuple) else value
 
@@ -154,7 +210,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
     Args:
         hint: an annotation: a scalar, `Any` (free JSON), `Literal`, a union, `tuple[X, ...]`, `tuple[X, Y]`,
-            `dict[str, X]` or a dataclass.
+            `dict[str, X]`, a dataclass or an `OpenFields`.
         value: to check.
         where: path of the value, for messages.
 
@@ -164,6 +220,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     Raises:
         RecordError: the value does not fit.
     """
+    if hint in _WORDS and _is(hint, value):
+        # A whole number in a float field becomes a float: JSON of other languages writes 1.0 as 1.
+        return hint(value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return _plain(value, where)
@@ -180,17 +239,20 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(convert(arguments[i], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
+    if origin is dict and isinstance(value, Mapping):
         inner = arguments[1]
         return {_key(key, where): convert(inner, item, f"{where}.{key}") for key, item in value.items()}
+    if _is_open(hint):
+        return value if isinstance(value, hint) else hint(value, where)
     if dataclasses.is_dataclass(hint):
         cls = typing.cast(type, hint)
         return value if isinstance(value, cls) else build(cls, value, where)
-    if origin is None and _is(hint, value):
-        # A whole number in a float field becomes a float: JSON of other languages writes 1.0 as 1.
-        return hint(value)
     expected = {tuple: "a list", dict: "an object"}.get(typing.cast(type, origin)) or _WORDS[hint]
     raise RecordError(f"{where} must be {expected}, got {_short(value)}")
+
+
+def _is_open(hint: Any) -> TypeGuard[type[OpenFields]]:
+    return OpenFields in getattr(hint, "__mro__", ())  # `issubclass` of an abstract class is slow
 
 
 def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -204,8 +266,10 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if any(_is(choice, value) for choice in scalars):
         return value
     classes = [typing.cast(type, choice) for choice in rest if dataclasses.is_dataclass(choice)]
-    if any(type(value) is choice for choice in classes):
+    if any(type(value) is choice for choice in (*classes, *filter(_is_open, rest))):
         return value
+    if any(map(_is_open, rest)):
+        return convert(dict[str, Any], value, where)  # another field decides the type, so `__post_init__` chooses it
     if isinstance(value, dict) and classes:
         # The class with the most similar keys, whose error then names the key that does not fit.
         return build(min(classes, key=lambda choice: len(_fields(choice).keys() ^ value.keys())), value, where)
@@ -229,7 +293,7 @@ def _is(scalar: type, value: Any) -> bool:
 
 
 def _plain(value: Any, where: str) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {_key(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]

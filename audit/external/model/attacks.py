@@ -27,7 +27,7 @@ from leakbench.attacks.core import (
     Target,
 )
 from leakbench.defenses.core import keyed
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, RecordedRequirements
 
 from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
@@ -110,7 +110,7 @@ class AttackOutcome:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    requires: Mapping[str, Any] = field(default_factory=dict)
+    requires: RecordedRequirements = field(default_factory=lambda: RecordedRequirements({}))
     metrics: dict[str, Metric] = field(default_factory=dict)
     scores: MembershipScores | None = None
     why_not: str = ""
@@ -157,7 +157,9 @@ def run_attacks(
         settings = attack.settings(**_sized(attack, given, bank))
         if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
             why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
-            yield AttackOutcome(name=name, settings=settings, requires=attack.requires.to_dict(), why_not=why)
+            yield AttackOutcome(
+                name=name, settings=settings, requires=RecordedRequirements(attack.requires.to_dict()), why_not=why
+            )
             continue
 
         def asks(
@@ -189,7 +191,7 @@ def outcome_of(
         delta: of the claim, for bounds on epsilon.
         seed: of the candidates' order and aliases, and of the attack's own generator.
     """
-    about = {"name": attack.name, "settings": settings, "requires": attack.requires.to_dict()}
+    about = {"name": attack.name, "settings": settings, "requires": RecordedRequirements(attack.requires.to_dict())}
     if why := attack.check(Requirements(access=attack.requires.access, knows=knows)):
         return AttackOutcome(**about, why_not=why, missing=attack.requires.knows & ~knows)
     begun = time.perf_counter()

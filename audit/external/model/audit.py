@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 
 from leakbench.attacks.core import Examples
 from leakbench.defenses.core.training.labelled import LabelledData, as_tensors
+from leakbench.leaderboard.records.details import AucDetail
 from leakbench.leaderboard.records.record import Metric
 
 from ...catalog import methods as catalog
@@ -369,7 +370,7 @@ def audit_groups(
 def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:
     """Returns the count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise."""
     ran = [outcome for outcome in outcomes if outcome.scores is not None]
-    if any("SHADOWS" in outcome.requires.get("knows", ()) for outcome in ran):
+    if any("SHADOWS" in outcome.requires.knows for outcome in ran):
         return ""
     return f"{len(ran)} of {len(known)} attacks"
 
@@ -398,8 +399,8 @@ def gradient_attacks() -> list[tuple[str, Mapping[str, Any]]]:
 
 def _detectable(outcomes: Sequence[AttackOutcome]) -> float:
     """Returns the AUC that would have shown a leak in four audits of five, on the half that is reported."""
-    thresholds = [outcome.metrics["auc"].detail.get("detectable") for outcome in outcomes if "auc" in outcome.metrics]
-    whole = max((float(value) for value in thresholds if isinstance(value, float | int)), default=1.0)
+    details = [AucDetail.of(outcome.metrics["auc"].detail) for outcome in outcomes if "auc" in outcome.metrics]
+    whole = max((detail.detectable for detail in details if detail.detectable is not None), default=1.0)
     return min(1.0, 0.5 + math.sqrt(2) * (whole - 0.5))  # from all candidates to half of them
 
 

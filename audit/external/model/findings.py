@@ -17,8 +17,9 @@ from numpy import ndarray
 from scipy import stats
 
 from leakbench.defenses.core.privacy.tradeoff import TradeOff
-from leakbench.leaderboard.metrics import CALIBRATION, METRICS, REPORT, half_key
+from leakbench.leaderboard.metrics import METRICS
 from leakbench.leaderboard.records.audit_findings import EpsilonBound, SplitKind, Strongest
+from leakbench.leaderboard.records.details import CALIBRATION, REPORT
 from leakbench.leaderboard.records.record import Metric
 
 from ...evidence.audit import audit_random_split
@@ -50,13 +51,23 @@ def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | N
     measured = [(outcome, outcome.metrics[metric]) for outcome in outcomes if _value(outcome, metric) is not None]
     if not measured:
         return None
-    key, chance = half_key(CALIBRATION, "value"), float(known.chance or 0.0)
+    chance = float(known.chance or 0.0)
+    by_half = [(outcome, metric.detail.on(CALIBRATION), metric.detail.on(REPORT)) for outcome, metric in measured]
     # All or none: otherwise an attack without halves would compete with its number on all candidates.
-    if all(isinstance(measurement.detail.get(key), float | int) for _, measurement in measured):
+    if all(calibration.value is not None for _, calibration, _ in by_half):
         # Ties go by name, so that the order of attacks does not matter.
-        outcome, measurement = max(measured, key=lambda pair: (float(pair[1].detail[key] or 0.0), pair[0].name))
-        numbers = {what: measurement.detail[half_key(REPORT, what)] for what in ("value", "low", "high", "n")}
-        return Strongest(metric=metric, attack=outcome.name, of_all=False, chance=chance, allowed=allowed, **numbers)  # pyright: ignore[reportArgumentType] -- a detail holds numbers and words
+        outcome, _, report = max(by_half, key=lambda half: (half[1].value or 0.0, half[0].name))
+        return Strongest(
+            metric=metric,
+            attack=outcome.name,
+            value=report.value or 0.0,
+            low=report.low,
+            high=report.high,
+            n=report.n or 0,
+            of_all=False,
+            chance=chance,
+            allowed=allowed,
+        )
     outcome, measurement = max(measured, key=lambda pair: (float(pair[1].value or 0.0), pair[0].name))
     return Strongest(
         metric=metric,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from leakbench.attacks.core import Examples
 from leakbench.leaderboard.records.audit_findings import SmallestLeak
 from leakbench.leaderboard.records.audit_report import PreflightReport, Remark
+from leakbench.leaderboard.records.details import CountDetail
 from leakbench.leaderboard.records.record import Metric
 
 from ...scoring.shift import Shift, shift_between
@@ -279,7 +280,7 @@ def _of_near(groups: Groups) -> list[Remark]:
 def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
     """Returns a remark if accuracy is lower on members than on non-members, by Fisher's exact test."""
     inside, outside = accuracy["members"], accuracy["non_members"]
-    counts = [(int(metric.detail["correct"] or 0), int(metric.n or 0)) for metric in (inside, outside)]
+    counts = [(CountDetail.of(metric.detail).correct, int(metric.n or 0)) for metric in (inside, outside)]
     (right, n), (other, among) = counts
     # Hypergeometric, given the total number of right answers.
     if float(stats.hypergeom.cdf(right, n + among, right + other, n)) >= 1e-3:

@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 from leakbench.leaderboard.records.audit_findings import SmallestLeak
+from leakbench.leaderboard.records.details import AucDetail
 
 from ...evidence.one_run import Guesses, one_run
 from ...scoring.membership import FPRS, auc, tpr_at_fpr
@@ -28,7 +29,7 @@ def smallest_leak(
         attacks: number of attacks, among which the bound takes the best, so that each has its part of the error rate.
     """
     halves = max(1, members // 2), max(1, non_members // 2)
-    detail = auc(np.zeros(halves[0]), np.zeros(halves[1])).detail
+    detail = AucDetail.of(auc(np.zeros(halves[0]), np.zeros(halves[1])).detail)
     pairs = min(members, non_members)
     ceiling = None
     if pairs >= SHARE:
@@ -38,7 +39,7 @@ def smallest_leak(
     return SmallestLeak(
         members=members,
         non_members=non_members,
-        auc=float(detail["detectable"] or 1.0),
+        auc=detail.detectable or 1.0,
         tpr_at_1pct_fpr=one_percent,
         tpr_at_01pct_fpr=tenth_of_it,
         pairs=pairs,

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from leakbench.leaderboard.metrics import CALIBRATION, REPORT, half_key
 from leakbench.leaderboard.records.audit_findings import AuditVerdict, EpsilonBound, Strongest
 
 from ...scoring.shift import Shift
@@ -189,12 +188,11 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
         members: ids of members.
         detectable: AUC that is called a leak in four audits of five; a value as far below chance is evidence, too.
     """
-    key = half_key(CALIBRATION, "value")
-    halves = [(outcome.name, outcome.metrics["auc"].detail) for outcome in outcomes if "auc" in outcome.metrics]
-    halves = [(name, detail) for name, detail in halves if key in detail]
+    details = [(outcome.name, outcome.metrics["auc"].detail) for outcome in outcomes if "auc" in outcome.metrics]
+    halves = [(value, name, detail) for name, detail in details if (value := detail.calibration_value) is not None]
     if halves:
-        name, detail = min(halves, key=lambda pair: (float(pair[1][key] or 0.0), pair[0]))
-        value, low, most = (float(detail[half_key(REPORT, what)] or 0.0) for what in ("value", "low", "high"))
+        _, name, detail = min(halves, key=lambda half: half[:2])
+        value, low, most = (end or 0.0 for end in (detail.report_value, detail.report_low, detail.report_high))
         if most < 0.5 and 1 - value >= detectable:
             return f"{name} has an AUC of {value:.3f} [{low:.3f}, {most:.3f}], below chance"
     turned = [

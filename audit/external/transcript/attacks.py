@@ -15,6 +15,7 @@ from typing import Any
 
 from leakbench.attacks.core import Access, Attack, Examples, Knows, MembershipScores
 from leakbench.defenses.core import keyed
+from leakbench.leaderboard.records.record import RecordedRequirements
 
 from ...catalog import methods as catalog
 from ...targets.candidates import Candidates
@@ -64,7 +65,9 @@ def run_on_transcript(
         settings = attack.settings(**given)
         if Knows.OTHERS in attack.requires.knows & ~knows:
             why = f"{name} needs what everybody else contributed to each update, which is in no transcript"
-            yield AttackOutcome(name=name, settings=settings, requires=attack.requires.to_dict(), why_not=why)
+            yield AttackOutcome(
+                name=name, settings=settings, requires=RecordedRequirements(attack.requires.to_dict()), why_not=why
+            )
             continue
 
         def asks(

@@ -10,7 +10,7 @@ from leakbench.audit.scoring.membership import score_membership
 from leakbench.audit.scoring.theoretical_bounds import beside_claim
 from leakbench.defenses.core import full, poisson, predict
 from leakbench.defenses.dp_sgd import dp_sgd
-from leakbench.leaderboard.metrics import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
+from leakbench.leaderboard.records.details import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
 
 
 def claimed(sigma, sampling, steps):

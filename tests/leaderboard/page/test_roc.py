@@ -7,11 +7,11 @@ import pytest
 from sklearn.metrics import roc_curve
 
 from leakbench.leaderboard.board.rows import rows_from
-from leakbench.leaderboard.metrics import ROC_RATES, roc_key
 from leakbench.leaderboard.page.build import build
 from leakbench.leaderboard.page.plots import picture, styles
 from leakbench.leaderboard.page.roc import measured, roc_figures
 from leakbench.leaderboard.records import record as records_of
+from leakbench.leaderboard.records.details import ROC_RATES, roc_key
 from leakbench.leaderboard.records.files import digest_of_bytes
 
 N = 2000

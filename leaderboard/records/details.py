@@ -1,0 +1,140 @@
+"""Details of metrics: the facts beside a value, typed by the metric. Standard library only.
+
+`KnownMetric.detail` names the type of each metric. A detail has any further keys, as counts and methods.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from .validation import OpenFields, convert
+
+Half = Literal["calibration", "report"]
+"""Halves of the candidates: attacks are compared on the first, and the chosen attack's number is from the second."""
+
+CALIBRATION: Half = "calibration"
+REPORT: Half = "report"
+
+LARGEST_UNDER_CLAIM, LARGEST_BY, LARGEST_NOTE = "largest_under_claim", "largest_by", "largest_note"
+"""Keys of the largest value that the claim allows any test, the accounting that gives it, and a caveat to print with
+it."""
+
+ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
+"""False positive rates at which the AUC's detail holds the largest true positive rate under the claim."""
+
+
+def half_key(half: str, what: str) -> str:
+    """Key of a half's `value`, `low`, `high` or `n`, as "report_value"."""
+    return f"{half}_{what}"
+
+
+def roc_key(fpr: float) -> str:
+    """Key of the largest true positive rate at a rate of `ROC_RATES`."""
+    return f"largest_tpr_at_{fpr:.3g}_fpr"
+
+
+@dataclass(frozen=True)
+class HalfNumber:
+    """Number of a metric on half of the candidates, with its interval; None for what the detail lacks."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int | None
+
+
+class Detail(OpenFields):
+    """Detail of any metric.
+
+    Attributes:
+        largest_under_claim: largest value that the claim allows any test; None without a claim.
+        largest_note: caveat to print with it; empty for none.
+    """
+
+    VALUES: ClassVar[Any] = float | int | str | None
+
+    largest_under_claim: float | None = None
+    largest_note: str = ""
+    calibration_value: float | None = None
+    calibration_low: float | None = None
+    calibration_high: float | None = None
+    calibration_n: int | None = None
+    report_value: float | None = None
+    report_low: float | None = None
+    report_high: float | None = None
+    report_n: int | None = None
+
+    @classmethod
+    def of(cls, detail: OpenFields) -> Self:
+        """Returns a metric's detail as this type, which it has if the metric is in a record."""
+        return convert(cls, detail, "detail")
+
+    def on(self, half: Half) -> HalfNumber:
+        """Returns the number on a half of the candidates."""
+        return HalfNumber(*(getattr(self, half_key(half, what)) for what in ("value", "low", "high", "n")))
+
+
+class CountDetail(Detail):
+    """Detail of a share.
+
+    Attributes:
+        correct: number of examples that count.
+    """
+
+    correct: int = 0
+
+
+class AucDetail(Detail):
+    """Detail of the AUC of an attack on membership.
+
+    Attributes:
+        detectable: AUC that would be told from 0.5 in four runs of five; None without candidates.
+        shift_p_value: of exchangeable members and non-members; None with too few examples.
+    """
+
+    detectable: float | None = None
+    shift_p_value: float | None = None
+
+    @property
+    def largest_roc(self) -> list[tuple[float, float]]:
+        """Largest true positive rates under the claim, as (fpr, tpr); empty without a claim."""
+        return [(fpr, float(tpr)) for fpr in ROC_RATES if isinstance(tpr := self.get(roc_key(fpr)), int | float)]
+
+
+class ProvedDetail(Detail):
+    """Detail of a proved lower bound on epsilon.
+
+    Attributes:
+        method: of the bound.
+        relation: of neighbors.
+        value_at_verdict: bound at the confidence of a verdict.
+        ceiling_at_verdict: largest bound that so many guesses could prove at that confidence.
+        delta_at_verdict: delta of both.
+        claimed: epsilon of the claim for this relation and delta; None without a finite claim.
+    """
+
+    method: str = ""
+    relation: str = ""
+    value_at_verdict: float | None = None
+    ceiling_at_verdict: float | None = None
+    delta_at_verdict: float | None = None
+    claimed: float | None = None
+
+
+class GainDetail(Detail):
+    """Detail of a gain over an image without information.
+
+    Attributes:
+        detectable: smallest mean gain, dB, that would show in four runs of five; None for a single image.
+    """
+
+    detectable: float | None = None
+
+
+class ChoiceDetail(Detail):
+    """Detail of the success of choices among candidates.
+
+    Attributes:
+        kappa: success of a guess from the candidates alone.
+    """
+
+    kappa: float | None = None
