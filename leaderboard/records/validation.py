@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeGuard, TypeVar, Union
+from typing import Any, ClassVar, Literal, TypeGuard, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class OpenFields(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.__dict__["_content"])
 
-    def __or__(self, other: Mapping[str, Any]) -> Self:
-        return type(self)({**self, **other})
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other}  # checked by the field that takes it
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__dict__['_content']!r})"
