@@ -4,9 +4,11 @@
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .validation import OpenFields, convert
+
+D = TypeVar("D", bound="Detail")
 
 Half = Literal["calibration", "report"]
 """Halves of the candidates: attacks are compared on the first, and the chosen attack's number is from the second."""
@@ -64,7 +66,7 @@ class Detail(OpenFields):
     report_n: int | None = None
 
     @classmethod
-    def of(cls, detail: OpenFields) -> Self:
+    def of(cls: type[D], detail: OpenFields) -> D:
         """Returns a metric's detail as this type, which it has if the metric is in a record."""
         return convert(cls, detail, "detail")
 
