@@ -1,13 +1,20 @@
 """Parts of a record: metrics with intervals, methods with settings, claims, a paper's figures."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..kinds import KINDS
 from ..metrics import METRICS, Better
 from .details import Detail
 from .validation import OpenFields, RecordError, conform
+
+# Plain mappings are accepted too: `conform` gives them their type.
+if TYPE_CHECKING:
+    AnyDetail = Detail
+else:
+    AnyDetail = Detail | Mapping[str, Any]
 
 SLACK = 1e-9
 """Relative slack, for rounding, by which a value may lie outside of its interval."""
@@ -34,7 +41,7 @@ class Metric:
     n: int | None = None
     better: Better
     reason: str | None = None
-    detail: Detail = field(default_factory=lambda: Detail({}))
+    detail: AnyDetail = field(default_factory=lambda: Detail({}))
 
     def __post_init__(self) -> None:
         conform(self)

@@ -8,7 +8,7 @@ several machines copied into a folder. The folder ought to hold the cells of all
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ class Expected:
     control: ControlRole | None
     defense: MethodUsed
     attack: MethodUsed | None
-    budget: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
+    budget: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     noise: str | None = None
     secure: bool = False
     seed: int

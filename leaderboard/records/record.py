@@ -8,9 +8,10 @@ not be measured is null with its reason, never 0. Standard library only.
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..kinds import KINDS, ControlRole
 from .fields import (
@@ -44,6 +45,13 @@ __all__ = [
     "write",
 ]
 
+# Plain mappings are accepted too: `conform` gives them their type.
+if TYPE_CHECKING:
+    AnyTask, AnyBudget, AnyRequirements = TrainingTask | UpdateTask, RequestedBudget, RecordedRequirements
+else:
+    AnyTask, AnyBudget = TrainingTask | UpdateTask | Mapping[str, Any], RequestedBudget | Mapping[str, Any]
+    AnyRequirements = RecordedRequirements | Mapping[str, Any]
+
 SCHEMA = 2
 
 DOES_NOT_APPLY = "does not apply: "
@@ -70,9 +78,9 @@ class Record:
     control: ControlRole | None = None
     defense: MethodUsed
     attack: MethodUsed | None = None
-    task: TrainingTask | UpdateTask
-    budget: RequestedBudget = field(default_factory=lambda: RequestedBudget({}))
-    requires: RecordedRequirements | None = None
+    task: AnyTask
+    budget: AnyBudget = field(default_factory=lambda: RequestedBudget({}))
+    requires: AnyRequirements | None = None
     claim: RecordedClaim | None = None
     noise_multiplier: float | None = None
     noise: Literal["none", "seeded", "os", "secure"] = "none"

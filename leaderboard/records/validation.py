@@ -239,7 +239,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(convert(arguments[i], item, f"{where}[{i}]") for i, item in enumerate(value))
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(convert(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, Mapping):
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
         inner = arguments[1]
         return {_key(key, where): convert(inner, item, f"{where}.{key}") for key, item in value.items()}
     if _is_open(hint):
@@ -247,7 +247,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         cls = typing.cast(type, hint)
         return value if isinstance(value, cls) else build(cls, value, where)
-    expected = {tuple: "a list", dict: "an object"}.get(typing.cast(type, origin)) or _WORDS[hint]
+    expected = {tuple: "a list", dict: "an object", Mapping: "an object"}.get(typing.cast(type, origin)) or _WORDS[hint]
     raise RecordError(f"{where} must be {expected}, got {_short(value)}")
 
 
@@ -266,10 +266,13 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if any(_is(choice, value) for choice in scalars):
         return value
     classes = [typing.cast(type, choice) for choice in rest if dataclasses.is_dataclass(choice)]
-    if any(type(value) is choice for choice in (*classes, *filter(_is_open, rest))):
+    if any(type(value) is choice for choice in classes):
         return value
-    if any(map(_is_open, rest)):
-        return convert(dict[str, Any], value, where)  # another field decides the type, so `__post_init__` chooses it
+    if kinds := tuple(filter(_is_open, rest)):
+        if isinstance(value, kinds):
+            return value
+        # Among several, another field decides, so `__post_init__` chooses.
+        return convert(kinds[0] if len(kinds) == 1 else dict[str, Any], value, where)
     if isinstance(value, dict) and classes:
         # The class with the most similar keys, whose error then names the key that does not fit.
         return build(min(classes, key=lambda choice: len(_fields(choice).keys() ^ value.keys())), value, where)
