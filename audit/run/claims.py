@@ -162,7 +162,7 @@ def _unspent(budget: RequestedBudget, proved: Claim) -> str:
     limits = {
         "epsilon": lambda: proved.epsilon,
         "advantage": lambda: proved.trade_off.advantage,
-        "tpr": lambda: proved.trade_off.tpr_at(budget.fpr),
+        "tpr": lambda: proved.trade_off.tpr_at(cast(float, budget.fpr)),
     }
     for name, reached in limits.items():
         if (limit := getattr(budget, name)) is not None:
