@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from .targets.narrow import narrow, parts_of, view_of
     from .targets.network import Network, Operation, ReleasedPart, SharedGradient, Structure
     from .targets.observation import (
-        Examples,
+        Informed,
         LabelAccess,
+        LocalSum,
         ModelAccess,
         Observation,
         Participation,
         SeenTranscript,
+        SeenUpdate,
         Steps,
-        Target,
     )
     from .targets.results import (
         RESULTS,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         checked_reconstruction,
         checked_scores,
     )
+    from .targets.target import Examples, Target
     from .threat_model.attack_errors import InconsistentObservation, NotApplicable, RankDeficient
     from .threat_model.decorator import Attack, attack
     from .threat_model.requires import Access, AccessError, Controls, Knows, Requirements, granted
@@ -48,9 +50,11 @@ __all__ = [
     "Examples",
     "InclusionScores",
     "InconsistentObservation",
+    "Informed",
     "Knows",
     "LabelAccess",
     "LabelEstimate",
+    "LocalSum",
     "MatchedFilter",
     "MembershipScores",
     "ModelAccess",
@@ -65,6 +69,7 @@ __all__ = [
     "Requirements",
     "ResultType",
     "SeenTranscript",
+    "SeenUpdate",
     "Shadows",
     "SharedGradient",
     "Steps",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..targets.network import Network, Operation, ReleasedPart, Structure
-from ..targets.observation import Examples, Observation
+from ..targets.observation import Observation
+from ..targets.target import Examples
 from ..threat_model.attack_errors import InconsistentObservation, NotApplicable
 from .exact_batch import recovered_batch
 from .sparse_columns import kernels

@@ -24,8 +24,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..targets.observation import Examples, Observation
+from ..targets.observation import Informed
 from ..targets.results import Dependence, MembershipScores
+from ..targets.target import Examples
 from ..threat_model.requires import granted
 from .matched_filter import MatchedFilter
 
@@ -164,7 +165,7 @@ class Evidence:
             ratio = matched.log_likelihood_ratio.to(self._log_ratio)
             self._log_ratio = self._log_ratio + subsampled(ratio, sample_rate)
 
-    def add_step(self, step: Observation, candidates: Examples) -> None:
+    def add_step(self, step: Informed, candidates: Examples) -> None:
         """Adds the evidence of an observed step.
 
         Args:

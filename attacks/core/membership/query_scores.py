@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..targets.observation import Examples, ModelAccess
+from ..targets.observation import ModelAccess
+from ..targets.target import Examples
 
 
 def answers(target: ModelAccess, examples: Examples, batch_size: int) -> Float[Tensor, "n classes"]:

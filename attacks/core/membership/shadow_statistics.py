@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..targets.observation import Examples, ModelAccess
+from ..targets.observation import ModelAccess
+from ..targets.target import Examples
 from ..threat_model.attack_errors import NotApplicable
 from ..threat_model.requires import granted
 from .query_scores import logit_gap

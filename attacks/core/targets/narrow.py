@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ..membership.shadow_models import Shadows
 from ..threat_model.requires import MEANING, Access, AccessError, Controls, Knows, Requirements
-from .observation import Examples, Steps, Target
+from .observation import Steps
+from .target import Examples, Target
 
 T = TypeVar("T", bound=Target)
 

@@ -1,17 +1,15 @@
-"""Targets, all that an attack sees: a shared update, the transcript of a run, or a model to query.
+"""Targets of attacks: a shared update, a finished model to query, or the transcript of a run.
 
-No target holds the secret itself, private inputs or membership. A field that needs more than the access, such as the
-labels, carries its need in its metadata, and `narrow` withholds it from attacks that did not declare the need. A
-defense appears as functions (`simulate`, `contributions`, `residual`), so that an attack is written once for dense,
-masked, projected and two-part releases.
+An `Observation` has what is seen of every update (`SeenUpdate`), what a sum of local steps adds (`LocalSum`) and what
+the informed adversary knows (`Informed`); each class checks its own fields. A defense appears as functions (`simulate`,
+`contributions`, `residual`), so that an attack is written once for dense, masked, projected and two-part releases.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, cast, get_args
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from ..membership.matched_filter import MatchedFilter
@@ -19,68 +17,15 @@ from ..membership.shadow_models import Shadows
 from ..threat_model.attack_errors import InconsistentObservation
 from ..threat_model.requires import Access, AccessError, Controls, Knows, Requirements
 from .network import Structure
+from .target import Examples, Target, check_examples, check_labels, known_of
 
 Participation = Literal["known", "independent", "dependent"]
 """Attacker's knowledge of who takes part in a step; see `Observation.participation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examples:
-    """Labelled examples with an identity.
-
-    Attributes:
-        ids: int64 [n], distinct.
-        inputs: [n, *shape], in model-input units.
-        labels: int64 [n], class indices.
-    """
-
-    ids: Tensor
-    inputs: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        counts = [len(self.ids), len(self.inputs), len(self.labels)]
-        if len(set(counts)) != 1 or self.ids.ndim != 1 or self.labels.ndim != 1:
-            raise ValueError(f"ids, inputs and labels must have one entry an example, got {counts} entries")
-        for name, values in (("ids", self.ids), ("labels", self.labels)):
-            if values.dtype != torch.int64:
-                raise ValueError(f"{name} must be int64, got {values.dtype}")
-        if self.ids.unique().numel() != self.ids.numel():
-            raise ValueError("ids must be distinct, got an id twice: scores are matched to members by id")
-        if not self.inputs.isfinite().all():
-            raise ValueError("inputs must be finite, got NaN or infinity")
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-class Target:
-    """Base of an attack's targets: a dataclass for each kind of view of a training.
-
-    A field that needs more than the access has `metadata={"needs": ...}`, and `narrow` withholds it from attacks that
-    did not declare the need. Another access is another subclass, or another constant in the `accesses` of a subclass.
-
-    Attributes:
-        accesses: accesses for which an attack's target is annotated as this class.
-        candidates: candidates of a membership test; None without such a test.
-    """
-
-    accesses: ClassVar[tuple[Access, ...]] = ()
-    candidates: Examples | None
-
-    def offered(self) -> Requirements:
-        """Returns the threat model that the filled fields amount to, without a call of the target's functions."""
-        return Requirements(access=self.accesses[0], knows=_known(self))
-
-    @property
-    def batch_size_shown(self) -> int | None:
-        """Size of the batch, also for attacks that may not read it; None if there is no batch."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation(Target):
-    """`Access.UPDATE`: a shared update and the public model at which it was taken.
+class SeenUpdate:
+    """An update as seen with the model at which it was taken, and side knowledge of its batch.
 
     Attributes:
         released: [m], the noisy sums of all blocks, concatenated, divided by `expected_batch`.
@@ -106,32 +51,14 @@ class Observation(Target):
         population: public examples (`Knows.POPULATION`).
         noise_std: [m], standard deviation on the *undivided* sums, 0 without noise (`Knows.DEFENSE`).
         candidates: candidates of a membership test.
-        others_removed: (part, a slice of the candidates; all by default) -> [part, m], per candidate the undivided
-            noisy sums less the contributions of everybody else, computed anew at each call (`Knows.OTHERS`). Each row
-            is the knowledge of a separate adversary: rows share the noise of the step, so a score may use its own
-            candidate's row alone. All rows may take gigabytes: request a few at a time.
-        matched_filter: () -> the statistics of each candidate's `others_removed` and contribution that its likelihood
-            ratio needs, computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's
-            numbers alone.
-        prior: candidates for a record of the batch, the sought record among them, equally likely before the release and
-            in an order that carries no information (`Knows.PRIOR`).
-        remainder: [m], the undivided noisy sums less the contributions of all but the sought record (`Knows.OTHERS`).
+        structure: () -> the network's operations and parameters, and the meaning of each released number; None if the
+            update was not made by a plan.
         simulate_many: (inputs [r, b, *input_shape], labels of all, or [r, b] or [r, b, classes] of each) -> [r, m]:
             `simulate` of each of r batches, in a single pass over all; None if not offered.
         compare_many: (inputs, labels) as of `simulate_many` -> ([r], [r]), the inner products of the whitened simulated
             with the whitened released update, and squared norms of the former, without the updates themselves; None if
             the release is not dense.
-        surrogate: (inputs, labels, share) -> [m], for an update that is the sum of several local steps: the update
-            without noise if all steps were taken at the point (1 - share) theta_0 + share theta_E, between the weights
-            before and after, with `share` a scalar in [0, 1]; differentiable in all three. `simulate` takes the steps
-            in turn. None if the update is a single step.
-        contributions_between: (inputs, labels, share) -> [n, m], for such a sum: the addition of each example to the
-            undivided sum in one step, taken at that point. None if the update is a single step.
-        structure: () -> the network's operations and parameters, and the meaning of each released number; None if the
-            update was not made by a plan.
     """
-
-    accesses: ClassVar[tuple[Access, ...]] = (Access.UPDATE,)
 
     released: Tensor
     simulate: Callable[..., Tensor]
@@ -151,17 +78,9 @@ class Observation(Target):
     population: Examples | None = field(default=None, metadata={"needs": Knows.POPULATION})
     noise_std: Tensor | None = field(default=None, metadata={"needs": Knows.DEFENSE})
     candidates: Examples | None = None
-    others_removed: Callable[..., Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
-    matched_filter: Callable[[], MatchedFilter] | None = field(
-        default=None, metadata={"needs": Knows.OTHERS | Knows.DEFENSE}
-    )
-    prior: Examples | None = field(default=None, metadata={"needs": Knows.PRIOR})
-    remainder: Tensor | None = field(default=None, metadata={"needs": Knows.OTHERS})
     structure: Callable[[], Structure] | None = None
     simulate_many: Callable[..., Tensor] | None = None
     compare_many: Callable[..., tuple[Tensor, Tensor]] | None = None
-    surrogate: Callable[..., Tensor] | None = None
-    contributions_between: Callable[..., Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.released.ndim != 1 or self.released.numel() == 0 or not self.released.is_floating_point():
@@ -188,7 +107,7 @@ class Observation(Target):
             )
         if self.step < 0:
             raise ValueError(f"step must be at least 0, got {self.step}")
-        _check_labels("labels", self.labels, self.classes)
+        check_labels("labels", self.labels, self.classes)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         # Labels reveal the size of the batch too, so the two fields must agree.
@@ -202,6 +121,57 @@ class Observation(Target):
                 )
             if not (self.noise_std.isfinite() & (self.noise_std >= 0)).all():
                 raise ValueError("noise_std must be finite and at least 0 everywhere")
+        for name, examples in (("population", self.population), ("candidates", self.candidates)):
+            check_examples(name, examples, self.input_shape, self.classes)
+
+    @property
+    def batch_size_shown(self) -> int | None:
+        """Size of the batch, given by itself or by its labels."""
+        return self.batch_size if self.labels is None else len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSum(SeenUpdate):
+    """Further functions of an update that is the sum of several local steps; None for a single step.
+
+    Attributes:
+        surrogate: (inputs, labels, share) -> [m], the update without noise if all steps were taken at the point
+            (1 - share) theta_0 + share theta_E, between the weights before and after, with `share` a scalar in [0, 1];
+            differentiable in all three. `simulate` takes the steps in turn.
+        contributions_between: (inputs, labels, share) -> [n, m], the addition of each example to the undivided sum in
+            one step, taken at that point.
+    """
+
+    surrogate: Callable[..., Tensor] | None = None
+    contributions_between: Callable[..., Tensor] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Informed(SeenUpdate):
+    """Knowledge of the informed adversary: the contributions of everybody else, or candidates for one record.
+
+    Attributes:
+        others_removed: (part, a slice of the candidates; all by default) -> [part, m], per candidate the undivided
+            noisy sums less the contributions of everybody else, computed anew at each call (`Knows.OTHERS`). Each row
+            is the knowledge of a separate adversary: rows share the noise of the step, so a score may use its own
+            candidate's row alone. All rows may take gigabytes: request a few at a time.
+        matched_filter: () -> the statistics of each candidate's `others_removed` and contribution that its likelihood
+            ratio needs, computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's
+            numbers alone.
+        prior: candidates for a record of the batch, the sought record among them, equally likely before the release and
+            in an order that carries no information (`Knows.PRIOR`).
+        remainder: [m], the undivided noisy sums less the contributions of all but the sought record (`Knows.OTHERS`).
+    """
+
+    others_removed: Callable[..., Tensor] | None = field(default=None, metadata={"needs": Knows.OTHERS})
+    matched_filter: Callable[[], MatchedFilter] | None = field(
+        default=None, metadata={"needs": Knows.OTHERS | Knows.DEFENSE}
+    )
+    prior: Examples | None = field(default=None, metadata={"needs": Knows.PRIOR})
+    remainder: Tensor | None = field(default=None, metadata={"needs": Knows.OTHERS})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Answers are in the order of the candidates.
         for name, answers in (("others_removed", self.others_removed), ("matched_filter", self.matched_filter)):
             if answers is not None and self.candidates is None:
@@ -215,17 +185,14 @@ class Observation(Target):
                 "remainder must be finite with one entry a released coordinate, "
                 f"got {list(self.remainder.shape)} for {list(self.released.shape)}"
             )
-        for name, examples in (
-            ("population", self.population),
-            ("candidates", self.candidates),
-            ("prior", self.prior),
-        ):
-            _check_examples(name, examples, self.input_shape, self.classes)
+        check_examples("prior", self.prior, self.input_shape, self.classes)
 
-    @property
-    def batch_size_shown(self) -> int | None:
-        """Size of the batch, given by itself or by its labels."""
-        return self.batch_size if self.labels is None else len(self.labels)
+
+@dataclass(frozen=True, kw_only=True)
+class Observation(LocalSum, Informed, Target):
+    """`Access.UPDATE`: a shared update and the public model at which it was taken, with all that may be seen of it."""
+
+    accesses: ClassVar[tuple[Access, ...]] = (Access.UPDATE,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +228,7 @@ class ModelAccess(Target):
 
     def __post_init__(self) -> None:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
-            _check_examples(name, examples, self.input_shape, self.classes)
+            check_examples(name, examples, self.input_shape, self.classes)
         if self.shadows is not None:
             self._check_shadows(self.shadows)
 
@@ -283,7 +250,7 @@ class ModelAccess(Target):
         """Returns white-box access if the parameters are filled, black-box access otherwise."""
         # White-box includes black-box (`Access.includes`), so the same target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
-        return Requirements(access=access, knows=_known(self), controls=self.controls)
+        return Requirements(access=access, knows=known_of(self), controls=self.controls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +279,7 @@ class LabelAccess(Target):
 
     def __post_init__(self) -> None:
         for name, examples in (("population", self.population), ("candidates", self.candidates)):
-            _check_examples(name, examples, self.input_shape, self.classes)
+            check_examples(name, examples, self.input_shape, self.classes)
 
 
 class Steps:
@@ -378,36 +345,9 @@ class SeenTranscript(Target):
         """
         first = next(iter(self.steps), None)
         if first is None and (beside := next(iter(self.one_offs), None)) is not None:
-            return Requirements(access=Access.ONE_OFF, knows=_known(beside), controls=self.controls)
+            return Requirements(access=Access.ONE_OFF, knows=known_of(beside), controls=self.controls)
         if first is None:
             raise AccessError(
                 "the transcript has no steps, so there is no update to attack, and no release beside them"
             )
-        return Requirements(access=Access.ALL_STEPS, knows=_known(first), controls=self.controls)
-
-
-def _check_labels(name: str, labels: Tensor | None, classes: int) -> None:
-    if labels is None:
-        return
-    if labels.ndim != 1 or labels.dtype != torch.int64:
-        raise ValueError(f"{name} must be int64 of shape [n], got {labels.dtype} {list(labels.shape)}")
-    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise ValueError(f"{name} must be in [0, {classes}), got {int(labels.min())} to {int(labels.max())}")
-
-
-def _check_examples(name: str, examples: Examples | None, input_shape: tuple[int, ...], classes: int) -> None:
-    if examples is None:
-        return
-    if tuple(examples.inputs.shape[1:]) != tuple(input_shape):
-        raise ValueError(f"{name} must have inputs of shape {input_shape}, got {tuple(examples.inputs.shape[1:])}")
-    _check_labels(f"labels of {name}", examples.labels, classes)
-
-
-def _known(target: Target) -> Knows:
-    """Returns the side knowledge whose fields are filled."""
-    known = Knows.NOTHING
-    for slot in fields(cast(Any, target)):
-        need = slot.metadata.get("needs")
-        if isinstance(need, Knows) and getattr(target, slot.name) is not None:
-            known |= need
-    return known
+        return Requirements(access=Access.ALL_STEPS, knows=known_of(first), controls=self.controls)

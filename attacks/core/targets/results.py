@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..threat_model.requires import granted
-from .observation import Target
+from .target import Target
 
 Status = Literal["ok", "degraded", "failed"]
 Dependence = Literal["per_model", "per_step"]

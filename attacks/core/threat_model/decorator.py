@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 import torch
 
 from ..targets.narrow import enabled_by, narrow
-from ..targets.observation import Target
 from ..targets.results import RESULTS
+from ..targets.target import Target
 from .requires import Access, AccessError, Controls, Knows, Requirements
 
 R = TypeVar("R")
