@@ -1,25 +1,38 @@
 """Threat models offered by suites: a table of an attacker's access and knowledge, by kind of result and access.
 
 A row names the attacked subject, the attacker's knowledge in addition to its access, and the builder of the target from
-a run. A new access is a new row here and a builder in `audit/targets/observe.py`, through which all data for attackers
-pass.
+a view, by which `audit/targets/observe.py` hands out copies. A new access is its constant in
+`attacks/core/threat_model/requires.py`, its target's class in `attacks/core/targets/observation.py`, and a row and a
+builder here; suites and audits of finished models and transcripts read this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from leakbench.attacks.core import Access, Controls, Knows, Requirements, Target
+from leakbench.attacks.core import (
+    Access,
+    Controls,
+    Knows,
+    LabelAccess,
+    ModelAccess,
+    NotApplicable,
+    Observation,
+    Requirements,
+    SeenTranscript,
+    Steps,
+    Target,
+)
 
 from ..subjects.shadow_bank import shadow_artifacts
-from ..targets.observe import RunView, beside_the_steps, black_box, every_step, label_only, last_update, white_box
+from ..targets.observe import FinalView, RunView, label_access, model_access
 from .artifact import Artifact
 from .request import Request
 
-OfRun = Callable[[RunView], Target]
-"""Builds the target of an attack from a run held by the auditor."""
+Builder = Callable[[Any], Target]
+"""Builds the target of an attack from a run held by the auditor, or from a `FinalView` if its row reads nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +44,7 @@ class ThreatModel:
         access: access declared by the attack.
         knows: additional knowledge granted by a suite.
         subject: the attacked object, a key of `leakbench.audit.subjects.SUBJECTS`.
-        build: run -> target, for subjects that are runs; None if the subject builds its own.
+        build: view -> target, for subjects that are runs and for finished models; None if the subject builds its own.
         reads: visible releases of a run: none, the last step's, the one-off releases, or all. All of them have to be
             kept in training; scores of releases without noise are deterministic decisions, which records flag.
         participation_known: whether the attacker knows which records would have taken part in the visible step. Its
@@ -45,7 +58,7 @@ class ThreatModel:
     access: Access
     knows: Knows
     subject: str
-    build: OfRun | None = None
+    build: Builder | None = None
     reads: Literal["nothing", "last step", "beside the steps", "every step"] = "nothing"
     participation_known: bool = False
     needs: Callable[[Request], tuple[Artifact, ...]] | None = None
@@ -55,6 +68,51 @@ class ThreatModel:
     def offered(self) -> Requirements:
         """The granted requirements, against which an attack's are checked."""
         return Requirements(access=self.access, knows=self.knows, controls=self.controls)
+
+
+def every_step(view: RunView) -> SeenTranscript:
+    """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
+    # Built on demand: all observations of a run together would not fit into memory.
+    steps = Steps(lambda: iter(view), lambda: len(view))
+    return SeenTranscript(
+        steps=steps,
+        one_offs=view.one_offs,
+        candidates=view.given,
+        final=black_box(view),
+        controls=view.controls,
+    )
+
+
+def beside_the_steps(view: RunView) -> SeenTranscript:
+    """`Access.ONE_OFF`: the one-off releases of a run on its training set, without steps or final model.
+
+    Raises:
+        NotApplicable: the run made no one-off release of gradients.
+    """
+    if not view.run.transcript.one_offs:
+        raise NotApplicable("nothing is released of gradients beside the steps, as the scores behind a mask would be")
+    return SeenTranscript(steps=(), one_offs=view.one_offs, candidates=view.given, controls=view.controls)
+
+
+def last_update(view: RunView) -> Observation:
+    """`Access.UPDATE`: the last step of a run, for an attacker who knows which records would have taken part in it."""
+    # The last step is always kept, whatever its size.
+    return view.at(-1, participation_known=True)
+
+
+def black_box(view: RunView | FinalView) -> ModelAccess:
+    """`Access.BLACK_BOX`: queries to the final model."""
+    return model_access(view)
+
+
+def white_box(view: RunView | FinalView) -> ModelAccess:
+    """`Access.WHITE_BOX`: queries to the final model, and its parameters."""
+    return model_access(view, white=True)
+
+
+def label_only(view: RunView | FinalView) -> LabelAccess:
+    """`Access.LABEL_ONLY`: labels predicted by the final model."""
+    return label_access(view)
 
 
 _SHARED = Knows.LABELS | Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE
@@ -100,6 +158,12 @@ THREAT_MODELS = {
     )
 }  # fmt: skip
 """(kind of result, access) -> its row."""
+
+
+def reads_no_step(access: Access) -> bool:
+    """Returns whether membership attacks of this access read a final model alone, and no step of its training."""
+    row = threat_model("membership", access)
+    return row is not None and row.reads == "nothing"
 
 
 def threat_model(kind: str, access: Access) -> ThreatModel | None:

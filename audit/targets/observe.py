@@ -34,7 +34,6 @@ from leakbench.attacks.core import (
     Observation,
     Participation,
     ReleasedPart,
-    SeenTranscript,
     Shadows,
     Steps,
     Structure,
@@ -375,96 +374,54 @@ def participation(sampling: Sampling) -> Participation:
     return "independent" if sampling.kind == "poisson" else "dependent"
 
 
-def every_step(view: RunView) -> SeenTranscript:
-    """`Access.ALL_STEPS`: every release of a run, and queries to the final model."""
-    # Built on demand: all observations of a run together would not fit into memory.
-    steps = Steps(lambda: iter(view), lambda: len(view))
-    return SeenTranscript(
-        steps=steps,
-        one_offs=view.one_offs,
-        candidates=view.given,
-        final=black_box(view),
-        controls=view.controls,
-    )
-
-
-def beside_the_steps(view: RunView) -> SeenTranscript:
-    """`Access.ONE_OFF`: the one-off releases of a run on its training set, without steps or final model.
-
-    Raises:
-        NotApplicable: the run made no one-off release of gradients.
-    """
-    if not view.run.transcript.one_offs:
-        raise NotApplicable("nothing is released of gradients beside the steps, as the scores behind a mask would be")
-    return SeenTranscript(steps=(), one_offs=view.one_offs, candidates=view.given, controls=view.controls)
-
-
-def last_update(view: RunView) -> Observation:
-    """`Access.UPDATE`: the last step of a run, for an attacker who knows which records would have taken part in it."""
-    # The last step is always kept, whatever its size.
-    return view.at(-1, participation_known=True)
-
-
 def logits_of(model: nn.Module, inputs: Tensor) -> Float[Tensor, "n classes"]:
     """Returns a model's logits, computed in chunks that fit into memory, without gradients."""
     with torch.no_grad():
         return torch.cat([model(part) for part in inputs.split(_AT_ONCE)])
 
 
-def black_box(view: RunView) -> ModelAccess:
-    """`Access.BLACK_BOX`: queries to the final model."""
-    return _final(view, white=False)
+@dataclass(frozen=True)
+class FinalView:
+    """A finished model, of whose training nothing is known, with the fields that an attack reads of a `RunView`.
 
-
-def white_box(view: RunView) -> ModelAccess:
-    """`Access.WHITE_BOX`: queries to the final model, and its parameters."""
-    return _final(view, white=True)
-
-
-def label_only(view: RunView) -> LabelAccess:
-    """`Access.LABEL_ONLY`: labels predicted by the final model."""
-    return label_access(view.attackers_model, view.attackers_world, view.given)
-
-
-def label_access(model: nn.Module, world: World, candidates: Examples | None) -> LabelAccess:
-    """Returns label-only access to a model.
-
-    Args:
-        model: the attacker's own copy, in evaluation mode.
-        world: public knowledge; its population is the attacker's own copy.
-        candidates: candidates of the membership test, as the attacker's own copy.
+    Attributes:
+        attackers_model: the attacker's own copy, in evaluation mode.
+        attackers_world: public knowledge; its population is the attacker's own copy.
+        given: candidates of the membership test, as the attacker's own copy.
+        shadows: outputs of shadow models on the candidates, in their order, and on the population.
     """
+
+    attackers_model: nn.Module
+    attackers_world: World
+    given: Examples | None
+    shadows: Shadows | None = None
+
+
+def label_access(view: RunView | FinalView) -> LabelAccess:
+    """Returns label-only access to the final model of a view."""
+    model, world = view.attackers_model, view.attackers_world
     return LabelAccess(
         labels_of=lambda inputs: _label_of(logits_of(model, inputs)),
         input_shape=world.input_shape,
         input_low=world.low,
         input_high=world.high,
         classes=world.classes,
-        candidates=candidates,
+        candidates=view.given,
         population=world.population,
     )
 
 
-def model_access(
-    model: nn.Module, world: World, candidates: Examples | None, *, shadows: Shadows | None = None, white: bool = False
-) -> ModelAccess:
-    """Returns query access to a model, with its parameters if `white`.
-
-    Args:
-        model: the attacker's own copy, in evaluation mode.
-        world: public knowledge; its population is the attacker's own copy.
-        candidates: candidates of the membership test, as the attacker's own copy.
-        shadows: outputs of shadow models on the candidates, in their order, and on the population.
-        white: whether the parameters are shown.
-    """
+def model_access(view: RunView | FinalView, *, white: bool = False) -> ModelAccess:
+    """Returns query access to the final model of a view, with its parameters if `white`."""
+    model, world = view.attackers_model, view.attackers_world
     squares = GradientNorms(model, world.loss) if white else None
     return ModelAccess(
         logits=lambda inputs: logits_of(model, inputs),
         input_shape=world.input_shape,
         classes=world.classes,
-        candidates=candidates,
+        candidates=view.given,
         population=world.population,
-        shadows=shadows,
+        shadows=view.shadows,
         parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
         gradients_squared=None if squares is None else lambda inputs, labels: squares.of(inputs, labels),
     )
@@ -473,7 +430,3 @@ def model_access(
 def _label_of(logits: Float[Tensor, "n classes"]) -> Int[Tensor, " n"]:
     # NaN sorts above every number, so argmax would return a class for an output without a prediction.
     return logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)
-
-
-def _final(view: RunView, *, white: bool) -> ModelAccess:
-    return model_access(view.attackers_model, view.attackers_world, view.given, shadows=view.shadows, white=white)

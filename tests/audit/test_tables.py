@@ -14,13 +14,13 @@ from leakbench.audit.plan import threat_models
 from leakbench.audit.plan.artifact import Artifact
 from leakbench.audit.plan.cells import Cell
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.threat_models import THREAT_MODELS, ThreatModel
+from leakbench.audit.plan.threat_models import THREAT_MODELS, ThreatModel, black_box
 from leakbench.audit.run import harness, verify
 from leakbench.audit.subjects import table, trained_model
 from leakbench.audit.subjects.outcome import Finding
 from leakbench.audit.subjects.trained_run import TrainedRun
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, black_box, logits_of
+from leakbench.audit.targets.observe import RunView, logits_of
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.kinds import KINDS, KindOfResult
 from leakbench.leaderboard.metrics import METRICS, BoardColumn, KnownMetric

@@ -32,18 +32,13 @@ from leakbench.leaderboard.records.record import Metric, RecordedRequirements
 from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of
-from ...plan.threat_models import THREAT_MODELS
+from ...plan.threat_models import reads_no_step, threat_model
 from ...scoring.score import score
 from ...scoring.truth import GroundTruth
 from ...subjects.outcome import join
 from ...targets.candidates import Candidates, copied
-from ...targets.observe import World, label_access, logits_of, model_access
+from ...targets.observe import FinalView, World, logits_of
 from .shadow_answers import AnsweredBank
-
-READ_NO_STEP = tuple(
-    access for (kind, access), row in THREAT_MODELS.items() if kind == "membership" and row.reads == "nothing"
-)
-"""Accesses to a final model alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +122,7 @@ def final_model_attacks() -> list[str]:
     """Returns the names of the catalogue's membership attacks on a final model."""
     attacks = (catalog.attack(name) for name in catalog.names("attacks"))
     return sorted(
-        attack.name for attack in attacks if attack.kind == "membership" and attack.requires.access in READ_NO_STEP
+        attack.name for attack in attacks if attack.kind == "membership" and reads_no_step(attack.requires.access)
     )
 
 
@@ -155,7 +150,7 @@ def run_attacks(
     for name, given in attacks:
         attack = catalog.attack(name)
         settings = attack.settings(**_sized(attack, given, bank))
-        if attack.kind != "membership" or attack.requires.access not in READ_NO_STEP:
+        if attack.kind != "membership" or not reads_no_step(attack.requires.access):
             why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
             yield AttackOutcome(
                 name=name, settings=settings, requires=RecordedRequirements(attack.requires.to_dict()), why_not=why
@@ -218,12 +213,11 @@ def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) 
 
 def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
     """Returns the attack's target: copies, and functions over them."""
-    model, world = copy.deepcopy(audited.model), audited.world
-    if requires.access.name == "LABEL_ONLY":
-        return label_access(model, world, candidates.given)
     shadows = bank.of(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
-    white = requires.access.name == "WHITE_BOX"
-    return model_access(model, world, candidates.given, shadows=shadows, white=white)
+    view = FinalView(copy.deepcopy(audited.model), audited.world, candidates.given, shadows)
+    row = threat_model("membership", requires.access)
+    assert row is not None and row.build is not None  # noqa: S101  by `reads_no_step`
+    return row.build(view)
 
 
 def answers(model: nn.Module, examples: Examples) -> Float[Tensor, "n classes"]:

@@ -18,9 +18,10 @@ from leakbench.defenses.core import keyed
 from leakbench.leaderboard.records.record import RecordedRequirements
 
 from ...catalog import methods as catalog
+from ...plan.threat_models import reads_no_step
 from ...targets.candidates import Candidates
 from ..claim import StatedClaim
-from ..model.attacks import READ_NO_STEP, AttackOutcome, Audited, outcome_of
+from ..model.attacks import AttackOutcome, Audited, outcome_of
 from .format import WatchedTranscript
 from .view import TranscriptView
 
@@ -32,7 +33,7 @@ def transcript_attacks() -> list[str]:
     """Names of the catalogue's membership attacks that read updates of a training."""
     attacks = (catalog.attack(name) for name in catalog.names("attacks"))
     return sorted(
-        attack.name for attack in attacks if attack.kind == "membership" and attack.requires.access not in READ_NO_STEP
+        attack.name for attack in attacks if attack.kind == "membership" and not reads_no_step(attack.requires.access)
     )
 
 

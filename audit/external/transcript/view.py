@@ -19,7 +19,6 @@ from leakbench.attacks.core import (
     Attack,
     Examples,
     MembershipScores,
-    ModelAccess,
     NotApplicable,
     Observation,
     SeenTranscript,
@@ -28,7 +27,7 @@ from leakbench.attacks.core import (
 )
 from leakbench.defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip
 
-from ...targets.observe import World, logits_of, observe
+from ...targets.observe import FinalView, World, model_access, observe
 from .format import TranscriptHeader, WatchedStep, WatchedTranscript
 
 
@@ -86,13 +85,7 @@ class TranscriptView:
     def seen(self) -> SeenTranscript:
         """Returns the view of `Access.ALL_STEPS`: every release, and queries to the given model."""
         model = copy.deepcopy(self.model).cpu().eval()
-        final = ModelAccess(
-            logits=lambda inputs: logits_of(model, inputs),
-            input_shape=self.world.input_shape,
-            classes=self.world.classes,
-            candidates=self.candidates,
-            population=self.world.population,
-        )
+        final = model_access(FinalView(model, self.world, self.candidates))
         steps = Steps(self.observations, lambda: self.steps_read)
         return SeenTranscript(steps=steps, candidates=self.candidates, final=final)
 

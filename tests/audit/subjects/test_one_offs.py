@@ -13,8 +13,9 @@ from leakbench.attacks.likelihood_ratio import likelihood_ratio
 from leakbench.attacks.one_off_likelihood_ratio import one_off_likelihood_ratio
 from leakbench.audit.evidence.counts import gaussian
 from leakbench.audit.evidence.thresholds import errors_at
+from leakbench.audit.plan.threat_models import beside_the_steps, every_step
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, beside_the_steps, every_step
+from leakbench.audit.targets.observe import RunView
 from leakbench.defenses.core import CropAndFlip, Recipe, Recording, Run, full, seeded, train
 from leakbench.defenses.dp_snip import dp_snip
 

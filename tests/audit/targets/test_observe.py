@@ -15,12 +15,13 @@ from leakbench.attacks.core import Examples, Knows, Observation, Requirements, g
 from leakbench.attacks.core.threat_model.requires import Access
 from leakbench.attacks.likelihood_ratio import likelihood_ratio
 from leakbench.audit.catalog import methods as catalog
+from leakbench.audit.plan.threat_models import black_box, every_step, white_box
 from leakbench.audit.scoring.truth import GroundTruth
 from leakbench.audit.subjects.noise_check import noise_found
 from leakbench.audit.subjects.outcome import join
 from leakbench.audit.targets import residual_noise
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, World, black_box, every_step, observe, white_box
+from leakbench.audit.targets.observe import RunView, World, observe
 from leakbench.audit.targets.observed_step import Observed
 from leakbench.defenses.core import (
     Block,

@@ -13,9 +13,10 @@ from leakbench.attacks.core import (
     relative_residual,
 )
 from leakbench.attacks.likelihood_ratio import likelihood_ratio
+from leakbench.audit.plan.threat_models import every_step
 from leakbench.audit.targets import replay
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, every_step
+from leakbench.audit.targets.observe import RunView
 from leakbench.audit.targets.replay import StepReplay
 from leakbench.defenses.core import CropAndFlip, Recipe, Recording, cross_entropy, fixed, poisson, seeded, train
 

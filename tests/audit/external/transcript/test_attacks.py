@@ -9,11 +9,12 @@ from leakbench import audit
 from leakbench.attacks.core import MembershipScores
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.external.claim import StatedClaim
-from leakbench.audit.external.model.attacks import READ_NO_STEP, Audited
+from leakbench.audit.external.model.attacks import Audited
 from leakbench.audit.external.model.audit import audit_model
 from leakbench.audit.external.transcript import attacks as module
 from leakbench.audit.external.transcript.attacks import run_on_transcript, transcript_attacks
 from leakbench.audit.external.transcript.format import read_transcript
+from leakbench.audit.plan.threat_models import reads_no_step
 from leakbench.leaderboard.records.audit_findings import EpsilonBound
 from tests.audit.external.transcript.watched import private_steps
 
@@ -71,7 +72,7 @@ def test_updates_tell_of_members_what_the_model_does_not(watched, audited):
 def test_all_that_read_steps_are_asked_and_say_why_they_cannot(watched, audited):
     names = transcript_attacks()
     assert {"gaussian_others", "gradient_similarity", "loss_trace", "likelihood_ratio"} <= set(names)
-    assert all(catalog.attack(name).requires.access not in READ_NO_STEP for name in names)
+    assert all(not reads_no_step(catalog.attack(name).requires.access) for name in names)
     found = ran(audited, watched[-1], *names)
     assert "contributed to each update, which is in no transcript" in found["likelihood_ratio"].why_not
     assert found["loss_trace"].metrics["auc"].n == 300
