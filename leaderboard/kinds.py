@@ -1,7 +1,7 @@
 """Table of the kinds of result: the subjects of a record, and the words for them on boards and pages and in checks.
 
 Records and manifests validate their kind against it; rows, controls, text and page loop over it. A new kind is a row
-here, its metrics (`metrics.py`) and the code that computes it. Standard library only.
+here, its metrics (`metrics.py`) and the code that computes it (CONTRIBUTING.md names its files). Standard library only.
 """
 
 from dataclasses import dataclass

@@ -14,31 +14,22 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 
-from leakbench.attacks.core import InclusionScores, Knows, MembershipScores
+from leakbench.attacks.core import Knows
 from leakbench.leaderboard.records.details import AucDetail, ProvedDetail
 from leakbench.leaderboard.records.files import read_bytes
 from leakbench.leaderboard.records.record import Metric, Record, RecordedRequirements
-from leakbench.leaderboard.records.task import TrainingTask
 
 from ..catalog import methods as catalog
 from ..catalog.messages import CatalogError
-from ..evidence.claim_bounds import clopper_pearson
 from ..plan.threat_models import THREAT_MODELS
 from ..scoring import canaries, random_split
-from ..scoring.images import share_metric, summed_up
-from ..scoring.labels import labels_again
-from ..scoring.membership import score_membership
-from ..scoring.reconstruction import compare_pictures
 from ..scoring.shift import LEVEL as SHIFTED
-from ..scoring.utility import mean_loss
 from .claims import claim_fault
 
 OF_EXTRAS = ("ssim", "lpips")
@@ -57,11 +48,11 @@ def contradiction(record: Record, folder: Path) -> str:
     """
     if record.arrays is None:
         return "it names no arrays, so its numbers cannot be computed again"
-    if record.kind not in AGAIN:
+    if (scoring := find_spec(f"..scoring.{record.kind}", __package__)) is None:
         return f"numbers of {record.kind} cannot be computed again from arrays"
     try:
         table = pd.read_parquet(io.BytesIO(read_bytes(folder / record.arrays, "arrays")))
-        again = AGAIN[record.kind](record, table)
+        again = import_module(scoring.name).again(record, table)
     except Exception as error:  # a third-party file may raise any exception
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"
     if fault := claim_fault(record):
@@ -140,104 +131,6 @@ def _granted(name: str) -> str | None:
 def _decisive(requires: RecordedRequirements) -> str:
     # Other declared requirements may differ between versions.
     return f"{requires.access}{' and the others' if Knows.OTHERS.name in requires.knows else ''}"
-
-
-def _utility(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    # An undefined prediction (NaN logits) was written as -1, an invalid label.
-    right = table["label"].to_numpy() == table["predicted"].to_numpy()
-    correct, n = int(right.sum()), len(right)
-    low, high = clopper_pearson(correct, n)
-    accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
-    return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}
-
-
-def _membership(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    # Copies, because columns of a table may be read-only, about which torch warns.
-    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
-    members = torch.from_numpy(table["member"].to_numpy().astype(bool))
-    # Other statements of an attack about its scores enter no metric.
-    membership_scores = MembershipScores(ids=ids, scores=scores, exact=False)
-    # Without a budget, as for an external model, no epsilon was computed for a single cell.
-    again = score_membership(membership_scores, members, delta=record.budget.delta)
-    knows = () if record.requires is None else record.requires.knows
-    said = record.metrics.get(random_split.NAME)
-    # Older records lack this metric; in others it is a number if the split was random.
-    if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
-        again.pop(random_split.NAME, None)
-    return again
-
-
-def _canaries(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
-    included = torch.from_numpy(table["member"].to_numpy().astype(bool))
-    # Assumptions on the mechanism and on canaries have to agree with the rest of the record.
-    task, method = record.task, ProvedDetail.of(record.metrics[canaries.NAME].detail).method
-    gaussian, apart = method != canaries.ASSUMES_NOTHING, method == canaries.ASSUMES_APART
-    if not isinstance(task, TrainingTask) or record.budget.delta is None:
-        raise ValueError("it has no training with a delta")
-    if gaussian and task.sampling != "full" and task.sample_rate != 1:
-        raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
-    if apart and (task.canaries is None or task.canaries.kind not in canaries.APART):
-        raise ValueError("its bound assumes canaries in directions of their own, and its canaries are others")
-    inclusion_scores = InclusionScores(ids=ids, scores=scores, exact=False)
-    return canaries.score_canaries(
-        inclusion_scores, included, delta=record.budget.delta, gaussian=gaussian, apart=apart
-    )
-
-
-def _reconstruction(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    if "picked" in table:
-        return _choices(record, table)
-    if record.task.input_range is None or (shape := record.task.input_shape) is None:
-        raise ValueError("its task has no shape and range of inputs")
-    low, high = record.task.input_range
-
-    def pictures(cells: Iterable[Any]) -> torch.Tensor:
-        arrays = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
-        return torch.from_numpy(np.stack(arrays) if arrays else np.zeros((0, math.prod(shape)), "f4")).reshape(
-            -1, *shape
-        )
-
-    def _all(images: torch.Tensor, rows: int) -> torch.Tensor | None:
-        return images if len(images) == rows else None
-
-    # The same image for all targets, in the first row.
-    guess = pictures(table["floor"])
-    scored = [
-        compare_pictures(
-            pictures(group["reconstruction"]),
-            pictures(group["original"]),
-            low=low,
-            high=high,
-            floor_image=guess[0] if len(guess) else None,
-            # Without public images the column is empty.
-            match_images=_all(pictures(group["public_match"]), len(group)),
-            failed="failed" in record.flags,  # of at least one target: then there is no mean over all to compare
-        )
-        for _, group in table.groupby("target", sort=True)
-    ]
-    return summed_up(scored)
-
-
-def _choices(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    if "failed" in record.flags:  # of at least one target: then there is no overall rate to compare
-        return {}
-    right = table["picked"].to_numpy() == table["sought"].to_numpy()
-    return {"prior_success": share_metric([np.array([float(hit)]) for hit in right])}
-
-
-def _labels(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
-    return labels_again(table)
-
-
-AGAIN: dict[str, Callable[[Record, pd.DataFrame], dict[str, Metric]]] = {
-    "utility": _utility,
-    "membership": _membership,
-    "reconstruction": _reconstruction,
-    "labels": _labels,
-    "canaries": _canaries,
-}
-"""Kind of result -> function that recomputes its metrics from arrays."""
 
 
 def _same(a: float | None, b: float | None) -> bool:

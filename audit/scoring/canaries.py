@@ -19,12 +19,15 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from leakbench.attacks.core import InclusionScores
 from leakbench.leaderboard.records.details import ProvedDetail
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
+from leakbench.leaderboard.records.task import TrainingTask
 
 from ..evidence.audit import audit_canaries
 from ..evidence.estimate import EpsilonEstimate, judge
@@ -141,3 +144,20 @@ def _bound(
         delta=delta,
         level=level,
     )
+
+
+def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, the metrics of a record from its arrays."""
+    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
+    included = torch.from_numpy(table["member"].to_numpy().astype(bool))
+    # Assumptions on the mechanism and on canaries have to agree with the rest of the record.
+    task, method = record.task, ProvedDetail.of(record.metrics[NAME].detail).method
+    gaussian, apart = method != ASSUMES_NOTHING, method == ASSUMES_APART
+    if not isinstance(task, TrainingTask) or record.budget.delta is None:
+        raise ValueError("it has no training with a delta")
+    if gaussian and task.sampling != "full" and task.sample_rate != 1:
+        raise ValueError("its bound assumes that everybody takes part in every step, and its sampling is another")
+    if apart and (task.canaries is None or task.canaries.kind not in APART):
+        raise ValueError("its bound assumes canaries in directions of their own, and its canaries are others")
+    inclusion_scores = InclusionScores(ids=ids, scores=scores, exact=False)
+    return score_canaries(inclusion_scores, included, delta=record.budget.delta, gaussian=gaussian, apart=apart)

@@ -8,6 +8,7 @@ metric is the success rate, compared with 1/n without the update and `rero_bound
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from leakbench.attacks.core import Reconstruction
 from leakbench.leaderboard.metrics import METRICS
+from leakbench.leaderboard.records.record import Metric, Record
 
-from .images import ImageValues, absent
+from .images import ImageValues, absent, share_metric
 
 PICKED = "the image was picked among candidates of which it is one: no picture was found"
 """Reason why a choice has no picture metrics."""
@@ -107,3 +109,11 @@ def compare_choice(choice: Pick, result: Reconstruction) -> dict[str, ImageValue
 
 def _apart(prior: Tensor, image: Tensor) -> Tensor:
     return (prior.detach().cpu().double() - image.detach().cpu().double()).square().flatten(1).sum(dim=1)
+
+
+def choices_again(record: Record, table: Any) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, how often the sought record was picked."""
+    if "failed" in record.flags:  # of at least one target: then there is no overall rate to compare
+        return {}
+    right = table["picked"].to_numpy() == table["sought"].to_numpy()
+    return {"prior_success": share_metric([np.array([float(hit)]) for hit in right])}

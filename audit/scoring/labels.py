@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
 
 from ..evidence.claim_bounds import clopper_pearson
 
@@ -129,3 +129,8 @@ def _mean(values: Sequence[float]) -> Metric:
     # Numbers in [0, 1] vary at most as much as successes of the same mean, so the interval is never too narrow.
     low, high = clopper_pearson(sum(values), len(values))
     return Metric(value=sum(values) / len(values), low=low, high=high, n=len(values), better="lower")
+
+
+def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, the metrics of a record from its arrays."""
+    return labels_again(table)

@@ -19,6 +19,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy import stats
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import MembershipScores
 from leakbench.leaderboard.records.details import CALIBRATION, REPORT, AucDetail, Detail, half_key
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
 
 from ..evidence.claim_bounds import clopper_pearson, clopper_pearson_lower, clopper_pearson_upper, epsilon_implied
 from . import random_split
@@ -389,3 +391,20 @@ def _newcombe_interval(tp: int, p: int, fp: int, q: int) -> tuple[float, float]:
 
 def _unmeasured(p: int, q: int, rule: str) -> Metric:
     return Metric(value=None, n=p + q, better="lower", reason=f"{rule}, got {p} members and {q} non-members")
+
+
+def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, the metrics of a record from its arrays."""
+    # Copies, because columns of a table may be read-only, about which torch warns.
+    ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
+    members = torch.from_numpy(table["member"].to_numpy().astype(bool))
+    # Other statements of an attack about its scores enter no metric.
+    membership_scores = MembershipScores(ids=ids, scores=scores, exact=False)
+    # Without a budget, as for an external model, no epsilon was computed for a single cell.
+    metrics = score_membership(membership_scores, members, delta=record.budget.delta)
+    knows = () if record.requires is None else record.requires.knows
+    said = record.metrics.get(random_split.NAME)
+    # Older records lack this metric; in others it is a number if the split was random.
+    if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
+        metrics.pop(random_split.NAME, None)
+    return metrics

@@ -17,7 +17,10 @@ Identifiability (`iip`): Yin et al., CVPR 2021, here by pixels.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +31,9 @@ from torch import Tensor
 
 from leakbench.attacks.core import Reconstruction, checked_reconstruction
 from leakbench.leaderboard.metrics import METRICS
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
 
+from .choice import choices_again
 from .images import MSE_RESOLUTION, ImageValues, absent, summed_up
 from .perceptual import lpips_values, ssim_values
 
@@ -375,3 +379,38 @@ def _claimed_by_attack(result: Reconstruction, pair: Matched) -> dict[str, Image
 
 
 _FAILED = "the attack failed: it reached no finite objective, so its inputs are only the random start"
+
+
+def again(record: Record, table: Any) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, the metrics of a record from its arrays."""
+    if "picked" in table:
+        return choices_again(record, table)
+    if record.task.input_range is None or (shape := record.task.input_shape) is None:
+        raise ValueError("its task has no shape and range of inputs")
+    low, high = record.task.input_range
+
+    def pictures(cells: Iterable[Any]) -> torch.Tensor:
+        arrays = [np.asarray(cell, dtype=np.float32) for cell in cells if cell is not None]
+        return torch.from_numpy(np.stack(arrays) if arrays else np.zeros((0, math.prod(shape)), "f4")).reshape(
+            -1, *shape
+        )
+
+    def _all(images: torch.Tensor, rows: int) -> torch.Tensor | None:
+        return images if len(images) == rows else None
+
+    # The same image for all targets, in the first row.
+    guess = pictures(table["floor"])
+    scored = [
+        compare_pictures(
+            pictures(group["reconstruction"]),
+            pictures(group["original"]),
+            low=low,
+            high=high,
+            floor_image=guess[0] if len(guess) else None,
+            # Without public images the column is empty.
+            match_images=_all(pictures(group["public_match"]), len(group)),
+            failed="failed" in record.flags,  # of at least one target: then there is no mean over all to compare
+        )
+        for _, group in table.groupby("target", sort=True)
+    ]
+    return summed_up(scored)

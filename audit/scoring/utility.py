@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 from numpy import ndarray
 from scipy import stats
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakbench.leaderboard.records.details import CountDetail, Detail
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
 
 from ..evidence.claim_bounds import clopper_pearson
 
@@ -90,3 +91,13 @@ def mean_metric(
     }
     low, high = max(least, value - half), min(most, value + half)
     return Metric(value=value, low=low, high=high, n=n, better=better, detail=Detail(detail))
+
+
+def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes, for `--verify`, the metrics of a record from its arrays."""
+    # An undefined prediction (NaN logits) was written as -1, an invalid label.
+    right = table["label"].to_numpy() == table["predicted"].to_numpy()
+    correct, n = int(right.sum()), len(right)
+    low, high = clopper_pearson(correct, n)
+    accuracy = Metric(value=correct / n, low=low, high=high, n=n, better="higher")
+    return {"accuracy": accuracy, "loss": mean_loss(table["loss"].to_numpy())}

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,38 +19,13 @@ from ..catalog import methods as catalog
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
-from ..scoring.utility import losses, score_utility
-from ..targets.observe import RunView, logits_of
-from .canaries import canaries
-from .membership import membership
+from ..targets.observe import RunView
 from .noise_check import noise_found
-from .outcome import Finding, Outcome, column, finite_claim
+from .outcome import Finding, Outcome, finite_claim
 from .trained_run import TrainedRun, watched
 
 NOISE_TOLERANCE = 6.0
 """Accepted deviation of measured from claimed noise, in standard deviations: 1 false alarm in 10^9 runs."""
-
-
-def utility(model: TrainedRun, cell: Cell) -> Finding:
-    """Measures the model's utility on held-out examples."""
-    test = model.test
-    logits = logits_of(model.run.model, test.inputs)
-    columns = {
-        "id": column(test.ids),
-        "label": column(test.labels),
-        "loss": column(losses(logits, test.labels)),
-        # NaN sorts above every number, so argmax would return a class: -1, an invalid label, counts as wrong.
-        "predicted": column(logits.argmax(dim=1).masked_fill(logits.isnan().any(dim=1), -1)),
-    }
-    return Finding(score_utility(logits, test.labels) | {"successive_cosine": model.cosines.score()}, columns)
-
-
-ANSWERS: dict[str, Callable[[TrainedRun, Cell], Finding]] = {
-    "utility": utility,
-    "membership": membership,
-    "canaries": canaries,
-}
-"""Kind of result -> function that computes it on a trained model."""
 
 
 class TrainedModel:
@@ -65,7 +41,10 @@ class TrainedModel:
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes a cell, after training unless an earlier cell has trained."""
-        answer = ANSWERS[cell.kind](self.model, cell)
+        # By the file of its name, so that another kind of result needs no table.
+        compute: Callable[[TrainedRun, Cell], Finding]
+        compute = getattr(import_module(f".{cell.kind}", __package__), cell.kind)
+        answer = compute(self.model, cell)
         # From the executed plans, not from the requested budget.
         claim = asdict(self.model.run.claim(self.model.request.budget.delta))
         flags = list(answer.flags)

@@ -1,22 +1,27 @@
-"""What comes is added by rows: another access, another kind of result, results that cells wait for."""
+"""What comes is added by rows and files: another access, another kind of result, results that cells wait for."""
 
 import json
+import sys
 from functools import partial
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
+import pandas as pd
 import pytest
 import torch
 
-from leakbench.attacks.core import RESULTS, Access, Knows
+from leakbench.attacks.core import RESULTS, Access, Examples, Knows
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog import plugins
 from leakbench.audit.evidence.claim_bounds import clopper_pearson
+from leakbench.audit.external.model.attacks import Audited, run_attacks
 from leakbench.audit.plan import threat_models
 from leakbench.audit.plan.artifact import Artifact
 from leakbench.audit.plan.cells import Cell
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.plan.threat_models import THREAT_MODELS, ThreatModel, black_box
 from leakbench.audit.run import harness, verify
-from leakbench.audit.subjects import table, trained_model
+from leakbench.audit.subjects import table
 from leakbench.audit.subjects.outcome import Finding
 from leakbench.audit.subjects.trained_run import TrainedRun
 from leakbench.audit.targets.candidates import Candidates
@@ -24,7 +29,7 @@ from leakbench.audit.targets.observe import RunView, logits_of
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.kinds import KINDS, KindOfResult
 from leakbench.leaderboard.metrics import METRICS, BoardColumn, KnownMetric
-from leakbench.leaderboard.records.record import Metric
+from leakbench.leaderboard.records.record import Metric, Record
 
 from .conftest import SUITE
 
@@ -90,6 +95,14 @@ def test_another_access_is_a_row_and_a_builder(suite_of, label_only, tmp_path):
     assert {(record.requires or {})["access"] for record in mine} == {"LABEL_ONLY"}
     assert all((record.metrics["auc"].value or 0) > 0.4 for record in mine)
     assert all(record.provenance.third_party.keys() == {f"attack {label_only}"} for record in mine)
+
+
+def test_its_row_serves_audits_of_finished_models_too(label_only):
+    examples = [Examples(ids=torch.arange(4) + 4 * n, inputs=torch.eye(4), labels=torch.arange(4)) for n in range(2)]
+    audited = Audited(model=torch.nn.Identity(), members=examples[0], non_members=examples[1], classes=4)
+    (outcome,) = run_attacks(audited, [(label_only, {})], delta=1e-5)
+    assert outcome.scores is not None and outcome.scores.scores.tolist() == [1.0] * 8, outcome.why_not
+    assert outcome.requires["access"] == "LABEL_ONLY"
 
 
 def test_without_its_row_no_suite_offers_it(suite_of, label_only, monkeypatch):
@@ -221,6 +234,11 @@ def parity_metric(right: torch.Tensor) -> Metric:
     return Metric(value=float(right.float().mean()), low=low, high=high, n=len(right), better="lower")
 
 
+def parity_again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
+    """Recomputes the metric from the arrays of a record."""
+    return {"parity_accuracy": parity_metric(torch.tensor(table["right"].to_numpy()))}
+
+
 def ask_parity(model: TrainedRun, cell: Cell) -> Finding:
     """What computes the kind on a trained model: whom it is about, what it is given, how it is scored."""
     members = model.members
@@ -237,7 +255,7 @@ def ask_parity(model: TrainedRun, cell: Cell) -> Finding:
 
 @pytest.fixture
 def attribute(tmp_path, monkeypatch):
-    """A kind of result that leakbench does not have: a row in each table."""
+    """A kind of result that leakbench lacks: a row in each table, and two files of its name."""
     file = tmp_path / "attribute.py"
     file.write_text(ATTRIBUTE)
     monkeypatch.setitem(RESULTS, "attribute", None)  # so that what the file adds is taken back
@@ -247,12 +265,11 @@ def attribute(tmp_path, monkeypatch):
         kind="attribute", access=Access.BLACK_BOX, knows=Knows.NOTHING, subject="trained_model", build=black_box
     )
     monkeypatch.setitem(THREAT_MODELS, ("attribute", Access.BLACK_BOX), row)
-    monkeypatch.setitem(trained_model.ANSWERS, "attribute", ask_parity)
-    monkeypatch.setitem(
-        verify.AGAIN,
-        "attribute",
-        lambda record, table: {"parity_accuracy": parity_metric(torch.tensor(table["right"].to_numpy()))},
-    )
+    for folder, functions in (("subjects", {"attribute": ask_parity}), ("scoring", {"again": parity_again})):
+        module = ModuleType(f"leakbench.audit.{folder}.attribute")
+        module.__spec__ = ModuleSpec(module.__name__, loader=None)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     kind = KindOfResult(name="attribute", main="parity_accuracy", counts="guesses", question="asked for parities")
     monkeypatch.setitem(KINDS, "attribute", kind)
     column = BoardColumn(key="parity", header=("parity", "accuracy"), title="Parity", hint="0.5 is chance.")
@@ -263,7 +280,7 @@ def attribute(tmp_path, monkeypatch):
     return name
 
 
-def test_another_kind_of_result_is_a_row_in_each_table(suite_of, attribute, tmp_path):
+def test_another_kind_of_result_is_a_row_in_each_table_and_two_files_of_its_name(suite_of, attribute, tmp_path):
     text = SUITE.replace('{ name = "likelihood_ratio" }', f'{{ name = "{attribute}" }}')
     text = text.replace("epochs = 1", "epochs = 5")
     run = partial(harness.run, suite_of(text), tmp_path / "out", device=CPU, jobs=1)

@@ -10,6 +10,7 @@ import pytest
 from leakbench.audit.run import verify
 from leakbench.audit.run.claims import multiplier_fault
 from leakbench.audit.run.verify import contradiction
+from leakbench.audit.scoring import membership
 from leakbench.leaderboard.metrics import METRICS
 from leakbench.leaderboard.records.record import Metric, Record, RecordError
 
@@ -263,10 +264,10 @@ def test_what_an_extra_would_have_measured_is_no_contradiction(shelf, monkeypatc
     number = record.metrics["advantage"]
     missing = "SSIM needs torchmetrics, which is not installed: pip install 'leakbench[images]'"
     absent = Metric(value=None, n=number.n, better=number.better, reason=missing)
-    own = verify.AGAIN["membership"]
+    own = membership.again
 
     def verdict(said: Metric, again: Metric) -> str:
-        monkeypatch.setitem(verify.AGAIN, "membership", lambda *asked: own(*asked) | {"advantage": again})
+        monkeypatch.setattr(membership, "again", lambda *asked: own(*asked) | {"advantage": again})
         return contradiction(replace(record, metrics=record.metrics | {"advantage": said}), folder)
 
     pair = (absent, number) if written_without else (number, absent)
