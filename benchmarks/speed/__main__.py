@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import typer
 
 from leakbench.malloc import keep_freed_memory
 
-from . import architectures, informed, inversion, masked, methods, noise, plot, projection, report, rgap, shadows, step
+from . import architectures, methods, plot, report, step
+from .part import check_choices
 
+# fmt: off
 Benchmark = Literal[
-    "all",
-    "step",
-    "architectures",
-    "methods",
-    "noise",
-    "projection",
-    "masked",
-    "rgap",
-    "inversion",
-    "shadows",
+    "all", "step", "architectures", "methods", "noise", "projection", "masked", "rgap", "inversion", "shadows",
     "informed",
 ]
+# fmt: on
+PARTS = get_args(Benchmark)[1:]
+"""Modules of this package with a function `measure`, in the order in which they run."""
 # Plain tracebacks: typer's own are for users, and readers of these know the code.
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -69,7 +66,7 @@ def speed(
         if what in ("all", "methods"):
             methods.refuse_unknown((way or ()) if what == "methods" else (), rounds)
         if what == "architectures":
-            architectures.refuse_unknown(case or (), quick=quick)
+            check_choices("case", case or (), architectures.names(quick=quick))
         elif what != "methods":
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
@@ -78,33 +75,16 @@ def speed(
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
+    own_options: dict[str, dict[str, Any]] = {
+        "step": {"cases": case or (), "ways": way or (), "sweeps": sweeps},
+        "architectures": {"only": (case or ()) if what == "architectures" else ()},
+        "methods": {"only": (way or ()) if what == "methods" else ()},
+        "rgap": {"full": full},
+    }
     shared = {"device": device, "quick": quick, "rounds": rounds, "budget": budget, "memory": memory, "say": _say}
-    if what in ("all", "step"):
-        _finish(step.measure(**shared, cases=case or (), ways=way or (), sweeps=sweeps), out)
-    if what in ("all", "methods"):
-        _finish(methods.measure(**shared, only=(way or ()) if what == "methods" else ()), out)
-    if what in ("all", "architectures"):
-        _finish(architectures.measure(**shared, only=(case or ()) if what == "architectures" else ()), out)
-    if what in ("all", "noise"):
-        _finish(noise.measure(**shared), out)
-    if what in ("all", "masked"):
-        _finish(masked.measure(**shared), out)
-    if what in ("all", "informed"):
-        _finish(informed.measure(**shared), out)
-    if what in ("all", "rgap"):
-        _finish(rgap.measure(**shared, full=full), out)
-    if what in ("all", "shadows"):
-        _finish(shadows.measure(**shared), out)
-    if what in ("all", "projection"):
-        _say("projection")
-        where = report.environment(device)
-        measured = projection.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
-        _finish({"benchmark": "projection", "environment": where, **measured}, out)
-    if what in ("all", "inversion"):
-        _say("inversion")
-        where = report.environment(device)
-        measured = inversion.measure(device=device, rounds=rounds or (3 if quick else 15), quick=quick)
-        _finish({"benchmark": "inversion", "environment": where, **measured}, out)
+    for name in PARTS if what == "all" else (what,):
+        part = importlib.import_module(f"{__package__}.{name}")
+        _finish(part.measure(**shared, **own_options.get(name, {})), out)
 
 
 def _finish(document: dict[str, Any], out: Path) -> None:
@@ -124,21 +104,10 @@ def _finish(document: dict[str, Any], out: Path) -> None:
 
 def _figures(document: dict[str, Any], out: Path) -> list[str]:
     """Curves for the sweeps, or dots if there are no sweeps."""
-    name, files = document["benchmark"], []
-    if sweeps := document.get("sweeps"):
-        for axis in ("batch", "dimension"):
-            if panels := [sweep for key, sweep in sweeps.items() if key.startswith(f"{axis}_")]:
-                files += plot.curves(panels, out, f"{name}_{axis}")
-        return files
-    cases = [
-        (c["name"], {w["way"]: w["median_seconds"] for w in c["ways"] if w["median_seconds"] is not None})
-        for c in document.get("comparisons", ())
-    ]
-    cases += [
-        (f"{c['case']}, d {c['d']:,}, m {c['m']}", {way: w["median_s"] for way, w in c["ways"].items()})
-        for c in document.get("cases", ())
-    ]
-    return plot.dots(cases, out, name) if cases else files
+    name, sweeps = document["benchmark"], document.get("sweeps", {})
+    panels = {axis: [sweep for key, sweep in sweeps.items() if key.startswith(axis)] for axis in ("batch", "dimension")}
+    files = [file for axis, chosen in panels.items() if chosen for file in plot.curves(chosen, out, f"{name}_{axis}")]
+    return files or plot.dots(document, out, name)
 
 
 def _say(line: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, Unpack
 
 import torch
 
 from .. import models
-from . import report
-from .harness import Ratio, SpeedComparison, TimedCall, compare
-from .memory import Probe
+from .harness import Ratio, SpeedComparison, TimedCall
+from .part import ROUNDS, Options, Part, check_choices
 from .targets import SpeedTarget
 from .ways import NOISE_MULTIPLIER, WAYS
 
@@ -28,13 +28,6 @@ _LEAST = 0.02  # seconds of consecutive steps, as in a run
 def names(*, quick: bool = False) -> list[str]:
     """Returns the networks that are measured."""
     return [name for name in models.names() if models.count(name) < (_QUICK if quick else _MOST_PARAMETERS)]
-
-
-def refuse_unknown(only: Sequence[str], *, quick: bool) -> None:
-    """Raises `ValueError` for a network that is not measured."""
-    networks = names(quick=quick)
-    if unknown := set(only) - set(networks):
-        raise ValueError(f"case must be one of {', '.join(networks)}, got '{min(unknown)}'")
 
 
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
@@ -55,66 +48,34 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
     return WAYS[way](model.to(device).train(), inputs, labels, NOISE_MULTIPLIER)
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    only: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, only: Sequence[str] = (), **options: Unpack[Options]) -> dict[str, Any]:
     """Compares the steps on every network.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 if quick.
-        quick: the smallest networks and few rounds.
-        budget: seconds for the rounds of a comparison, 10 where None.
-        memory: whether peak memory is measured, in a process for each way; False where None.
-        only: names of networks; all if empty.
-        say: receives progress messages.
+        only: names of networks; all if empty, the smallest if quick.
+        options: see `Options`; memory is not measured where None.
 
     Raises:
         ValueError: a network is not measured.
     """
-    refuse_unknown(only, quick=quick)
-    limit, seconds = rounds or (3 if quick else 15), 10.0 if budget is None else budget
-    where, comparisons = report.environment(device), []
-    for network in only or names(quick=quick):
-        for batch in BATCHES:
-            name = f"{network}-{batch}"
-            say(f"architectures: {name}")
-            arguments = {"network": network, "batch": batch, "device": device}
-            compared = compare(
-                name,
-                {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in (*PLAIN, OURS)},
-                peer=PLAIN[0],
-                floor=PLAIN[0],
-                about={"parameters": models.count(network), "batch": batch},
-                device=device,
-                rounds=limit,
-                budget=seconds,
-                memory=bool(memory),
-                least=_LEAST,
-            )
-            comparisons.append(compared)
-    targets = [_target(comparison) for comparison in comparisons]
-    return {
-        "benchmark": "architectures",
-        "title": "A DP-SGD step on every network",
-        "method": (
+    part = Part(__name__, options, budget=10.0, memory=False)
+    known = names(quick=part.quick)
+    check_choices("case", only, known)
+    for network, batch in product(only or known, BATCHES):
+        name = f"{network}-{batch}"
+        part.say(name)
+        about = {"parameters": models.count(network), "batch": batch}
+        ways, arguments = (*PLAIN, OURS), {"network": network, "batch": batch}
+        compared = part.compare(name, ways, arguments, peer=PLAIN[0], floor=PLAIN[0], about=about, least=_LEAST)
+        part.targets.append(_target(compared))
+    return part.document(
+        title="A DP-SGD step on every network",
+        method=(
             "Clip at 1, noise multiplier 1, SGD, float32, random data of the natural shape, no loading. The peer is "
-            "the memory format in which plain SGD is the faster on this network. Ways run in turn, round by round, in "
-            f"one process, each for {1000 * _LEAST:.0f} ms of steps at least; ratios are medians of "
-            "the ratios within a round, with their first and last decile."
+            "the memory format in which plain SGD is the faster on this network. Each way runs for "
+            f"{1000 * _LEAST:.0f} ms of steps at least in a round. {ROUNDS}"
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in targets],
-    }
+    )
 
 
 def _target(comparison: SpeedComparison) -> SpeedTarget:

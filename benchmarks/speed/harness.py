@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
+from torch.utils.benchmark import timer
 
 from .memory import Memory, Probe, measured
 
@@ -67,13 +67,6 @@ class Rounds:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def _check(rounds: int, budget: float) -> None:
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    if not budget > 0:
-        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
-
-
 def interleaved(
     ways: Mapping[str, Callable[[], TimedCall]],
     *,
@@ -81,8 +74,8 @@ def interleaved(
     budget: float = math.inf,
     warmup: int = 2,
     least: float = 0.0,
-    clock: Callable[[], float] = time.perf_counter,
-    synchronize: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = timer,
+    wall_clock: Callable[[], float] = time.perf_counter,
 ) -> Rounds:
     """Builds and warms up each way, then runs all of them in turn in each round.
 
@@ -93,24 +86,27 @@ def interleaved(
         warmup: calls of each way before the first round.
         least: seconds for which a way is called repeatedly in each round; its time is then the mean. A run takes its
             steps consecutively; a single short step would find the caches as another way left them.
-        clock: returns the time in seconds.
-        synchronize: waits until the device has finished its work.
+        clock: seconds, at which all work on the device has ended. PyTorch's `Timer` has the same clock; its `timeit`
+            would call a way twice more in every round.
+        wall_clock: seconds, without waiting for the device; for `least` and the budget.
 
     Raises:
         ValueError: `rounds` is below 1, or `budget` is not positive.
     """
-    _check(rounds, budget)
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    if not budget > 0:
+        raise ValueError(f"budget must be a positive number of seconds, got {budget}")
     steps: dict[str, TimedCall] = {}
     failed: dict[str, str] = {}
 
-    def attempt(name: str, act: Callable[[], object]) -> bool:
+    def attempt(name: str, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:  # a tool may raise anything on unknown models
             failed[name] = reason(error)
             steps.pop(name, None)
             gc.collect()  # the failed objects may have been large
-        return name not in failed
 
     def warmed(name: str) -> None:
         steps[name] = ways[name]()
@@ -123,33 +119,23 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in steps}
 
     def timed(name: str) -> None:
-        synchronize()
-        # Started after waiting, so that another way's pending work on the device is not counted.
-        start, calls = clock(), 0
-        while not calls or clock() - start < least:
+        start, enough, calls = clock(), wall_clock() + least, 0
+        while not calls or wall_clock() < enough:
             steps[name]()
             calls += 1
-        synchronize()
         times[name].append((clock() - start) / calls)
 
-    begun = clock()
+    end = wall_clock() + budget
     for number in range(rounds):
-        if number >= FEWEST_ROUNDS and clock() - begun > budget:
+        if number >= FEWEST_ROUNDS and wall_clock() > end:
             break
-        for name in _rotated(list(steps), number):
+        # The first way of a round finds the caches as the previous round left them.
+        turn = number % max(1, len(steps))
+        for name in [*list(steps)[turn:], *list(steps)[:turn]]:
             attempt(name, partial(timed, name))
-    return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=_notes(steps), failed=failed)
-
-
-def _rotated(names: list[str], number: int) -> list[str]:
-    """Order of the ways in a round, rotated because the first finds the caches as the previous round left them."""
-    turn = number % max(1, len(names))
-    return names[turn:] + names[:turn]
-
-
-def _notes(steps: Mapping[str, TimedCall]) -> dict[str, str]:
-    """Notes of the ways, such as the engine that was chosen."""
-    return {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
+    # Such as the engine that was chosen.
+    notes = {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
+    return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=notes, failed=failed)
 
 
 def reason(error: Exception) -> str:
@@ -251,18 +237,13 @@ def compare(
         warmup: calls of each way before the first round.
         least: seconds for which a way is called repeatedly in each round; see `interleaved`.
     """
-    wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
     builders = {way: probe.build for way, probe in probes.items()}
-    timings = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, synchronize=wait)
+    timings = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least)
     gc.collect()  # models and hooks form reference cycles, and the fresh processes need their memory
     measurements = []
     for way, probe in probes.items():
         failure = timings.failed.get(way, "")
-        space = (
-            (failure or "not asked for")
-            if failure or not memory
-            else measured(probe, device=device, calls=memory_calls)
-        )
+        space = failure or (measured(probe, device=device, calls=memory_calls) if memory else "not asked for")
         measurements.append(
             Measurement(
                 way=way,
@@ -274,7 +255,3 @@ def compare(
             )
         )
     return SpeedComparison(name=name, about=dict(about or {}), measurements=tuple(measurements), peer=peer, floor=floor)
-
-
-def _nothing() -> None:
-    """Does nothing: on a CPU the work is done when a call returns."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from itertools import product
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -27,9 +28,7 @@ from leakbench.defenses.core import (
 )
 
 from .. import models
-from . import report
-from .harness import SpeedComparison, compare
-from .memory import Probe
+from .part import ROUNDS, Options, Part
 from .targets import SpeedTarget
 
 TRAIN, ROWS, ALONG = "training an example", "contributions", "along one direction"
@@ -92,57 +91,26 @@ def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> Non
         torch.testing.assert_close(actual.float(), expected, rtol=1e-4, atol=1e-5)
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    networks: Sequence[str] = (),
-    examples: int | None = None,
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, networks: Sequence[str] = (), examples: int | None = None, **options: Unpack[Options]) -> dict[str, Any]:
     """Compares the ways on every network and plan.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 if quick.
-        quick: the smallest network and few rounds.
-        budget: seconds for the rounds of a comparison, 90 where None.
-        memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        networks: names; the usual networks if empty.
+        networks: names; the usual networks if empty, the smallest if quick.
         examples: number for each network; the usual number where None.
-        say: receives progress messages.
+        options: see `Options`.
     """
-    limit = rounds or (3 if quick else 15)
-    seconds = 90.0 if budget is None else budget
-    space = not quick if memory is None else memory
-    where = report.environment(device)
-    comparisons: list[SpeedComparison] = []
-    targets: list[SpeedTarget] = []
-    for network in networks or (QUICK_NETWORKS if quick else tuple(NETWORKS)):
-        for plan in PLANS:
-            name = f"{network}, {plan}"
-            say(f"informed: {name}")
-            about = {"network": network, "plan": plan, "examples": examples or EXAMPLES[network]}
-            check(**about, device=device)
-            probes = {way: Probe(f"{__name__}:build", {**about, "way": way, "device": device}) for way in WAYS}
-            comparisons.append(
-                compare(
-                    name, probes, peer=TRAIN, about=about, device=device, rounds=limit, budget=seconds, memory=space
-                )
-            )
-            targets.append(SpeedTarget(case=name, way=ALONG, against=TRAIN, quantity="time", limit=MOST))
-    return {
-        "benchmark": "informed",
-        "title": "What an informed adversary's score costs",
-        "method": (
-            f"Masks keep {KEPT:.0%}, subspaces have {RANK} directions; float32. All ways run in turn, round by round, "
-            "on the same examples; ratios are medians of the ratios within a round, with first and last deciles."
+    part = Part(__name__, options)
+    for network, plan in product(networks or (QUICK_NETWORKS if part.quick else NETWORKS), PLANS):
+        name = f"{network}, {plan}"
+        part.say(name)
+        about = {"network": network, "plan": plan, "examples": examples or EXAMPLES[network]}
+        check(**about, device=part.device)
+        part.compare(name, WAYS, about, peer=TRAIN)
+        part.targets.append(SpeedTarget(case=name, way=ALONG, against=TRAIN, quantity="time", limit=MOST))
+    return part.document(
+        title="What an informed adversary's score costs",
+        method=(
+            f"Masks keep {KEPT:.0%}, subspaces have {RANK} directions; float32, the same examples for all. {ROUNDS}"
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in targets],
-    }
+        settings={"kept": KEPT},
+    )

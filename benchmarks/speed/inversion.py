@@ -10,9 +10,9 @@ directions.
 from __future__ import annotations
 
 import copy
-import statistics
 from collections.abc import Callable
-from typing import Any
+from itertools import product
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,71 +21,47 @@ from leakbench.defenses.core.gradients.candidate_gradients import factored
 from leakbench.defenses.core.gradients.reference import cross_entropy
 from leakbench.defenses.core.plan.layout import Layout
 
-from .harness import interleaved
 from .networks import COLOUR, Workload
+from .part import Options, Part
 
 RESTARTS = 8
 DIRECTIONS = 10
 TV_WEIGHT = 1e-3
 SEED = 0
-BUDGET = 180.0  # seconds per case, beyond its first three rounds
 IN_TURN, SIDE_BY_SIDE = "in turn", "side by side"
 
 Encode = Callable[[Tensor], Tensor]
 
 
-def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Times both ways of every case, in turn.
+def measure(**options: Unpack[Options]) -> dict[str, Any]:
+    """Times both ways of every case, all restarts together; only the smaller network if quick.
 
     Args:
-        device: torch device of the model.
-        rounds: largest number of timed rounds of each way, after an untimed call.
-        quick: only the smaller network.
-
-    Returns:
-        Title and cases as plain data. `ratio` is the median over rounds of a way's time over that in turn in the same
-        round: below 1 is faster. Times are of all restarts together.
+        options: see `Options`.
     """
-    cases = []
-    for name in ("dp_cnn",) if quick else ("dp_cnn", "resnet18_gn"):
-        model = Workload(name, RESTARTS).model().to(device)
-        for release in ("dense", "masked", "projected"):
-            cases.append(_case(name, model, release, device=device, rounds=rounds))
-    title = f"Inverting Gradients, {RESTARTS} restarts of one image, an iteration, float32"
-    return {"title": title, "cases": cases}
+    part, cases = Part(__name__, options, budget=180.0, memory=False), []
+    networks = ("dp_cnn",) if part.quick else ("dp_cnn", "resnet18_gn")
+    for name, release in product(networks, ("dense", "masked", "projected")):
+        part.say(f"{name}, {release}")
+        cases.append(_case(part, name, release))
+    return part.document(
+        title=f"Inverting Gradients, {RESTARTS} restarts of one image, an iteration, float32", cases=cases
+    )
 
 
-def _case(name: str, model: nn.Module, release: str, *, device: str, rounds: int) -> dict[str, Any]:
+def _case(part: Part, name: str, release: str) -> dict[str, Any]:
     """Times a network under a kind of release."""
-    in_turn, side_by_side, dim, size = _ways(name, model, release, device)
+    model = Workload(name, RESTARTS).model().to(part.device)
+    in_turn, side_by_side, dim, size = _ways(name, model, release, part.device)
     # In float64 too: in float32, rounding may switch an activation at 0 on in one way and off in the other.
-    exact = _ways(name, copy.deepcopy(model).double(), release, device)[:2]
+    exact = _ways(name, copy.deepcopy(model).double(), release, part.device)[:2]
     checks = {
         "largest_difference": _apart(side_by_side(), in_turn()),
         "largest_difference_float64": _apart(exact[1](), exact[0]()),
     }
     del exact  # half a gigabyte for a large network, freed before the timed ways run
-    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
-    ways = {IN_TURN: lambda: in_turn, SIDE_BY_SIDE: lambda: side_by_side}
-    seconds = interleaved(ways, rounds=rounds, budget=BUDGET, warmup=1, synchronize=wait).seconds
-    figures = {
-        way: {
-            "median_s": statistics.median(own),
-            "min_s": min(own),
-            "rounds": len(own),
-            "ratio": statistics.median(mine / other for mine, other in zip(own, seconds[IN_TURN], strict=True)),
-        }
-        for way, own in seconds.items()
-    }
-    return {
-        "case": f"{name}, {release}",
-        "d": dim,
-        "m": size,
-        "restarts": RESTARTS,
-        "ways": figures,
-        "baseline": IN_TURN,
-        "checks": checks,
-    }
+    ways, about = {IN_TURN: in_turn, SIDE_BY_SIDE: side_by_side}, {"d": dim, "m": size, "restarts": RESTARTS}
+    return part.case(ways, baseline=IN_TURN, checks=checks, case=f"{name}, {release}", **about)
 
 
 def _ways(

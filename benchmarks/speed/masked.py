@@ -7,7 +7,7 @@ xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of sca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -15,9 +15,7 @@ from torch import Tensor
 from leakbench.defenses.core import clip
 from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
 
-from . import report
-from .harness import SpeedComparison, compare
-from .memory import Probe
+from .part import ROUNDS, Options, Part
 from .targets import SpeedTarget
 
 SIZES = ((256, 512, 32), (256, 2048, 128), (256, 784, 1000), (1024, 2048, 128))
@@ -79,59 +77,29 @@ def check(*, batch: int, inputs: int, outputs: int, device: str = "cpu") -> None
     torch.testing.assert_close(total, sums, rtol=1e-3, atol=1e-4)
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    sizes: Sequence[tuple[int, int, int]] = (),
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, sizes: Sequence[tuple[int, int, int]] = (), **options: Unpack[Options]) -> dict[str, Any]:
     """Compares the two ways at every size.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 if quick.
-        quick: the two smallest sizes and few rounds.
-        budget: seconds for the rounds of a comparison, 90 where None.
-        memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: (batch, inputs, outputs); the usual sizes if empty.
-        say: receives progress messages.
+        sizes: (batch, inputs, outputs); the usual sizes if empty, the two smallest if quick.
+        options: see `Options`.
     """
-    limit = rounds or (3 if quick else 15)
-    seconds = 90.0 if budget is None else budget
-    space = not quick if memory is None else memory
-    where = report.environment(device)
-    comparisons: list[SpeedComparison] = []
-    targets: list[SpeedTarget] = []
-    for batch, inputs, outputs in sizes or (QUICK_SIZES if quick else SIZES):
-        name = f"{batch} x {inputs} x {outputs}"
-        say(f"masked: {name}")
+    part, peer = Part(__name__, options), NORMS + BOOK
+    for batch, inputs, outputs in sizes or (QUICK_SIZES if part.quick else SIZES):
+        name, weights = f"{batch} x {inputs} x {outputs}", inputs * outputs
+        part.say(name)
         layer = {"batch": batch, "inputs": inputs, "outputs": outputs}
-        check(**layer, device=device)
-        probes = {way: Probe(f"{__name__}:build", {**layer, "way": way, "device": device}) for way in WAYS}
-        about = {**layer, "weights": inputs * outputs}
-        comparisons.append(
-            compare(
-                name, probes, peer=NORMS + BOOK, about=about, device=device, rounds=limit, budget=seconds, memory=space
+        check(**layer, device=part.device)
+        part.compare(name, WAYS, layer, peer=peer, about={**layer, "weights": weights})
+        if weights >= MANY_WEIGHTS:
+            part.targets.append(
+                SpeedTarget(case=name, way=NORMS + CLOSED, against=peer, quantity="speed-up", limit=GAIN)
             )
-        )
-        if inputs * outputs >= MANY_WEIGHTS:
-            targets.append(
-                SpeedTarget(case=name, way=NORMS + CLOSED, against=NORMS + BOOK, quantity="speed-up", limit=GAIN)
-            )
-    return {
-        "benchmark": "masked",
-        "title": "Masked norms and clipped sums of a linear layer",
-        "method": (
-            f"Masks keep {KEPT:.0%}; float32 factors. All ways run in turn, round by round; ratios are medians of the "
-            "ratios within a round, with their first and last decile. Extra memory: peak beyond the factors and the "
-            "mask, in a process for each way."
+    return part.document(
+        title="Masked norms and clipped sums of a linear layer",
+        method=(
+            f"Masks keep {KEPT:.0%}; float32 factors. {ROUNDS} Extra memory: peak beyond the factors and the mask, in "
+            "a process for each way."
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "kept": KEPT},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in targets],
-    }
+        settings={"kept": KEPT},
+    )

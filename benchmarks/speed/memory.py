@@ -182,8 +182,7 @@ def main(job: str) -> None:
     try:
         print(json.dumps(asdict(measure_here(probe.build, device=settings["device"], calls=settings.get("calls", 3)))))
     except Exception as error:  # a tool may raise anything on unknown models
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(json.dumps({"reason": line}))
+        print(json.dumps({"reason": (str(error).strip() or type(error).__name__).splitlines()[0]}))
 
 
 if __name__ == "__main__":

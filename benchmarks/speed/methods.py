@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -33,10 +33,9 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSettings
 
-from . import report
-from .harness import SpeedComparison, TimedCall, compare
-from .memory import Probe
+from .harness import TimedCall
 from .networks import Workload, parameters
+from .part import ROUNDS, Options, Part, check_choices
 from .targets import SpeedTarget
 
 PLAIN = "plain DP-SGD"
@@ -81,8 +80,7 @@ def refuse_unknown(only: Sequence[str], rounds: int | None) -> None:
     """Raises `ValueError` for an unknown way, or for more rounds than a run has steps."""
     if rounds is not None and rounds > _MOST_ROUNDS:
         raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, of {KEPT} steps each, got {rounds}")
-    if unknown := set(only) - set(ways()):
-        raise ValueError(f"way must be one of {', '.join(ways())}, got '{min(unknown)}'")
+    check_choices("way", only, ways())
 
 
 def defense_of(way: str) -> Defense:
@@ -140,17 +138,22 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
     return MethodSteps(OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings))
 
 
-def targets(case: str) -> list[SpeedTarget]:
-    """Limits by type of method: released coordinates, and how long directions are kept."""
-    limits = {}
+def targets(load: Workload) -> list[SpeedTarget]:
+    """Limits by type of method, released coordinates and how long directions are kept; or the bound of a method."""
+    goals: dict[str, dict[str, Any]] = {}
     for way in ways()[1:]:
-        if way.endswith(AFTER):
-            limits[way] = PROJECTED
-        elif "auxiliary" in inspect.signature(_function(way.split(", ")[0])).parameters:
-            limits[way] = PROJECTED_ANEW
+        options = inspect.signature(_function(way.split(", ")[0])).parameters
+        if way.endswith(AFTER) and "directions" in options and SKETCHED not in way:
+            # A product of every gradient with dense directions, of two operations an entry.
+            operations = 2 * options["rank"].default * parameters(load.model())
+            goals[way] = {"bound": f"{operations // 10**6} Mflop an example"}
+        elif way.endswith(AFTER):
+            goals[way] = {"limit": PROJECTED}
+        elif "auxiliary" in options:
+            goals[way] = {"limit": PROJECTED_ANEW}
         elif _is_sparse(way):
-            limits[way] = SPARSE
-    return [SpeedTarget(case=case, way=w, against=PLAIN, quantity="time", limit=limit) for w, limit in limits.items()]
+            goals[way] = {"limit": SPARSE}
+    return [SpeedTarget(case=load.name, way=w, against=PLAIN, quantity="time", **goal) for w, goal in goals.items()]
 
 
 def _is_sparse(way: str) -> bool:
@@ -160,74 +163,29 @@ def _is_sparse(way: str) -> bool:
     return all(isinstance(c, Coordinates) for c in codecs) and sum(c.size for c in codecs) < TOY_DIM
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    only: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, only: Sequence[str] = (), **options: Unpack[Options]) -> dict[str, Any]:
     """Compares steps of every method with those of plain DP-SGD.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: at most; 15, or 3 if quick.
-        quick: a small batch and few rounds.
-        budget: seconds for the rounds, 300 where None.
-        memory: whether peak memory is measured, in a process for each way; False where None.
         only: subset of `ways()`; all if empty.
-        say: receives progress messages.
+        options: see `Options`; memory is not measured where None.
 
     Raises:
         ValueError: an unknown way.
     """
-    refuse_unknown(only, rounds)
-    limit, seconds = rounds or (3 if quick else 15), 300.0 if budget is None else budget
+    refuse_unknown(only, options.get("rounds"))
+    part = Part(__name__, options, budget=300.0, memory=False)
     chosen = [way for way in ways() if way == PLAIN or not only or way in only]
-    where = report.environment(device)
-    comparisons = [
-        _compared(load, chosen, device=device, rounds=limit, budget=seconds, memory=bool(memory), say=say)
-        for load in (QUICK_CASES if quick else CASES)
-    ]
-    judged = [target for load in CASES for target in targets(load.name)]
-    return {
-        "benchmark": "methods",
-        "title": f"{KEPT} steps of every defense",
-        "method": (
+    for load in QUICK_CASES if part.quick else CASES:
+        part.say(f"{load.name}, {len(chosen)} ways")
+        about = {"parameters": parameters(load.model()), "batch": load.batch}
+        arguments = {"network": load.network, "batch": load.batch}
+        part.compare(load.name, chosen, arguments, peer=PLAIN, floor=PLAIN, about=about)
+    part.targets += [target for load in CASES for target in targets(load) if target.way in chosen]
+    return part.document(
+        title=f"{KEPT} steps of every defense",
+        method=(
             f"Batches by Poisson sampling, random data, SGD, float32, default settings. Of {KEPT} steps, one has a "
-            f"refresh where directions are {AFTER[2:]}. Ways run in turn, round by round, in one process; ratios are "
-            "medians of the ratios within a round, with their first and last decile."
+            f"refresh where directions are {AFTER[2:]}. {ROUNDS}"
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": bool(memory)},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in judged if target.way in chosen],
-    }
-
-
-def _compared(
-    load: Workload,
-    chosen: Sequence[str],
-    *,
-    device: str,
-    rounds: int,
-    budget: float,
-    memory: bool,
-    say: Callable[[str], None],
-) -> SpeedComparison:
-    say(f"methods: {load.name}, {len(chosen)} ways")
-    arguments = {"network": load.network, "batch": load.batch, "device": device}
-    return compare(
-        load.name,
-        {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in chosen},
-        peer=PLAIN,
-        floor=PLAIN,
-        about={"parameters": parameters(load.model()), "batch": load.batch},
-        device=device,
-        rounds=rounds,
-        budget=budget,
-        memory=memory,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from torch import Tensor
 from leakbench.defenses.core.randomness.keys import filled
 from leakbench.defenses.core.randomness.noise import from_os, secure
 
-from . import report
-from .harness import SpeedComparison, compare
-from .memory import Probe
+from .part import ROUNDS, Options, Part
 from .ways import opacus_module
 
 # Approximate parameters of the networks in the step benchmark.
@@ -75,59 +73,23 @@ def build(*, size: int, way: str, device: str = "cpu") -> Draw:
     return WAYS[way](torch.randn(size, generator=torch.Generator().manual_seed(0)).to(device))
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    sizes: Sequence[int] = (),
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, sizes: Sequence[int] = (), **options: Unpack[Options]) -> dict[str, Any]:
     """Compares all ways at every size.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 if quick.
-        quick: the two smallest sizes and few rounds.
-        budget: seconds for the rounds of a comparison, 90 where None.
-        memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: numbers in a release; the usual sizes if empty.
-        say: receives progress messages.
+        sizes: numbers in a release; the usual sizes if empty, the two smallest if quick.
+        options: see `Options`.
     """
-    limit = rounds or (3 if quick else 15)
-    seconds = 90.0 if budget is None else budget
-    space = not quick if memory is None else memory
-    where = report.environment(device)
-    comparisons: list[SpeedComparison] = []
-    for size in sizes or (QUICK_SIZES if quick else SIZES):
-        name = f"noise-{size}"
-        say(f"noise: {size:,}")
-        probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
-        comparisons.append(
-            compare(
-                name,
-                probes,
-                peer=PEER,
-                floor=FLOOR,
-                about={"parameters": size},
-                device=device,
-                rounds=limit,
-                budget=seconds,
-                memory=space,
-            )
-        )
-    return {
-        "benchmark": "noise",
-        "title": "The noise of one step",
-        "method": (
+    part = Part(__name__, options)
+    for size in sizes or (QUICK_SIZES if part.quick else SIZES):
+        part.say(f"{size:,}")
+        part.compare(f"noise-{size}", WAYS, {"size": size}, peer=PEER, floor=FLOOR, about={"parameters": size})
+    return part.document(
+        title="The noise of one step",
+        method=(
             "From a sum in float32 to a noisy one in float32. `float32, key of the OS` is what this library's `os` "
-            "drew while it was not rounded to a unit, on one thread: what Opacus draws, under a longer key. All ways "
-            "run in turn, round by round; ratios are medians of the ratios within a round, with their first and last "
-            "decile. Extra memory: peak beyond the sum, in a process for each way."
+            "drew while it was not rounded to a unit, on one thread: what Opacus draws, under a longer key. "
+            f"{ROUNDS} Extra memory: peak beyond the sum, in a process for each way."
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space, "std": STD},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-    }
+        settings={"std": STD},
+    )

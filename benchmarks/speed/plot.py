@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from . import report
 
 # Okabe & Ito's colours, which most people can distinguish, and grey; markers work without colour.
@@ -26,61 +28,64 @@ def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[st
     """
     import altair as alt
 
-    ways = list(dict.fromkeys(w["way"] for s in sweeps for c in s["comparisons"] for w in c["ways"]))
-    panels = []
+    panels, ways = [], [way["way"] for sweep in sweeps for point in sweep["comparisons"] for way in point["ways"]]
+    colours, marks = _by_way(ways, _COLOURS), _by_way(ways, _MARKS)
     for sweep in sweeps:
+        axis = sweep["axis"]
+        rounds = pd.json_normalize(sweep["comparisons"], "ways", [["about", axis]]).explode("seconds")
         # A way that failed at some size has no point there, and its line joins the others.
-        rows = [
-            {
-                "size": c["about"][sweep["axis"]], "way": w["way"], "median": 1e3 * w["median_seconds"],
-                "low": 1e3 * min(w["seconds"]), "high": 1e3 * max(w["seconds"]),
-                "colour": _COLOURS[ways.index(w["way"]) % len(_COLOURS)],
-            }
-            for c in sweep["comparisons"]
-            for w in c["ways"]
-            if w["median_seconds"] is not None
-        ]  # fmt: skip
-        sizes = sorted({row["size"] for row in rows})
-        x = alt.X("size:Q", title=sweep["axis"], axis=alt.Axis(values=sizes, format=",")).scale(type="log", nice=False)
+        times = rounds.assign(ms=1e3 * rounds["seconds"].astype(float), size=rounds[f"about.{axis}"]).dropna(
+            subset="ms"
+        )
+        rows = times.groupby(["way", "size"])["ms"].agg(["min", "median", "max"]).reset_index()
+        ticks = alt.Axis(values=sorted(set(rows["size"])), format=",")
+        x = alt.X("size:Q", title=axis, axis=ticks).scale(type="log", nice=False)
         y = alt.Y("median:Q", title="milliseconds a step (median; band: all rounds)").scale(type="log")
-        base = alt.Chart(alt.Data(values=rows), title=sweep["title"], width=330, height=300).encode(x=x)
-        line = base.mark_line(strokeWidth=1.4).encode(y=y, color=_of_ways(alt.Color, ways, _COLOURS))
-        band = base.mark_area(opacity=0.1).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Fill("colour:N", scale=None))
-        points = line.mark_point(filled=True, size=45, opacity=1).encode(shape=_of_ways(alt.Shape, ways, _MARKS))
+        base = alt.Chart(rows, title=sweep["title"], width=330, height=300).encode(x=x)
+        line = base.mark_line(strokeWidth=1.4).encode(y, alt.Color("way:N", title=None, scale=colours))
+        band = base.mark_area(opacity=0.1).encode(
+            alt.Y("min:Q"), alt.Y2("max:Q"), alt.Fill("way:N", scale=colours, legend=None)
+        )
+        points = line.mark_point(filled=True, size=45, opacity=1).encode(alt.Shape("way:N", title=None, scale=marks))
         panels.append(band + line + points)
     return _save(alt.hconcat(*panels), folder, name)
 
 
-def dots(cases: Sequence[tuple[str, dict[str, float]]], folder: Path, name: str) -> list[str]:
+def dots(document: dict[str, Any], folder: Path, name: str) -> list[str]:
     """Plots milliseconds of each way of each case, logarithmic, on a line each.
 
     Args:
-        cases: (title, way -> median seconds).
+        document: with comparisons or cases.
         folder: of the files.
         name: of the files, without their ending.
 
     Returns:
-        Names of the files written.
+        Names of the files written; none without a case.
     """
     import altair as alt
 
-    ways = list(dict.fromkeys(way for _, medians in cases for way in medians))
-    panels = []
+    cases = [(c["name"], {w["way"]: w["median_seconds"] for w in c["ways"]}) for c in document["comparisons"]]
+    cases += [
+        (f"{c['case']}, d {c['d']:,}, m {c['m']}", {way: w["median_s"] for way, w in c["ways"].items()})
+        for c in document.get("cases", ())
+    ]
+    ways, panels = [way for _, medians in cases for way in medians], []
+    colours, marks = _by_way(ways, _COLOURS[2:]), _by_way(ways, _MARKS[2:])
     for title, medians in cases:
-        rows = [{"way": way, "ms": 1e3 * s, "words": report.milli(s)} for way, s in medians.items()]
+        rows = [{"way": way, "ms": 1e3 * s, "words": report.milli(s)} for way, s in medians.items() if s is not None]
         x = alt.X("ms:Q", title="milliseconds (median)").scale(type="log", padding=30)
         base = alt.Chart(alt.Data(values=rows), title=title, width=480).encode(x, alt.Y("way:N", title=None, sort=None))
         points = base.mark_point(filled=True, size=60, opacity=1).encode(
-            _of_ways(alt.Color, ways, _COLOURS[2:], legend=None), _of_ways(alt.Shape, ways, _MARKS[2:], legend=None)
+            alt.Color("way:N", scale=colours, legend=None), alt.Shape("way:N", scale=marks, legend=None)
         )
         panels.append(points + base.mark_text(align="left", dx=9, fontSize=10).encode(text="words:N"))
-    return _save(alt.vconcat(*panels).resolve_scale(x="shared"), folder, name)
+    return _save(alt.vconcat(*panels).resolve_scale(x="shared"), folder, name) if cases else []
 
 
-def _of_ways(channel: Any, ways: Sequence[str], values: Sequence[str], **more: Any) -> Any:
-    """Channel with a value for each way, the same in all panels."""
-    scale = {"domain": list(ways), "range": [values[number % len(values)] for number in range(len(ways))]}
-    return channel("way:N", title=None, scale=scale, **more)
+def _by_way(ways: Sequence[str], values: Sequence[str]) -> dict[str, list[str]]:
+    """Scale with a value for each way, the same in all panels."""
+    names = list(dict.fromkeys(ways))
+    return {"domain": names, "range": [values[number % len(values)] for number in range(len(names))]}
 
 
 def _save(chart: Any, folder: Path, name: str) -> list[str]:

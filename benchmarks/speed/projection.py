@@ -9,9 +9,7 @@ colour images (550,570).
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -20,37 +18,31 @@ from torch import Tensor
 from leakbench.defenses.core.plan.codec import Subspace
 from leakbench.defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
 
-from .harness import interleaved
+from .part import Options, Part
 
 RANK = 100
 BATCH = 256
 SMALL, LARGE = 26_010, 550_570
 SEED = 0
-BUDGET = 180.0  # seconds per case, beyond its first three rounds
 
 
-def measure(*, device: str, rounds: int, quick: bool) -> dict[str, Any]:
-    """Times every way of every case, with the ways of a case in turn.
+def measure(**options: Unpack[Options]) -> dict[str, Any]:
+    """Times every way of every case; only the small dimension if quick.
 
     Args:
-        device: torch device of the matrices.
-        rounds: largest number of timed rounds of each way, after an untimed call.
-        quick: only the cases of the small dimension.
-
-    Returns:
-        Title and cases as plain data. `ratio` is the median over rounds of a way's time over the baseline's in the same
-        round: below 1 is faster.
+        options: see `Options`.
     """
-    bases = [(SMALL, 256), (SMALL, 100)] + ([] if quick else [(LARGE, 100)])
-    projections = [SMALL] + ([] if quick else [LARGE])
-    cases = [_basis(dim, rows, device=device, rounds=rounds) for dim, rows in bases]
-    cases += [_projection(dim, device=device, rounds=rounds) for dim in projections]
-    return {"title": f"Public subspaces of rank {RANK}, float32", "cases": cases}
+    part = Part(__name__, options, budget=180.0, memory=False)
+    bases = [(SMALL, 256), (SMALL, 100)] + ([] if part.quick else [(LARGE, 100)])
+    projections = [SMALL] + ([] if part.quick else [LARGE])
+    part.say("leading directions, projection")
+    cases = [_basis(part, dim, rows) for dim, rows in bases] + [_projection(part, dim) for dim in projections]
+    return part.document(title=f"Public subspaces of rank {RANK}, float32", cases=cases)
 
 
-def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
+def _basis(part: Part, dim: int, rows: int) -> dict[str, Any]:
     """Times the ways to the leading directions of public gradients [rows, dim]."""
-    public = _gradients(rows, dim, device)
+    public = _gradients(rows, dim, part.device)
 
     def by_svd() -> Tensor:
         return torch.linalg.svd(public, full_matrices=False).Vh[:RANK].T
@@ -78,14 +70,14 @@ def _basis(dim: int, rows: int, *, device: str, rounds: int) -> dict[str, Any]:
         }
     # 220 MB at the large dimension, not needed by the timed ways.
     del exact
-    return _case("leading directions", dim, rows, ways, baseline="svd", checks=checks, device=device, rounds=rounds)
+    return part.case(ways, baseline="svd", checks=checks, case="leading directions", d=dim, m=rows, rank=RANK)
 
 
-def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
+def _projection(part: Part, dim: int) -> dict[str, Any]:
     """Times the ways to the sum of a private batch's components in a subspace, before any bound."""
-    basis = leading_directions(_gradients(RANK, dim, device), RANK)
+    basis = leading_directions(_gradients(RANK, dim, part.device), RANK)
     codec = Subspace.of(basis)
-    private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(device)
+    private = torch.randn(BATCH, dim, generator=torch.Generator().manual_seed(SEED)).to(part.device)
 
     def every_row_and_back() -> Tensor:
         return ((private @ basis) @ basis.T).sum(dim=0)
@@ -93,40 +85,10 @@ def _projection(dim: int, *, device: str, rounds: int) -> dict[str, Any]:
     def by_codec() -> Tensor:
         return codec.decode(codec.encode(private).sum(dim=0))
 
-    ways = {"every row and back": every_row_and_back, "coefficients, one back": by_codec}
-    expected = every_row_and_back()
+    baseline, expected = "every row and back", every_row_and_back()
     checks = {"relative_difference": ((by_codec() - expected).norm() / expected.norm()).item()}
-    return _case(
-        "projection", dim, BATCH, ways, baseline="every row and back", checks=checks, device=device, rounds=rounds
-    )
-
-
-def _case(
-    case: str,
-    dim: int,
-    rows: int,
-    ways: Mapping[str, Callable[[], Any]],
-    *,
-    baseline: str,
-    checks: dict[str, Any],
-    device: str,
-    rounds: int,
-) -> dict[str, Any]:
-    """Times the ways of a case: medians, and median ratios to the baseline of the same round."""
-    on_gpu = torch.device(device).type == "cuda"
-    wait = torch.cuda.synchronize if on_gpu else lambda: None
-    builders = {way: lambda call=call: call for way, call in ways.items()}
-    seconds = interleaved(builders, rounds=rounds, budget=BUDGET, warmup=1, synchronize=wait).seconds
-    figures = {
-        way: {
-            "median_s": statistics.median(own),
-            "min_s": min(own),
-            "rounds": len(own),
-            "ratio": statistics.median(mine / other for mine, other in zip(own, seconds[baseline], strict=True)),
-        }
-        for way, own in seconds.items()
-    }
-    return {"case": case, "d": dim, "m": rows, "rank": RANK, "ways": figures, "baseline": baseline, "checks": checks}
+    ways = {baseline: every_row_and_back, "coefficients, one back": by_codec}
+    return part.case(ways, baseline=baseline, checks=checks, case="projection", d=dim, m=BATCH, rank=RANK)
 
 
 def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:

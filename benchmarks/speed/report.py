@@ -12,16 +12,16 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.markdown import Markdown
 
 from .harness import Measurement, Ratio, SpeedComparison
 
@@ -125,128 +125,126 @@ def write_json(document: dict[str, Any], path: Path) -> Path:
     return write(path, json.dumps({"schema": SCHEMA, **document}, indent=2, allow_nan=False) + "\n")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TextTable:
     """Table of text cells.
 
     Attributes:
         title: above it.
-        columns: headings.
-        rows: with a cell for each column.
+        cells: with the headings as columns.
         remarks: below it, a line each.
         words: number of columns, from the left, that hold words; the others are aligned to the right.
     """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    remarks: tuple[str, ...] = ()
+    cells: pd.DataFrame
+    remarks: Sequence[str] = ()
     words: int = 1
 
     def markdown(self) -> str:
         """Formats the table as Markdown, for a file."""
-        sides = [":--" if number < self.words else "--:" for number in range(len(self.columns))]
-        lines = [f"### {self.title}", "", _pipes(self.columns), _pipes(sides)]
-        lines += [_pipes(row) for row in self.rows]
-        return "\n".join(lines + [f"\n{remark}" for remark in self.remarks]) + "\n"
+        # pandas' own form needs a package that this project does not.
+        sides = [":--" if number < self.words else "--:" for number in range(len(self.cells.columns))]
+        lines = [self.cells.columns, sides, *self.cells.to_numpy()]
+        pipes = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+        return "\n".join([f"### {self.title}", "", *pipes, *(f"\n{remark}" for remark in self.remarks)]) + "\n"
 
     def text(self, width: int = 120) -> str:
         """Formats the table for a terminal."""
-        table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE, expand=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if number < self.words else "right", overflow="fold")
-        for row in self.rows:
-            # Rich would parse [1.2, 3.4] as markup.
-            table.add_row(*(cell.replace("[", r"\[") for cell in row))
-        sink = io.StringIO()
-        console = Console(file=sink, width=width, highlight=False, color_system=None)
-        console.print(table)
-        for remark in self.remarks:
-            console.print(remark, markup=False)
-        return sink.getvalue()
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+        console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+        with console.capture() as capture:
+            console.print(Markdown(self.markdown()))
+        return capture.get()
 
 
 def tables(document: dict[str, Any]) -> Iterator[TextTable]:
     """Yields every table of a document."""
-    for comparison in document.get("comparisons", ()):
-        yield _comparison(comparison)
+    yield from map(_comparison, document.get("comparisons", ()))
     if document.get("targets"):
         yield _targets(document["targets"])
-    for sweep in document.get("sweeps", {}).values():
-        yield _sweep(sweep)
-    for case in document.get("cases", ()):
-        yield _case(case)
+    yield from map(_sweep, document.get("sweeps", {}).values())
+    yield from map(_case, document.get("cases", ()))
 
 
 def _comparison(comparison: dict[str, Any]) -> TextTable:
-    peer, floor = comparison["peer"], comparison["floor"]
-    columns = ["way", "median ms", "min ms", f"times as fast as {peer}"]
-    columns += [f"times the cost of {floor}"] if floor else []
-    columns += ["extra MiB", "later MiB", "rounds"]
-    rows, remarks = [], []
-    for way in comparison["ways"]:
-        cells = [way["way"], milli(way["median_seconds"]), milli(way["minimum_seconds"])]
-        cells.append(_interval(way["times_as_fast_as_peer"]))
-        cells += [_interval(way["times_the_cost_of_floor"])] if floor else []
-        cells += [_mebi(way["extra_bytes"]), _mebi(way["extra_bytes_later"]), str(way["rounds"] or "n/a")]
-        rows.append(tuple(cells))
-        if way["reason"]:
-            remarks.append(f"{way['way']}: n/a, {way['reason']}.")
-        elif way["note"] and way["note"] != way["way"]:
-            remarks.append(f"{way['way']} is {way['note']}.")
+    ways = pd.DataFrame(comparison["ways"]).astype(object)
+    columns = {
+        "way": ways["way"],
+        "median ms": ways["median_seconds"].map(milli),
+        "min ms": ways["minimum_seconds"].map(milli),
+        f"times as fast as {comparison['peer']}": ways["times_as_fast_as_peer"].map(_interval),
+        f"times the cost of {comparison['floor']}": ways["times_the_cost_of_floor"].map(_interval),
+        "extra MiB": ways["extra_bytes"].map(_mebi),
+        "later MiB": ways["extra_bytes_later"].map(_mebi),
+        "rounds": ways["rounds"].map(lambda rounds: str(rounds or "n/a")),
+    }
+    if not comparison["floor"]:
+        del columns["times the cost of None"]
+    remarks = _failures(comparison["ways"])
+    notes = ways[ways["note"].notna() & (ways["note"] != ways["way"]) & ways["reason"].isna()]
+    remarks += [f"{way} is {note}." for way, note in zip(notes["way"], notes["note"], strict=True)]
     # A single sentence for all ways: the platform lacks the measurement, or it was not requested.
-    reasons = {way["memory_reason"] for way in comparison["ways"] if not way["reason"]} - {None}
+    reasons = ways.loc[ways["reason"].isna(), "memory_reason"].dropna().unique()
     remarks += [f"Memory: n/a, {reason}." for reason in sorted(reasons)]
     about = ", ".join(f"{_number(value)} {key}" for key, value in comparison["about"].items())
     title = f"{comparison['name']} ({about})" if about else comparison["name"]
-    return TextTable(title, tuple(columns), tuple(rows), tuple(remarks))
+    return TextTable(title=title, cells=pd.DataFrame(columns), remarks=remarks)
+
+
+def _failures(ways: Iterable[dict[str, Any]]) -> list[str]:
+    return [f"{way['way']}: n/a, {way['reason']}." for way in ways if way["reason"]]
 
 
 def _targets(targets: Sequence[dict[str, Any]]) -> TextTable:
-    rows, missing = [], dict[str, list[str]]()
-    for target in targets:
-        low = {"median": target["value"], "low": target["low"], "high": target["high"]}
-        value = (
-            "n/a" if target["value"] is None else f"{target['value']:.2f}" if target["n"] is None else _interval(low)
+    verdicts = {True: "met", False: "missed", None: "n/a"}
+    rows = [
+        (
+            target["case"],
+            target["target"],
+            _interval({"median": target["value"], **target}),
+            "fact" if target["bound"] else verdicts[target["met"]],
         )
-        met = {True: "met", False: "missed", None: "n/a"}[target["met"]]
-        rows.append((target["case"], target["target"], value, met))
+        for target in targets
+    ]
+    missing: dict[str, dict[str, None]] = {}
+    for target in targets:
         if target["reason"]:
-            missing.setdefault(target["reason"], []).append(target["case"])
-    remarks = [f"{', '.join(dict.fromkeys(names))}: n/a, {reason}." for reason, names in missing.items()]
-    return TextTable("Targets", ("case", "target", "in this run", "verdict"), tuple(rows), tuple(remarks), words=2)
+            missing.setdefault(target["reason"], {})[target["case"]] = None
+    remarks = [f"{', '.join(cases)}: n/a, {reason}." for reason, cases in missing.items()]
+    cells = pd.DataFrame(rows, columns=["case", "target", "in this run", "verdict"])
+    return TextTable(title="Targets", cells=cells, remarks=remarks, words=2)
 
 
 def _sweep(sweep: dict[str, Any]) -> TextTable:
     """Table of medians in milliseconds, with a column for each point."""
-    points = sweep["comparisons"]
-    ways = list(dict.fromkeys(way["way"] for point in points for way in point["ways"]))
-    by_way = [{way["way"]: way for way in point["ways"]} for point in points]
-    rows = [(way, *(milli(point.get(way, {}).get("median_seconds")) for point in by_way)) for way in ways]
-    reasons = {f"{way['way']}: n/a, {way['reason']}." for point in points for way in point["ways"] if way["reason"]}
-    columns = ("median ms", *(_number(point["about"][sweep["axis"]]) for point in points))
-    return TextTable(f"{sweep['title']} by {sweep['axis']}", columns, tuple(rows), tuple(sorted(reasons)))
+    points, axis = sweep["comparisons"], sweep["axis"]
+    medians = {
+        _number(point["about"][axis]): {way["way"]: milli(way["median_seconds"]) for way in point["ways"]}
+        for point in points
+    }
+    cells = pd.DataFrame(medians).fillna("n/a").rename_axis("median ms").reset_index()
+    reasons = {failure for point in points for failure in _failures(point["ways"])}
+    return TextTable(title=f"{sweep['title']} by {axis}", cells=cells, remarks=sorted(reasons))
 
 
 def _case(case: dict[str, Any]) -> TextTable:
-    """Table of an entry of `cases`, timings that a benchmark took itself."""
-    rows = tuple(
-        (way, milli(timing["median_s"]), milli(timing["min_s"]), f"{timing['ratio']:.2f}", str(timing["rounds"]))
-        for way, timing in case["ways"].items()
-    )
+    """Table of an entry of `cases`, ways that share large operands."""
+    ways = pd.DataFrame.from_dict(case["ways"], orient="index")
+    columns = {
+        "median ms": ways["median_s"].map(milli),
+        "min ms": ways["min_s"].map(milli),
+        f"times the cost of {case['baseline']}": ways["ratio"].map("{:.2f}".format),
+        "rounds": ways["rounds"].astype(str),
+    }
     sizes = ", ".join(f"{key} {_number(value)}" for key, value in case.items() if isinstance(value, int))
     checks = [
         f"{name}: " + ", ".join(f"{k} {v:.3g}" for k, v in value.items()) + "."
         if isinstance(value, dict)
         else f"{name}: {value:.3g}."
-        for name, value in case.get("checks", {}).items()
+        for name, value in case["checks"].items()
     ]
-    columns = ("way", "median ms", "min ms", f"times the cost of {case['baseline']}", "rounds")
-    return TextTable(f"{case['case']} ({sizes})", columns, rows, tuple(checks))
+    cells = pd.DataFrame(columns).rename_axis("way").reset_index()
+    return TextTable(title=f"{case['case']} ({sizes})", cells=cells, remarks=checks)
 
 
 def markdown(document: dict[str, Any], figures: Sequence[str] = ()) -> str:
@@ -276,7 +274,10 @@ def _mebi(size: int | None) -> str:
 
 
 def _interval(ratio: dict[str, Any] | None) -> str:
-    return "n/a" if ratio is None else f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+    """Median of a ratio and its deciles, if there are any."""
+    if ratio is None or ratio["median"] is None:
+        return "n/a"
+    return f"{ratio['median']:.2f}" + ("" if ratio["low"] is None else f" [{ratio['low']:.2f}, {ratio['high']:.2f}]")
 
 
 def _number(value: Any) -> str:

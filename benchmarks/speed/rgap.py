@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,7 @@ from leakbench.attacks.core.closed_form.recursion.observed_gradients import Laye
 
 from .. import models
 from ..models.cnn6 import SLOPE
-from . import report
-from .harness import SpeedComparison, compare
-from .memory import Probe
+from .part import ROUNDS, Options, Part
 from .targets import SpeedTarget
 
 SIZES, FULL_SIZES, QUICK_SIZES = (24,), (32,), (16,)
@@ -143,74 +141,40 @@ def errors(*, size: int, device: str = "cpu") -> dict[str, float]:
     return squared_errors
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    full: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    sizes: Sequence[int] = (),
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
+def measure(*, full: bool = False, sizes: Sequence[int] = (), **options: Unpack[Options]) -> dict[str, Any]:
     """Compares the two ways at every size.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 1, or 3 if full.
-        quick: a small image; its ratio says little about the large one.
         full: image size of the paper's networks, 32 x 32, instead of a size that takes about a minute in all.
-        budget: seconds for the rounds of a comparison, 1200 where None: a dense inversion takes minutes.
-        memory: whether peak memory is measured, in a process for each way; unless quick where None.
-        sizes: heights and widths of images; the usual sizes if empty.
-        say: receives progress messages.
+        sizes: heights and widths of images; the usual sizes if empty. A quick run's is small, and its ratio says little
+            about a large one.
+        options: see `Options`.
     """
-    limit, seconds = rounds or (3 if full else 1), 1200.0 if budget is None else budget
-    space = not quick if memory is None else memory
-    where = report.environment(device)
-    comparisons: list[SpeedComparison] = []
-    targets: list[SpeedTarget] = []
-    usual = FULL_SIZES if full else QUICK_SIZES if quick else SIZES
-    for size in sizes or usual:
+    # A dense inversion takes minutes.
+    part = Part(__name__, options, rounds=3 if full else 1, quick_rounds=1, budget=1200.0)
+    (paper,) = FULL_SIZES
+    for size in sizes or (FULL_SIZES if full else QUICK_SIZES if part.quick else SIZES):
         name = f"CNN6, {size}x{size}"
-        say(f"rgap: {name}" + ("" if size in FULL_SIZES else f" (smaller than the paper's {FULL_SIZES[0]}: --full)"))
-        probes = {way: Probe(f"{__name__}:build", {"size": size, "way": way, "device": device}) for way in WAYS}
+        part.say(name if size == paper else f"{name} (smaller than the paper's {paper}: --full)")
         # The calls that compute the errors warm both ways up.
-        about = {"size": size, **{f"error of {way}": value for way, value in errors(size=size, device=device).items()}}
-        comparisons.append(
-            compare(
-                name,
-                probes,
-                peer=DENSE,
-                about=about,
-                device=device,
-                rounds=limit,
-                budget=seconds,
-                memory=space,
-                memory_calls=1,
-                warmup=0,
-            )
-        )
-        if size in (*SIZES, *FULL_SIZES):
-            targets.append(SpeedTarget(case=name, way=OURS, against=DENSE, quantity="speed-up", limit=20.0))
-            targets.append(SpeedTarget(case=name, way=OURS, against=DENSE, quantity="memory", limit=0.25))
-    return {
-        "benchmark": "rgap",
-        "title": "R-GAP on CNN6, one image",
-        "method": (
-            "The same equations of every layer, from one gradient in float64. The dense way is told the label. Both "
-            "run in turn in one process; ratios are medians of the ratios within a round, with their first and last "
-            "decile. Extra memory: peak beyond network and gradient, in a process for each way. "
-            + (
-                "Of images of the paper's size."
-                if full
-                else f"Smaller images than the paper's {FULL_SIZES[0]} x {FULL_SIZES[0]}, so that it ends in about a "
-                "minute; --full measures that size, where both ratios are larger."
-            )
+        squared_errors = errors(size=size, device=part.device)
+        about = {"size": size, **{f"error of {way}": value for way, value in squared_errors.items()}}
+        part.compare(name, WAYS, {"size": size}, peer=DENSE, about=about, memory_calls=1, warmup=0)
+        if size in (*SIZES, paper):
+            part.targets += [
+                SpeedTarget(case=name, way=OURS, against=DENSE, quantity="speed-up", limit=20.0),
+                SpeedTarget(case=name, way=OURS, against=DENSE, quantity="memory", limit=0.25),
+            ]
+    smaller = (
+        f"Smaller images than the paper's {paper} x {paper}, so that it ends in about a minute; --full measures that "
+        "size, where both ratios are larger."
+    )
+    return part.document(
+        title="R-GAP on CNN6, one image",
+        method=(
+            "The same equations of every layer, from one gradient in float64. The dense way is told the label. "
+            f"{ROUNDS} Extra memory: peak beyond network and gradient, in a process for each way. "
+            + ("Of images of the paper's size." if full else smaller)
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "full": full, "memory": space},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in targets],
-    }
+        settings={"full": full},
+    )

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,7 @@ from torch import Tensor, nn
 from leakbench.defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
 
 from .. import models as networks
-from . import report
-from .harness import SpeedComparison, compare
-from .memory import Probe
+from .part import ROUNDS, Options, Part
 from .targets import SpeedTarget
 
 LOOP, STACK, PROCESSES = "a loop over models", "one stack", "processes of one thread"
@@ -164,54 +162,26 @@ def ways(network: str, device: str) -> tuple[str, ...]:
     return (STACK,) if network == MLP or device == "cuda" else (PROCESSES, STACK)
 
 
-def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    memory: bool | None = None,
-    say: Callable[[str], None] = lambda _line: None,
-) -> dict[str, Any]:
-    """Compares the ways at every network, number of models and method.
+def measure(**options: Unpack[Options]) -> dict[str, Any]:
+    """Compares the ways at every network, number of models and method; the smaller numbers if quick.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 9, or 3 if quick.
-        quick: the smaller number of models and few rounds.
-        budget: seconds for the rounds of a comparison, 120 where None.
-        memory: ignored, because these ways do not differ in memory.
-        say: receives progress messages.
+        options: see `Options`; memory is not measured, because these ways do not differ in it.
     """
-    del memory
-    limit, seconds = rounds or (3 if quick else 9), 120.0 if budget is None else budget
-    where = report.environment(device)
-    comparisons: list[SpeedComparison] = []
-    targets: list[SpeedTarget] = []
-    for (network, models), goal in (GOALS | (ON_CUDA if device == "cuda" else {})).items():
-        if quick and models > 16:
+    part = Part(__name__, {**options, "memory": False}, rounds=9, budget=120.0)
+    for (network, models), goal in (GOALS | (ON_CUDA if part.device == "cuda" else {})).items():
+        if part.quick and models > 16:
             continue
         for method in methods():
-            name, (ours, *others) = f"{network}, {models} models, {method}", ways(network, device)
-            say(f"shadows: {name}")
+            name, (ours, *others) = f"{network}, {models} models, {method}", ways(network, part.device)
+            part.say(name)
             about = {"network": network, "models": models, "method": method}
-            probes = {
-                way: Probe(f"{__name__}:build", about | {"way": way, "device": device}) for way in (LOOP, ours, *others)
-            }
-            comparisons.append(
-                compare(name, probes, peer=LOOP, about=about, device=device, rounds=limit, budget=seconds, memory=False)
-            )
-            targets.append(SpeedTarget(case=name, way=ours, against=LOOP, quantity="speed-up", limit=goal))
-    return {
-        "benchmark": "shadows",
-        "title": "Training shadow models",
-        "method": (
+            part.compare(name, (LOOP, ours, *others), about, peer=LOOP)
+            part.targets.append(SpeedTarget(case=name, way=ours, against=LOOP, quantity="speed-up", limit=goal))
+    return part.document(
+        title="Training shadow models",
+        method=(
             f"Batches of {BATCH} of {POOL} examples by Poisson sampling, noise multiplier 1; {STEPS[MLP]} steps of the "
-            f"chain of linear layers, {STEPS[CNN]} of the network of convolutions. All ways run in turn, round by "
-            "round; ratios are medians of the ratios within a round, with their first and last decile."
+            f"chain of linear layers, {STEPS[CNN]} of the network of convolutions. {ROUNDS}"
         ),
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in targets],
-    }
+    )

@@ -7,14 +7,13 @@ Every way takes whole steps on its own model: norms, clip, sum, noise, division,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Unpack
 
 from . import report
-from .harness import SpeedComparison, TimedCall, compare
-from .memory import Probe
+from .harness import SpeedComparison, TimedCall
 from .networks import Workload, parameters
+from .part import ROUNDS, Options, Part, check_choices
 from .targets import SpeedTarget
 from .ways import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, USUAL, WAYS, others_warnings
 
@@ -32,9 +31,8 @@ QUICK_CASES = {load.name: load for load in (Workload("dp_cnn_small", 256), Workl
 FLOOR, PEER = "sgd", "opacus-hooks"
 METHOD = (
     f"Clip at {CLIP_NORM:g}, noise multiplier {NOISE_MULTIPLIER:g}, SGD at {LEARNING_RATE:g}, float32, random "
-    "data, no loading. Ways run in turn, round by round, in one process; ratios are medians of the ratios "
-    "within a round, with their first and last decile. Extra memory: peak beyond what is there before the "
-    "first step, in a process for each way; first steps with all preparations, and later ones."
+    f"data, no loading. {ROUNDS} Extra memory: peak beyond what is there before the first step, in a process for each "
+    "way; first steps with all preparations, and later ones."
 )
 
 
@@ -103,93 +101,50 @@ def build(
 
 def refuse_unknown(cases: Sequence[str], ways: Sequence[str], *, quick: bool) -> None:
     """Raises `ValueError` for an unknown case or way."""
-    for kind, requested, known in (("case", cases, QUICK_CASES if quick else CASES), ("way", ways, WAYS)):
-        for name in requested:
-            if name not in known:
-                raise ValueError(f"{kind} must be one of {', '.join(known)}, got '{name}'")
+    check_choices("case", cases, list(QUICK_CASES if quick else CASES))
+    check_choices("way", ways, list(WAYS))
 
 
 def measure(
-    *,
-    device: str = "cpu",
-    rounds: int | None = None,
-    quick: bool = False,
-    budget: float | None = None,
-    cases: Sequence[str] = (),
-    ways: Sequence[str] = (),
-    memory: bool | None = None,
-    sweeps: bool = True,
-    say: Callable[[str], None] = lambda _line: None,
+    *, cases: Sequence[str] = (), ways: Sequence[str] = (), sweeps: bool = True, **options: Unpack[Options]
 ) -> dict[str, Any]:
     """Runs the comparisons, judges the targets, and runs the sweeps.
 
     Args:
-        device: "cpu" or "cuda".
-        rounds: of each comparison, at most; 15, or 3 if quick; a sweep's points get a third of them.
-        quick: small cases and few rounds, as a smoke test; its figures have no other use.
-        budget: seconds for the rounds of a comparison, 90 where None; a sweep's points get a sixth.
         cases: subset of `CASES` (of `QUICK_CASES` if quick); all if empty.
         ways: subset of `WAYS`; the usual ways if empty.
-        memory: whether peak memory is measured, in a process for each way of each case; unless quick where None.
-        sweeps: whether cost by batch size and by dimension is measured.
-        say: receives progress messages.
+        sweeps: whether cost by batch size and by dimension is measured, at each point in a third of the rounds and a
+            sixth of the budget.
+        options: see `Options`.
 
     Raises:
         ValueError: an unknown case or way.
     """
-    refuse_unknown(cases, ways, quick=quick)
-    known = QUICK_CASES if quick else CASES
-    limit = rounds or (3 if quick else 15)
-    seconds = 90.0 if budget is None else budget
-    space = not quick if memory is None else memory
-    compared = partial(_compared, ways=tuple(ways) or USUAL, device=device, say=say)
-    fewer = partial(compared, rounds=math.ceil(limit / 3), budget=seconds / 6, memory=False)
-    where = report.environment(device)  # read first: later the load is our own
+    part = Part(__name__, options)
+    refuse_unknown(cases, ways, quick=part.quick)
+    known, usual = QUICK_CASES if part.quick else CASES, tuple(ways) or USUAL
+    fewer = {"rounds": math.ceil(part.rounds / 3), "budget": part.budget / 6, "memory": False}
     with others_warnings():
-        comparisons = [compared(known[name], rounds=limit, budget=seconds, memory=space) for name in (cases or known)]
-        swept = _swept(QUICK_SWEEPS if quick else SWEEPS, fewer) if sweeps else {}
-    return {
-        "benchmark": "step",
-        "title": "One DP-SGD step",
-        "method": METHOD,
-        "environment": where,
-        "settings": {"rounds": limit, "budget_seconds": seconds, "quick": quick, "memory": space},
-        "comparisons": [report.as_dict(comparison) for comparison in comparisons],
-        "targets": [target.judge(comparisons).as_dict() for target in TARGETS],
-        "sweeps": swept,
-    }
+        for name in cases or known:
+            _compare(part, known[name], usual)
+        part.targets += TARGETS
+        document = part.document(title="One DP-SGD step", method=METHOD)
+        # After the document is made: comparisons of a sweep are its points, not the document's.
+        document["sweeps"] = {
+            key: {
+                "title": title,
+                "axis": axis,
+                "comparisons": [report.as_dict(_compare(part, load, usual, **fewer)) for load in loads],
+            }
+            for key, (title, axis, loads) in (QUICK_SWEEPS if part.quick else SWEEPS).items()
+            if sweeps
+        }
+    return document
 
 
-def _compared(
-    load: Workload,
-    *,
-    ways: Sequence[str],
-    device: str,
-    rounds: int,
-    budget: float,
-    memory: bool,
-    say: Callable[[str], None],
-) -> SpeedComparison:
+def _compare(part: Part, load: Workload, ways: Sequence[str], **settings: Any) -> SpeedComparison:
     """Compares all ways of taking a step on a workload."""
-    say(f"step: {load.name}")
+    part.say(load.name)
     about = {"parameters": parameters(load.model()), "batch": load.batch}
-    arguments = {"network": load.network, "batch": load.batch, "width": load.width, "device": device}
-    return compare(
-        load.name,
-        {way: Probe(f"{__name__}:build", {**arguments, "way": way}) for way in ways},
-        peer=PEER,
-        floor=FLOOR,
-        about=about,
-        device=device,
-        rounds=rounds,
-        budget=budget,
-        memory=memory,
-    )
-
-
-def _swept(sweeps: Mapping[str, Sweep], compared: Callable[[Workload], SpeedComparison]) -> dict[str, Any]:
-    """Cost by batch size and by dimension: key -> title, axis, and the comparison at each point."""
-    return {
-        key: {"title": title, "axis": axis, "comparisons": [report.as_dict(compared(load)) for load in loads]}
-        for key, (title, axis, loads) in sweeps.items()
-    }
+    arguments = {"network": load.network, "batch": load.batch, "width": load.width}
+    return part.compare(load.name, ways, arguments, peer=PEER, floor=FLOOR, about=about, **settings)

@@ -30,17 +30,19 @@ StepBuilder = Callable[[nn.Module, Tensor, Tensor, float], TimedCall]
 
 
 class Plain:
-    """An SGD step on the batch's mean loss: no norms, no noise."""
+    """A step of an optimizer on the batch's loss; plain SGD, without norms or noise, on the mean loss by default."""
 
-    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
-        """Takes model and data; the noise multiplier is ignored."""
-        self.model, self.inputs, self.labels = model, inputs, labels
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    def __init__(
+        self, model: nn.Module, inputs: Tensor, labels: Tensor, *, optimizer: Any = None, loss: Any = cross_entropy
+    ) -> None:
+        """Takes model, data, optimizer and loss."""
+        self.model, self.inputs, self.labels, self.loss = model, inputs, labels, loss
+        self.optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def __call__(self) -> None:
         """Takes a step."""
         self.optimizer.zero_grad()
-        cross_entropy(self.model(self.inputs), self.labels).backward()
+        self.loss(self.model(self.inputs), self.labels).backward()
         self.optimizer.step()
 
 
@@ -54,7 +56,7 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
         raise ValueError("channels-last is for convolutions, and this network has none")
     layout = torch.channels_last
     arranged = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]  missing in torch's overloads
-    return Plain(arranged, inputs.contiguous(memory_format=layout), labels, noise_multiplier)
+    return Plain(arranged, inputs.contiguous(memory_format=layout), labels)
 
 
 def seeded_noise() -> Noise:
@@ -105,56 +107,39 @@ def ours(engine: str, noise: Callable[[], Noise] = seeded_noise) -> StepBuilder:
     return lambda model, inputs, labels, sigma: Ours(model, inputs, labels, sigma, engine=engine, noise=noise)
 
 
-class OpacusHooks:
-    """Opacus as commonly used: per-example gradients by hooks, kept at the parameters, then clipped."""
-
-    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
-        """Wraps the model and an optimizer."""
-        self.model = opacus_module("grad_sample").GradSampleModule(model)
-        self.inputs, self.labels = inputs, labels
-        # Mean loss in both ways: Opacus multiplies per-example gradients by the batch again (`loss_reduction`).
-        self.optimizer = opacus_module("optimizers").DPOptimizer(
-            torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=CLIP_NORM,
-            expected_batch_size=len(inputs),
-        )
-
-    def __call__(self) -> None:
-        """Takes a step."""
-        self.optimizer.zero_grad()
-        cross_entropy(self.model(self.inputs), self.labels).backward()
-        self.optimizer.step()
+def opacus_hooks(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
+    """Builds a step of Opacus as commonly used: per-example gradients by hooks, kept, then clipped."""
+    hooked = opacus_module("grad_sample").GradSampleModule(model)
+    # Mean loss in both ways: Opacus multiplies per-example gradients by the batch again (`loss_reduction`).
+    optimizer = _opacus_optimizer("optimizers", "DPOptimizer", hooked, len(inputs), noise_multiplier)
+    return Plain(hooked, inputs, labels, optimizer=optimizer)
 
 
-class OpacusGhost:
-    """Opacus' ghost clipping: norms in a first backward pass, the weighted loss in a second."""
+def opacus_ghost(model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> TimedCall:
+    """Builds a step of Opacus' ghost clipping: norms in a first backward pass, the weighted loss in a second."""
+    fast = "fast_gradient_clipping"
+    wrap = opacus_module(f"grad_sample.grad_sample_module_{fast}").GradSampleModuleFastGradientClipping
+    wrapped = wrap(model, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
+    optimizer = _opacus_optimizer(
+        f"optimizers.optimizer_{fast}", "DPOptimizerFastGradientClipping", wrapped, len(inputs), noise_multiplier
+    )
+    loss = opacus_module(f"utils.{fast}_utils").DPLossFastGradientClipping
+    return Plain(
+        wrapped, inputs, labels, optimizer=optimizer, loss=loss(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
+    )
 
-    def __init__(self, model: nn.Module, inputs: Tensor, labels: Tensor, noise_multiplier: float) -> None:
-        """Wraps the model, an optimizer and the loss."""
-        wrap = opacus_module(
-            "grad_sample.grad_sample_module_fast_gradient_clipping"
-        ).GradSampleModuleFastGradientClipping
-        self.model = wrap(model, max_grad_norm=CLIP_NORM, use_ghost_clipping=True)
-        self.inputs, self.labels = inputs, labels
-        self.optimizer = opacus_module("optimizers.optimizer_fast_gradient_clipping").DPOptimizerFastGradientClipping(
-            torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE),
-            noise_multiplier=noise_multiplier,
-            max_grad_norm=CLIP_NORM,
-            expected_batch_size=len(inputs),
-        )
-        loss = opacus_module("utils.fast_gradient_clipping_utils").DPLossFastGradientClipping
-        self.loss = loss(self.model, self.optimizer, nn.CrossEntropyLoss(), "mean")
 
-    def __call__(self) -> None:
-        """Takes a step."""
-        self.optimizer.zero_grad()
-        self.loss(self.model(self.inputs), self.labels).backward()
-        self.optimizer.step()
+def _opacus_optimizer(module: str, name: str, model: nn.Module, batch: int, noise_multiplier: float) -> Any:
+    return getattr(opacus_module(module), name)(
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=CLIP_NORM,
+        expected_batch_size=batch,
+    )
 
 
 WAYS: dict[str, StepBuilder] = {
-    "sgd": Plain,
+    "sgd": lambda model, inputs, labels, _: Plain(model, inputs, labels),
     "sgd-channels-last": plain_channels_last,
     "auto": ours("auto"),
     "layerwise": ours("layerwise"),
@@ -162,8 +147,8 @@ WAYS: dict[str, StepBuilder] = {
     "opacus": ours("opacus"),
     "backpack": ours("backpack"),
     "secure": ours("auto", secure),
-    "opacus-hooks": OpacusHooks,
-    "opacus-ghost": OpacusGhost,
+    "opacus-hooks": opacus_hooks,
+    "opacus-ghost": opacus_ghost,
 }
 # `auto` is `layerwise` for every network here and is noted as such, so `layerwise` is not timed again. `secure` is not
 # usual: exact sums are computed an example at a time, which takes longer than all other ways together.

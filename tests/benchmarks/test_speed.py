@@ -21,6 +21,7 @@ from leakbench.benchmarks.speed import (
     memory,
     methods,
     noise,
+    part,
     report,
     rgap,
     step,
@@ -58,7 +59,7 @@ class FakeClock:
 
 
 def timed(ways, clock, **settings):
-    return interleaved(ways, clock=clock, **{"warmup": 0, **settings})
+    return interleaved(ways, clock=clock, wall_clock=clock, **{"warmup": 0, **settings})
 
 
 def test_every_round_has_one_call_of_each_way_and_its_order_rotates():
@@ -90,8 +91,13 @@ def test_the_budget_ends_the_rounds_but_not_before_the_third():
 
 
 def test_the_device_is_waited_for_before_and_after_each_call():
-    clock, events = FakeClock(), []
-    timed({"a": lambda: lambda: events.append("call")}, clock, rounds=2, synchronize=lambda: events.append("wait"))
+    events = []
+
+    def waits():
+        events.append("wait")
+        return 0.0
+
+    interleaved({"a": lambda: lambda: events.append("call")}, rounds=2, warmup=0, clock=waits)
     assert events == ["wait", "call", "wait"] * 2
 
 
@@ -209,6 +215,15 @@ def test_a_target_without_figures_is_neither_met_nor_missed(case, way, quantity,
     assert (found["value"], found["met"], found["reason"]) == (None, None, reason)
 
 
+def test_a_ratio_that_no_processor_here_can_lower_is_a_fact_and_no_failure():
+    fact = targets.SpeedTarget(case="case", way="ours", against="floor", quantity="time", bound="41 Mflop an example")
+    verdict = fact.judge([MADE]).as_dict()
+    assert (verdict["value"], verdict["limit"], verdict["met"], verdict["reason"]) == (2.0, None, None, None)
+    (table,) = report.tables({"targets": [verdict]})
+    assert "| case | ours, time relative to floor: bound by 41 Mflop an example | 2.00 [" in table.markdown()
+    assert table.markdown().rstrip().endswith("| fact |")
+
+
 # What is measured in other processes: a module of a folder on their path.
 ALLOCATES = f"""
 import torch
@@ -305,8 +320,8 @@ def test_a_table_shows_what_is_missing_as_such_and_says_why():
     document = {"comparisons": [report.as_dict(made)]}
     (table,) = report.tables(document)
     assert table.title == "case (1,024 batch)"
-    assert table.rows[0] == ("bad", "n/a", "n/a", "n/a", "n/a", "n/a", "n/a")
-    assert table.rows[1][:4] == ("peer", "250", "250", "1.00 [1.00, 1.00]")
+    assert list(table.cells.iloc[0]) == ["bad", "n/a", "n/a", "n/a", "n/a", "n/a", "n/a"]
+    assert list(table.cells.iloc[1])[:4] == ["peer", "250", "250", "1.00 [1.00, 1.00]"]
     assert "bad: n/a, layer 'x' is not known." in table.remarks
     assert "| bad | n/a |" in table.markdown()
     assert "1.00 [1.00, 1.00]" in table.text()
@@ -411,7 +426,7 @@ def test_the_usual_size_of_an_inversion_says_that_the_papers_is_larger(monkeypat
         assert about["memory_calls"] == 1 and set(probes) == set(rgap.WAYS)
         return SpeedComparison(name=name, about={}, measurements=(), peer=rgap.DENSE)
 
-    monkeypatch.setattr(rgap, "compare", no_comparison)
+    monkeypatch.setattr(part, "compare", no_comparison)
     monkeypatch.setattr(rgap, "errors", lambda **_: {})
     found = rgap.measure(say=said.append)
     assert sizes == [24] and "the paper's 32: --full" in said[0] and "--full measures that size" in found["method"]
@@ -448,9 +463,8 @@ def test_noise_is_compared_with_opacus_at_every_size():
         assert [way["way"] for way in compared["ways"]] == list(noise.WAYS)
         assert all(way["rounds"] == 1 and way["times_the_cost_of_floor"]["median"] > 0 for way in compared["ways"])
         assert {"os", "secure", compared["floor"], compared["peer"]} <= noise.WAYS.keys()
-    assert [table.columns[3:5] for table in report.tables(found)] == [
-        ("times as fast as opacus secure mode", "times the cost of opacus")
-    ] * 2
+    columns = ["times as fast as opacus secure mode", "times the cost of opacus"]
+    assert [list(table.cells)[3:5] for table in report.tables(found)] == [columns] * 2
 
 
 def test_a_step_with_exact_noise_is_a_way_that_is_timed_when_asked_for():
@@ -523,7 +537,10 @@ def test_a_step_of_every_method_is_compared_with_plain_dp_sgd():
     assert kept_for.subspace.interval == methods.KEPT
     sketched: Any = methods.defense_of("rpdp" + methods.SKETCHED + methods.AFTER).method
     assert (sketched.subspace.interval, sketched.subspace.directions) == (methods.KEPT, "sketch")
-    assert {t.limit for t in methods.targets("x")} == {1.1, 1.6, 2.5}
+    judged = methods.targets(Workload("dp_cnn_small", 256))
+    assert {target.limit for target in judged} == {1.1, 1.6, 2.5, None}
+    # The dense directions of 26,010 coordinates, of which there are 800.
+    assert [(t.way, t.bound) for t in judged if t.bound] == [("rpdp" + methods.AFTER, "41 Mflop an example")]
 
 
 def test_a_way_of_methods_takes_steps_and_is_judged():
