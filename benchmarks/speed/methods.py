@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -97,22 +98,8 @@ def defense_of(way: str) -> Defense:
     return function(**given)
 
 
-class MethodSteps:
-    """Training run of which every call takes the next `KEPT` steps."""
-
-    def __init__(self, training: OngoingRun) -> None:
-        """Begins the run, which may include a release before its first step."""
-        self._training, self._next = training, training.begin()
-
-    def __call__(self) -> None:
-        """Takes the next `KEPT` steps."""
-        for _ in range(KEPT):
-            self._training.step(self._next)
-            self._next += 1
-
-
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:
-    """Builds a run of a method on random data, to be taken step by step.
+    """Builds a training run of a method on random data, of which every call takes the next `KEPT` steps.
 
     Args:
         network: see `Workload`.
@@ -135,7 +122,14 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         recording=Recording(),
     )
     # Images other than the private ones, which would be refused as public data.
-    return MethodSteps(OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings))
+    training = OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings)
+    numbers = count(training.begin())  # after a release before the first step, if there is one
+
+    def next_steps() -> None:
+        for number in islice(numbers, KEPT):
+            training.step(number)
+
+    return next_steps
 
 
 def targets(load: Workload) -> list[SpeedTarget]:

@@ -157,7 +157,7 @@ class Part:
             "environment": self._environment,
             "settings": {**shared, **(settings or {})},
             "comparisons": [report.as_dict(comparison) for comparison in self.comparisons],
-            "targets": [target.judge(self.comparisons).as_dict() for target in self.targets],
+            "targets": [target.judge(self.comparisons) for target in self.targets],
             **content,
         }
 

@@ -101,17 +101,14 @@ def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
 
 def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) -> float:
     """Fraction of the rows' squared norm in the span, which is more informative than angles for a flat spectrum."""
-    vectors = basis.double()
-    # |Q^T rows|^2 / |rows|^2 with Q = V L^-T and V^T V = L L^T, so that V need not be orthonormal.
-    factor = torch.linalg.cholesky(vectors.T @ vectors)
-    coefficients = torch.linalg.solve_triangular(factor, vectors.T @ rows.double().T, upper=False)
-    return (coefficients.norm() / rows.double().norm()).square().item()
+    return ((rows.double() @ _orthonormal(basis)).norm() / rows.double().norm()).square().item()
 
 
 def _cosines(basis: Float[Tensor, "dim k"], other_basis: Float[Tensor, "dim k"]) -> Float[Tensor, " k"]:
-    """Principal cosines of the spans, in float64; neither basis needs to be exactly orthonormal."""
-    a, b = basis.double(), other_basis.double()
-    # Cosines: singular values of L_a^-1 A^T B L_b^-T (Björck & Golub, 1973).
-    left, right = torch.linalg.cholesky(a.T @ a), torch.linalg.cholesky(b.T @ b)
-    inner = torch.linalg.solve_triangular(left, a.T @ b, upper=False)
-    return torch.linalg.svdvals(torch.linalg.solve_triangular(right, inner.T, upper=False))
+    """Principal cosines of the spans (Björck & Golub, 1973)."""
+    return torch.linalg.svdvals(_orthonormal(basis).T @ _orthonormal(other_basis))
+
+
+def _orthonormal(basis: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
+    """Basis of the same span, in float64: those that are compared are orthonormal in float32 at best."""
+    return torch.linalg.qr(basis.double()).Q

@@ -167,7 +167,7 @@ def tables(document: dict[str, Any]) -> Iterator[TextTable]:
 
 
 def _comparison(comparison: dict[str, Any]) -> TextTable:
-    ways = pd.DataFrame(comparison["ways"]).astype(object)
+    ways = pd.DataFrame(comparison["ways"], dtype=object)  # None stays None
     columns = {
         "way": ways["way"],
         "median ms": ways["median_seconds"].map(milli),

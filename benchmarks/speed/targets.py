@@ -46,17 +46,27 @@ class SpeedTarget:
             return f"{self.way}, {self.quantity} relative to {self.against}: bound by {self.bound}"
         return _WORDS[self.quantity].format(way=self.way, limit=self.limit, against=self.against)
 
-    def judge(self, comparisons: Sequence[SpeedComparison]) -> Verdict:
-        """Returns whether it is met, judged by the median."""
+    def judge(self, comparisons: Sequence[SpeedComparison]) -> dict[str, Any]:
+        """Returns the outcome, as plain data: `met` is judged by the median, and None if unknown or without a limit."""
         matching = [c for c in comparisons if c.name == self.case]
-        value = self._value(matching[0]) if matching else "not part of this run"
-        if isinstance(value, str):
-            return Verdict(target=self, reason=value)
-        if self.limit is None:
-            return Verdict(target=self, value=value)
-        median = value.median if isinstance(value, Ratio) else value
-        met = median >= self.limit if self.quantity == "speed-up" else median <= self.limit
-        return Verdict(target=self, value=value, met=met)
+        value, met = self._value(matching[0]) if matching else "not part of this run", None
+        ratio = asdict(value) if isinstance(value, Ratio) else {"median": value, "low": None, "high": None, "n": None}
+        median, reason = (None, value) if isinstance(value, str) else (ratio["median"], None)
+        if self.limit is not None and median is not None:
+            met = median >= self.limit if self.quantity == "speed-up" else median <= self.limit
+        return {
+            "case": self.case,
+            "target": self.words,
+            "quantity": self.quantity,
+            "limit": self.limit,
+            "bound": self.bound or None,
+            "value": median,
+            "low": ratio["low"],
+            "high": ratio["high"],
+            "n": ratio["n"],
+            "met": met,
+            "reason": reason,
+        }
 
     def _value(self, comparison: SpeedComparison) -> Ratio | float | str:
         if self.quantity == "memory":
@@ -64,36 +74,3 @@ class SpeedTarget:
         if self.quantity == "speed-up":
             return comparison.time_ratio(self.against, self.way)
         return comparison.time_ratio(self.way, self.against)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Outcome of a target, with the ratio that decides it.
-
-    Attributes:
-        target: that was judged.
-        value: ratio; None if there is none.
-        met: whether the limit is met; None if unknown, or without a limit.
-        reason: why there is no value.
-    """
-
-    target: SpeedTarget
-    value: Ratio | float | None = None
-    met: bool | None = None
-    reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Converts the verdict for JSON."""
-        value, none = self.value, {"median": self.value, "low": None, "high": None, "n": None}
-        ratio = asdict(value) if isinstance(value, Ratio) else none
-        return {
-            "case": self.target.case,
-            "target": self.target.words,
-            "quantity": self.target.quantity,
-            "limit": self.target.limit,
-            "bound": self.target.bound or None,
-            "value": ratio.pop("median"),
-            **ratio,
-            "met": self.met,
-            "reason": self.reason or None,
-        }

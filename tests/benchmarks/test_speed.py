@@ -197,7 +197,7 @@ MADE = comparison(ours=((2.0, 2.0, 4.0), 30), peer=((6.0, 8.0, 16.0), 100), floo
 )
 def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
     target = targets.SpeedTarget(case="case", way="ours", against=against, quantity=quantity, limit=limit)
-    found = target.judge([MADE]).as_dict()
+    found = target.judge([MADE])
     assert (found["value"], found["met"], found["reason"]) == (value, met, None)
 
 
@@ -211,13 +211,13 @@ def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
 )
 def test_a_target_without_figures_is_neither_met_nor_missed(case, way, quantity, reason):
     target = targets.SpeedTarget(case=case, way=way, against="floor", quantity=quantity, limit=1.0)
-    found = target.judge([MADE]).as_dict()
+    found = target.judge([MADE])
     assert (found["value"], found["met"], found["reason"]) == (None, None, reason)
 
 
 def test_a_ratio_that_no_processor_here_can_lower_is_a_fact_and_no_failure():
     fact = targets.SpeedTarget(case="case", way="ours", against="floor", quantity="time", bound="41 Mflop an example")
-    verdict = fact.judge([MADE]).as_dict()
+    verdict = fact.judge([MADE])
     assert (verdict["value"], verdict["limit"], verdict["met"], verdict["reason"]) == (2.0, None, None, None)
     (table,) = report.tables({"targets": [verdict]})
     assert "| case | ours, time relative to floor: bound by 41 Mflop an example | 2.00 [" in table.markdown()
