@@ -34,18 +34,19 @@ def curves(sweeps: Sequence[dict[str, Any]], folder: Path, name: str) -> list[st
         axis = sweep["axis"]
         rounds = pd.json_normalize(sweep["comparisons"], "ways", [["about", axis]]).explode("seconds")
         # A way that failed at some size has no point there, and its line joins the others.
-        times = rounds.assign(ms=1e3 * rounds["seconds"].astype(float), size=rounds[f"about.{axis}"]).dropna(
-            subset="ms"
-        )
+        times = rounds.assign(
+            ms=1e3 * rounds["seconds"].astype(float), size=rounds[f"about.{axis}"].astype(int)
+        ).dropna(subset="ms")
         rows = times.groupby(["way", "size"])["ms"].agg(["min", "median", "max"]).reset_index()
-        ticks = alt.Axis(values=sorted(set(rows["size"])), format=",")
+        ticks = alt.Axis(values=sorted(set(rows["size"].tolist())), format=",")
         x = alt.X("size:Q", title=axis, axis=ticks).scale(type="log", nice=False)
         y = alt.Y("median:Q", title="milliseconds a step (median; band: all rounds)").scale(type="log")
         base = alt.Chart(rows, title=sweep["title"], width=330, height=300).encode(x=x)
-        line = base.mark_line(strokeWidth=1.4).encode(y, alt.Color("way:N", title=None, scale=colours))
-        band = base.mark_area(opacity=0.1).encode(
-            alt.Y("min:Q"), alt.Y2("max:Q"), alt.Fill("way:N", scale=colours, legend=None)
-        )
+        # Opaque in the legend, where the band's opacity would hold.
+        colour = alt.Color("way:N", title=None, scale=colours, legend=alt.Legend(symbolOpacity=1))
+        coloured = base.encode(colour)
+        line = coloured.mark_line(strokeWidth=1.4).encode(y)
+        band = coloured.mark_area(opacity=0.1).encode(alt.Y("min:Q"), alt.Y2("max:Q"))
         points = line.mark_point(filled=True, size=45, opacity=1).encode(alt.Shape("way:N", title=None, scale=marks))
         panels.append(band + line + points)
     return _save(alt.hconcat(*panels), folder, name)
