@@ -16,7 +16,7 @@ ROUNDS = (
     "All ways run in turn, round by round, in one process; ratios are medians of the ratios within a round, with their "
     "first and last decile."
 )
-"""How times are taken and compared, for the method of a document."""
+"""Sentence on timing and comparison, for the method of a document."""
 
 
 class Options(TypedDict, total=False):
