@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.utils import parametrize
 
-from ...kernels.channel_order import MOST_CHANNELS, channels_to_the_end
 from ...plan.defense import StepPlan
 from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
@@ -38,9 +37,7 @@ from .layers.rules import KNOWN, refuse_settings
 from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
-_FEW_THREADS = 4  # PyTorch threads, up to which its copy of a batch's images is slower than our single-threaded kernel
 _SMALL = 2**18  # numbers of a first layer's output, up to which the node that begins the graph is a noticeable cost
-_WORTH_A_KERNEL = 2**12  # numbers of a batch, below which PyTorch's copy is as fast
 
 
 @dataclass(frozen=True)
@@ -335,22 +332,7 @@ def channels_last(inputs: Tensor) -> Tensor:
     _, channels, height, width = inputs.shape
     if channels == 1:
         return inputs.contiguous().as_strided(inputs.shape, (height * width, 1, width, 1))
-    if channels <= MOST_CHANNELS and _is_copied_here(inputs):
-        copies = torch.empty_like(inputs, memory_format=torch.channels_last)
-        copy = channels_to_the_end(channels, wide=inputs.dtype == torch.float64)
-        copy(inputs.data_ptr(), copies.data_ptr(), inputs.shape[0], height * width)
-        return copies
     return inputs.contiguous(memory_format=torch.channels_last)
-
-
-def _is_copied_here(images: Tensor) -> bool:
-    """Returns whether our kernel, instead of PyTorch, moves a batch's channels to the end."""
-    plain = type(images) is Tensor and images.is_cpu and images.dtype in (torch.float32, torch.float64)
-    few = torch.get_num_threads() <= _FEW_THREADS and images.numel() >= _WORTH_A_KERNEL
-    # With a single pixel both orders coincide, and PyTorch keeps the given strides. Other strides would make GroupNorm
-    # take another code path, only in batches that are large enough for our kernel.
-    pixels = images.shape[2] * images.shape[3] > 1
-    return plain and few and pixels and images.is_contiguous() and not (images.requires_grad or images.is_neg())
 
 
 def _slots(model: nn.Module, layout: Layout) -> dict[nn.Module, list[_Slot]]:
