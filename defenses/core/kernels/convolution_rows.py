@@ -3,9 +3,9 @@
 A gradient is a sum over positions of patch times derivative: a matrix product, a factor of which consists of
 overlapping patches. Libraries copy these, or treat examples as groups of channels, which copies them in and out of such
 a layout. Here a tile of the gradient stays in registers while positions go by; a patch's numbers are read in place, at
-offsets from the position that are known when the kernel is compiled, and multiply vectors of the derivative's channels,
-or the other way round (`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over the batch,
-or less (Zen 5: 240 of 256 Gflop/s).
+offsets from the position that are known when the kernel is compiled, and multiply vectors of the derivative's channels
+(`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over the batch, or less (Zen 5: 240 of
+256 Gflop/s).
 
 Source: register tiling after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .convolution_tiles import ChannelPart, Patch, PatchTile, even, parts, runs
+from .convolution_tiles import Patch, PatchTile, even, tiles_of, vectors_beside
 from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, counted, processor
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
@@ -90,16 +90,21 @@ class RowKernel:
         """Numbers of a vector."""
         return _host().vector // (8 if self.wide else 4)
 
-    @cached_property
-    def parts(self) -> list[ChannelPart]:
-        """Assignment of the sums to vectors."""
-        patch = Patch(self.kernel, self.dilation, self.entering, self.line)
-        return parts(patch, self.leaving, self.lanes, _host().sums)
+    @property
+    def vectors(self) -> int:
+        """Vectors of channels that each number of a patch multiplies."""
+        return -(-self.leaving // self.lanes)
 
     @cached_property
+    def tiles(self) -> list[PatchTile]:
+        """Tiles of the patch."""
+        patch = Patch(self.kernel, self.dilation, self.entering, self.line)
+        return tiles_of(patch, _host().sums // vectors_beside(self.vectors))
+
+    @property
     def products(self) -> int:
         """Multiplications at each position, including idle lanes."""
-        return self.lanes * sum(part.vectors for part in self.parts)
+        return self.lanes * self.vectors * self.kernel[0] * self.kernel[1] * self.entering
 
     @property
     def padded(self) -> int:
@@ -226,101 +231,67 @@ class _RowWriter(VectorWriter):
         factor: LlvmValue | None,
     ) -> None:
         """Writes all tiles over a block of positions; tiles of the same shape share their code."""
-        build = self._build
-        for part in self._sizes.parts:
-            alike: dict[tuple[tuple[int, ...], ...], list[PatchTile]] = {}
-            for tile in part.tiles:
-                alike.setdefault(tile.groups, []).append(tile)
-            for groups, tiles in alike.items():
-                pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
-                table = self._table(pairs)
-                with counted(build, INT(0), INT(len(tiles))) as tile:
-                    at = build.mul(tile.number, INT(2))
-                    first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
-                    into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                    self._columns(part, taken, derivatives, into, groups, edges, factor)
+        build, alike = self._build, dict[tuple[int, ...], list[PatchTile]]()
+        for tile in self._sizes.tiles:
+            alike.setdefault(tile.offsets, []).append(tile)
+        for offsets, tiles in alike.items():
+            pairs = [value for tile in tiles for value in (tile.first * self._sizes.leaving, tile.place)]
+            table = self._table(pairs)
+            with counted(build, INT(0), INT(len(tiles))) as tile:
+                at = build.mul(tile.number, INT(2))
+                first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
+                into, taken = build.gep(row, [first]), build.gep(pixels, [place])
+                self._columns(taken, derivatives, into, offsets, edges, factor)
 
     def _columns(
         self,
-        part: ChannelPart,
         pixels: LlvmValue,
         derivatives: LlvmValue,
         into: LlvmValue,
-        groups: Sequence[tuple[int, ...]],
+        offsets: Sequence[int],
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """Writes tiles of all channels of a part, in a loop: unrolled, 2048 of them would take LLVM seconds."""
-        build, channels = self._build, part.channels
-        width = part.beside * channels.step
-        whole, rest = divmod(channels.stop - channels.start, width)
+        """Writes tiles of all channels, in a loop: unrolled, 2048 of them would take LLVM seconds."""
+        build, s = self._build, self._sizes
+        width = vectors_beside(s.vectors) * s.lanes
+        whole, rest = divmod(s.leaving, width)
         for start, stop, size in ((0, whole, width), (whole, whole + 1, rest)):
             if start < stop and size:
                 with counted(build, INT(start), INT(stop)) as some:
-                    channel = build.add(build.mul(some.number, INT(width)), INT(channels.start))
+                    channel = build.mul(some.number, INT(width))
                     to, of = (build.gep(each, [channel]) for each in (into, derivatives))
-                    self._tile(pixels, of, to, groups, range(0, size, channels.step), edges, factor)
+                    self._tile(pixels, of, to, offsets, range(0, size, s.lanes), edges, factor)
 
     def _tile(
         self,
         pixels: LlvmValue,
         derivatives: LlvmValue,
         into: LlvmValue,
-        groups: Sequence[tuple[int, ...]],
+        offsets: Sequence[int],
         starts: range,
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
         factor: LlvmValue | None,
     ) -> None:
-        """Sums over positions, in a vector register for each group of a patch's numbers and each start of channels.
-
-        The products are of a number and a vector of channels, or of a channel and a vector of numbers; the single
-        number is broadcast.
-        """
-        s, build, along_patch = self._sizes, self._build, starts.step == 1
+        """Sums over positions, in a vector register for each of a patch's numbers and each start of channels."""
+        s, build = self._sizes, self._build
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
         fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
-        with counted(build, *edges[0], [zero] * (len(groups) * len(starts))) as y:
+        with counted(build, *edges[0], [zero] * (len(offsets) * len(starts))) as y:
             line = build.gep(pixels, [build.mul(y.number, INT(s.stride[0] * s.line))])
             signals = build.gep(derivatives, [build.mul(y.number, INT(s.columns * s.leaving))])
             with counted(build, *edges[1], y.sums) as x:
                 pixel = build.gep(line, [build.mul(x.number, INT(s.stride[1] * s.entering))])
                 channels = build.gep(signals, [build.mul(x.number, INT(s.leaving))])
-                if along_patch:
-                    factors = [self._spread(self._one(channels, start), self._lanes) for start in starts]
-                else:
-                    factors = [self._at(channels, start, starts.stop - start) for start in starts]
-                values = (self._gathered(pixel, group) for group in groups)
+                factors = [self._at(channels, start, starts.stop - start) for start in starts]
+                values = (self._spread(build.load(build.gep(pixel, [INT(offset)]))) for offset in offsets)
                 products = [(value, each) for value in values for each in factors]
                 x.sums = [build.call(fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
             y.sums = x.sums
-        first = 0
-        for number, group in enumerate(groups):
-            sums = y.sums[number * len(starts) : (number + 1) * len(starts)]
-            for lane in range(len(group)):
-                to = build.gep(into, [INT((first + lane) * s.leaving)])
-                if along_patch:
-                    self._put(self._lane(sums, lane), to, starts.stop, factor)
-                else:
-                    for start, value in zip(starts, sums, strict=True):
-                        self._put(value, build.gep(to, [INT(start)]), starts.stop - start, factor)
-            first += len(group)
-
-    def _gathered(self, pixel: LlvmValue, places: Sequence[int]) -> LlvmValue:
-        """Loads a vector of a patch's numbers, in runs of consecutive numbers; a single number is broadcast."""
-        if len(places) == 1:
-            return self._spread(self._one(pixel, places[0]), self._lanes)
-        value: LlvmValue = ir.Constant(self._vector, [0.0] * self._lanes)
-        for lanes in runs(places):
-            value = self._at(pixel, places[lanes.start] - lanes.start, lanes, others=value)
-        return value
-
-    def _lane(self, vectors: Sequence[LlvmValue], lane: int) -> LlvmValue:
-        """Collects a lane of several vectors."""
-        build, number = self._build, ir.IntType(32)
-        value: LlvmValue = ir.Constant(ir.VectorType(self._number, len(vectors)), ir.Undefined)
-        for i, each in enumerate(vectors):
-            value = build.insert_element(value, build.extract_element(each, number(lane)), number(i))
-        return value
+        for number in range(len(offsets)):
+            to = build.gep(into, [INT(number * s.leaving)])
+            for start, value in zip(starts, y.sums[number * len(starts) :], strict=False):
+                self._put(value, build.gep(to, [INT(start)]), starts.stop - start, factor)
 
     def _put(self, value: LlvmValue, channels: LlvmValue, active: int, factor: LlvmValue | None) -> None:
         """Stores numbers of some channels in a row or, with a factor, adds them."""
@@ -389,6 +360,3 @@ class _RowWriter(VectorWriter):
             sums[:norms] = grown(sums[:norms], INT(0), offset, size - offset)
         each = [sums[number::norms] for number in range(norms)]
         return [self._total(build.fadd(build.fadd(a, b), build.fadd(c, d))) for a, b, c, d in each]
-
-    def _one(self, start: LlvmValue, offset: int) -> LlvmValue:
-        return self._build.load(self._build.gep(start, [INT(offset)]))

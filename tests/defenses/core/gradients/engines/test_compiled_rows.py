@@ -400,41 +400,6 @@ def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatc
     compiled_rows.row_kernel.cache_clear()
 
 
-LAST_CHANNELS = [  # channels, kernel, dilation
-    ((12, 20), (3, 3), (1, 1)),
-    ((3, 12), (4, 4), (1, 1)),  # vectors of numbers from two lines of the kernel
-    ((3, 6), (5, 5), (2, 1)),  # a vector for each line, filled up
-    ((36, 5), (3, 3), (1, 1)),  # lines in several tiles
-    ((9, 3), (3, 3), (1, 2)),  # lines with gaps
-    ((40, 1), (1, 1), (1, 1)),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("channels", "kernel", "dilation"), LAST_CHANNELS)
-@pytest.mark.parametrize("vector", [16, 32, 64])
-def test_channels_whose_vectors_lie_along_the_patch_have_the_same_rows(
-    monkeypatch, vector, channels, kernel, dilation, dtype
-):
-    host = Processor(vector=vector, sums=12 if vector == 32 else 24)
-    monkeypatch.setattr(convolution_rows, "processor", lambda: host)
-    compiled_rows.row_kernel.cache_clear()
-    g = geometry_of(channels=channels, kernel=kernel, dilation=dilation)
-    inputs, signals = images(3, g, (13, 12), dtype=dtype)
-    inputs[1], signals[1] = torch.nan, torch.inf
-    maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs[::2], signals[::2], g)
-    along_patch = any(part.channels.step == 1 for part in maker.kernel.parts)
-    assert along_patch or maker.kernel.lanes < 16  # of shorter vectors, channels fill more
-    assert_close(rows_of(maker)[::2], expected)
-    rows, mask = inputs.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0
-    whole, masked = maker.squares(rows, maker.order.ordered(mask))
-    assert_close(whole[::2].sqrt(), expected.norm(dim=1))
-    assert_close(masked[::2].sqrt(), (expected * mask).norm(dim=1))
-    factors = torch.tensor([0.0, 0.0, 0.01], dtype=dtype)
-    assert torch.equal(maker.weighted(factors), rows[2] * factors[2])
-    compiled_rows.row_kernel.cache_clear()
-
-
 class Rounding(nn.Module):
     """A convolution under an autocast of the model's own, whose output is cast back to what the weights have."""
 
