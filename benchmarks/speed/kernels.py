@@ -1,0 +1,209 @@
+"""Worth of each compiled kernel: time of a whole DP-SGD step without it, over that of the step with all of them.
+
+    OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m leakbench.benchmarks.speed.kernels dp_cnn-64 resnet20-64 --masked
+
+A step without a kernel takes PyTorch's way beside it, which also serves other devices. Ways take turns in one process,
+round by round, and are timed by the process's CPU time; "same" is all kernels once more, so its deviation from 1 is the
+noise. The rule that follows from the ratios, and a table, are in the kernels' README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from math import inf
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from leakbench.defenses.core import Block, Coordinates, Engine, Everything, StepPlan, clip, seeded
+from leakbench.malloc import keep_freed_memory
+
+from .. import models
+
+_CORE = "leakbench.defenses.core."
+_LAYERWISE = _CORE + "gradients.layerwise."
+
+
+Replacement = tuple[str, str, Any]
+"""(module, attribute, the value that it has in a step without a kernel)."""
+
+
+def _off(place: str, value: Any) -> Replacement:
+    module, _, attribute = place.partition(":")
+    return module, attribute, value
+
+
+def _none(*_arguments: Any, **_options: Any) -> None:
+    return None
+
+
+def _false(*_arguments: Any, **_options: Any) -> bool:
+    return False
+
+
+def _torch_squares(rows: torch.Tensor) -> torch.Tensor:
+    return import_module(_CORE + "plan.linear_algebra.lengths").lengths(rows).square()
+
+
+def _torch_noise(self: Any, values: torch.Tensor, std: float, unit: float | None) -> None:
+    noisy = values.double() + torch.randn(len(values), dtype=torch.float64) * std
+    values.copy_(noisy if unit is None else noisy.div_(unit).round_().mul_(unit))
+
+
+def _without_sums_by_kernel(shape: Any, device: str) -> Any:
+    cost = import_module(_LAYERWISE + "cost")
+    costs = cost._summations(shape, device)
+    return min((way for way in costs if way is not cost.Summation.KERNEL), key=lambda way: costs[way])
+
+
+_ROWS = _off(_LAYERWISE + "cost:_by_kernel", lambda *_: inf)
+_PRODUCTS = [
+    _off(_LAYERWISE + "layers.convolution:product_flops", _none),
+    _off(_LAYERWISE + "layers.linear:product_flops", _none),
+]
+_FACTORS = _off(_LAYERWISE + "block_sums:BatchGradients._at_once", _none)
+_SUMS = _off(_LAYERWISE + "tables:SumTable.add", _false)
+_SQUARES = [_off(_LAYERWISE + "factors:squared_lengths", _torch_squares)]
+_NORMS = _off(_LAYERWISE + "layers.rules:measurable", _false)
+_TILES = _off(_LAYERWISE + "cost:_MOST_FACTORS", -1)
+
+WITHOUT: dict[str, list[Replacement]] = {
+    "same": [],
+    "bound_factors": [_FACTORS],
+    "row_squares": _SQUARES,
+    "bound_factors+row_squares": [_FACTORS, *_SQUARES],
+    "weighted_rows": [_SUMS],
+    "channel_sums": [_NORMS],
+    "convolution_rows": [_ROWS],
+    "convolution_rows: sums": [_off(_LAYERWISE + "layers.convolution:summation", _without_sums_by_kernel)],
+    "convolution_rows: masked": [_off(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
+    "product_norms": _PRODUCTS,
+    "winograd": [_TILES],
+    "normals": [_off(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
+    "all": [_ROWS, *_PRODUCTS, _FACTORS, _SUMS, *_SQUARES, _NORMS],
+}
+
+
+def _step(network: str, batch: int, masked: bool) -> Callable[[], None]:
+    natural = models.natural(network)
+    classes = max(2, natural.classes)
+    model = models.build(network, input_shape=natural.input_shape, classes=classes, **natural.settings)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(batch, *natural.input_shape, generator=generator)
+    labels = torch.randint(0, classes, (batch,), generator=generator)
+    engine = Engine(model, noise=seeded(0))
+    dim = engine.layout.dim
+    codec = Coordinates(torch.randperm(dim, generator=generator)[: dim // 2], dim=dim) if masked else Everything(dim)
+    plan = StepPlan(Block(codec=codec, bound=clip(1.0))).at(1.0)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+
+    def step() -> None:
+        out = engine.run(plan, inputs, labels)
+        for parameter, gradient in zip(parameters, engine.layout.unflatten(out.total / batch).values(), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+@contextmanager
+def _without(changes: Sequence[Replacement]) -> Iterator[None]:
+    """Replaces attributes, and forgets the choices that depend on them."""
+    with ExitStack() as stack:
+        for module, attribute, value in changes:
+            owner: Any = import_module(module)
+            *path, name = attribute.split(".")
+            for each in path:
+                owner = getattr(owner, each)
+            stack.enter_context(patch.object(owner, name, value))
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    for module, name in (
+        ("layers.convolution", "_planned"),
+        ("cost", "cheapest"),
+        ("cost", "made_by_kernel"),
+        ("cost", "summation"),
+    ):
+        getattr(import_module(_LAYERWISE + module), name).cache_clear()
+
+
+def measure(network: str, batch: int, *, masked: bool, rounds: int, seconds: float, only: set[str]) -> dict[str, Any]:
+    """Times a step on a network with all kernels, and without each.
+
+    Args:
+        network: in `models.names()`.
+        batch: number of examples.
+        masked: True for a plan that releases a random half of the coordinates.
+        rounds: in each of which every way takes a few steps.
+        seconds: of a way's turn, about; at least one step.
+        only: keys of `WITHOUT`.
+    """
+    step = _step(network, batch, masked)
+    times: dict[str, list[float]] = {way: [] for way in ("with", *(way for way in WITHOUT if way in only))}
+    for way in times:  # compiled and tried
+        with _without(WITHOUT.get(way, ())):
+            step()
+    step()
+    start = time.process_time()
+    step()
+    calls = max(1, round(seconds / (time.process_time() - start)))
+    order = list(times)
+    for _ in range(rounds):
+        random.shuffle(order)
+        for way in order:
+            with _without(WITHOUT.get(way, ())):
+                step()  # caches belong to the previous way
+                durations = []
+                for _ in range(calls):
+                    start = time.process_time()
+                    step()
+                    durations.append(time.process_time() - start)
+            times[way].append(min(durations))
+    base = times.pop("with")
+    ratios = {way: [a / b for a, b in zip(each, base, strict=True)] for way, each in times.items()}
+    return {
+        "milliseconds": 1e3 * min(base),
+        **{way: (min(each) / min(base), statistics.median(ratios[way])) for way, each in times.items()},
+    }
+
+
+def main() -> None:
+    """Prints, for each network, the ratios of minima and the medians of ratios within a round."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="+", help="NETWORK-BATCH")
+    parser.add_argument("--masked", action="store_true")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.05)
+    parser.add_argument("--without", nargs="*", default=list(WITHOUT))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as in a run
+    for case in given.cases:
+        network, _, batch = case.rpartition("-")
+        result = measure(
+            network,
+            int(batch),
+            masked=given.masked,
+            rounds=given.rounds,
+            seconds=given.seconds,
+            only=set(given.without),
+        )
+        print(f"{case}{' masked' if given.masked else ''}: {result.pop('milliseconds'):.2f} ms", flush=True)
+        for way, (least, middle) in result.items():
+            print(f"  without {way:34s} {least:.3f} {middle:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
