@@ -57,12 +57,6 @@ def _torch_noise(self: Any, values: torch.Tensor, std: float, unit: float | None
     values.copy_(noisy if unit is None else noisy.div_(unit).round_().mul_(unit))
 
 
-def _without_sums_by_kernel(shape: Any, device: str) -> Any:
-    cost = import_module(_LAYERWISE + "cost")
-    costs = cost._summations(shape, device)
-    return min((way for way in costs if way is not cost.Summation.KERNEL), key=lambda way: costs[way])
-
-
 _ROWS = _off(_LAYERWISE + "cost:_by_kernel", lambda *_: inf)
 _PRODUCTS = [
     _off(_LAYERWISE + "layers.convolution:product_flops", _none),
@@ -82,7 +76,6 @@ WITHOUT: dict[str, list[Replacement]] = {
     "weighted_rows": [_SUMS],
     "channel_sums": [_NORMS],
     "convolution_rows": [_ROWS],
-    "convolution_rows: sums": [_off(_LAYERWISE + "layers.convolution:summation", _without_sums_by_kernel)],
     "convolution_rows: masked": [_off(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
     "product_norms": _PRODUCTS,
     "winograd": [_TILES],

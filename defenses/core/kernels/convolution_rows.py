@@ -10,9 +10,8 @@ offsets from the position that are known when the kernel is compiled, and multip
 Source: register tiling after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.
 
 Guarantee:
-    An example's row, its norm, and its share of a weighted sum are computed from its own numbers alone, by the same
-    operations at any place in a batch. Its share of the sum is its row times the factor, once rounded, whenever `exact`
-    is true.
+    An example's row and its norm are computed from its own numbers alone, by the same operations at any place in a
+    batch.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class RowKernel:
 
     @property
     def exact(self) -> bool:
-        """True if a row is formed in one piece, so that `weighted` adds the same numbers that `make` measures."""
+        """True if a row is formed in one piece, and written without adding to a previous content."""
         return self.views == 1 and self._block == (self.rows, self.columns)
 
     @property
@@ -139,14 +138,6 @@ class RowKernel:
         types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
         return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
 
-    @cached_property
-    def weighted(self) -> Callable[..., None]:
-        """Adds rows times factors to a sum, if `exact`; an example of factor zero is left out.
-
-        Arguments: the first five of `make`, out [size], factors [n].
-        """
-        return compiled(_RowWriter(self, "weighted").module, "rows", *_BATCH, _POINTER, _POINTER)
-
 
 def _host() -> Processor:
     host = processor()
@@ -168,7 +159,6 @@ class _RowWriter(VectorWriter):
         own = {
             "make": [pointer, INT, double],
             "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
-            "weighted": [pointer, pointer],
         }[what]
         kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
         function = ir.Function(self.module, kind, "rows")
@@ -180,22 +170,16 @@ class _RowWriter(VectorWriter):
         self._build = build
         with counted(build, first, last) as example:
             n = example.number
-            if what == "weighted":
-                factor = build.load(build.gep(own[0], [n]))
-                # Unordered: a factor that is NaN shows in the sum.
-                with build.if_then(build.fcmp_unordered("!=", factor, self._number(0.0))):
-                    self._image(inputs, signals, out, zeros, n, factor)
-            else:
-                row = build.gep(out, [build.mul(n, own[0])])
-                if not s.exact:
-                    self._clear(row)
-                with counted(build, INT(0), INT(s.views)) as view:
-                    image = build.add(build.mul(n, INT(s.views)), view.number)
-                    self._image(inputs, signals, row, zeros, image, None)
-                into = [own[1]] if what == "make" else [own[1], own[3]]
-                squares = self._squares(row, None if what == "make" else own[2])
-                for square, to in zip(squares, into, strict=True):
-                    build.store(square, build.gep(to, [n]))
+            row = build.gep(out, [build.mul(n, own[0])])
+            if not s.exact:
+                self._clear(row)
+            with counted(build, INT(0), INT(s.views)) as view:
+                image = build.add(build.mul(n, INT(s.views)), view.number)
+                self._image(inputs, signals, row, zeros, image)
+            into = [own[1]] if what == "make" else [own[1], own[3]]
+            squares = self._squares(row, None if what == "make" else own[2])
+            for square, to in zip(squares, into, strict=True):
+                build.store(square, build.gep(to, [n]))
         build.ret_void()
 
     def _image(
@@ -205,9 +189,8 @@ class _RowWriter(VectorWriter):
         row: LlvmValue,
         zeros: LlvmValue,
         n: LlvmValue,
-        factor: LlvmValue | None,
     ) -> None:
-        """Writes an image's gradient to a row or, with a factor, adds it."""
+        """Writes an image's gradient to a row, or adds it to those of other views."""
         s, build = self._sizes, self._build
         source = build.gep(inputs, [build.mul(n, INT(s.height * s.width * s.entering))])
         pixels = self._padded(source, zeros) if s.padded else source
@@ -220,7 +203,7 @@ class _RowWriter(VectorWriter):
                 start = build.mul(loop.number, INT(size))
                 end = build.add(start, INT(size))
                 edges.append((start, build.select(build.icmp_signed("<", end, INT(total)), end, INT(total))))
-            self._block(pixels, derivatives, row, edges, factor)
+            self._block(pixels, derivatives, row, edges)
 
     def _block(
         self,
@@ -228,7 +211,6 @@ class _RowWriter(VectorWriter):
         derivatives: LlvmValue,
         row: LlvmValue,
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
-        factor: LlvmValue | None,
     ) -> None:
         """Writes all tiles over a block of positions; tiles of the same shape share their code."""
         build, alike = self._build, dict[tuple[int, ...], list[PatchTile]]()
@@ -241,7 +223,7 @@ class _RowWriter(VectorWriter):
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
                 into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                self._columns(taken, derivatives, into, offsets, edges, factor)
+                self._columns(taken, derivatives, into, offsets, edges)
 
     def _columns(
         self,
@@ -250,7 +232,6 @@ class _RowWriter(VectorWriter):
         into: LlvmValue,
         offsets: Sequence[int],
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
-        factor: LlvmValue | None,
     ) -> None:
         """Writes tiles of all channels, in a loop: unrolled, 2048 of them would take LLVM seconds."""
         build, s = self._build, self._sizes
@@ -261,7 +242,7 @@ class _RowWriter(VectorWriter):
                 with counted(build, INT(start), INT(stop)) as some:
                     channel = build.mul(some.number, INT(width))
                     to, of = (build.gep(each, [channel]) for each in (into, derivatives))
-                    self._tile(pixels, of, to, offsets, range(0, size, s.lanes), edges, factor)
+                    self._tile(pixels, of, to, offsets, range(0, size, s.lanes), edges)
 
     def _tile(
         self,
@@ -271,7 +252,6 @@ class _RowWriter(VectorWriter):
         offsets: Sequence[int],
         starts: range,
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
-        factor: LlvmValue | None,
     ) -> None:
         """Sums over positions, in a vector register for each of a patch's numbers and each start of channels."""
         s, build = self._sizes, self._build
@@ -291,22 +271,18 @@ class _RowWriter(VectorWriter):
         for number in range(len(offsets)):
             to = build.gep(into, [INT(number * s.leaving)])
             for start, value in zip(starts, y.sums[number * len(starts) :], strict=False):
-                self._put(value, build.gep(to, [INT(start)]), starts.stop - start, factor)
+                self._put(value, build.gep(to, [INT(start)]), starts.stop - start)
 
-    def _put(self, value: LlvmValue, channels: LlvmValue, active: int, factor: LlvmValue | None) -> None:
-        """Stores numbers of some channels in a row or, with a factor, adds them."""
+    def _put(self, value: LlvmValue, channels: LlvmValue, active: int) -> None:
+        """Stores numbers of some channels in a row, or adds them if it is formed in several pieces."""
         build, vector = self._build, value.type
-        if factor is not None:
-            fma = self._intrinsic("fma", vector, [vector] * 3)
-            known = self._at(channels, 0, active, count=vector.count)
-            value = build.call(fma, [value, self._spread(factor, vector.count), known])
-        elif not self._sizes.exact:
-            value = build.fadd(value, self._at(channels, 0, active, count=vector.count))
+        if not self._sizes.exact:
+            value = build.fadd(value, self._at(channels, 0, active))
         place = build.bitcast(channels, vector.as_pointer())
         if active >= vector.count:
             build.store(value, place).align = self._bytes
             return
-        mask = self._mask(range(active), vector.count)
+        mask = self._mask(active)
         store = self._intrinsic("masked.store", ir.VoidType(), [vector, place.type, ir.IntType(32), mask.type])
         build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
 

@@ -178,34 +178,28 @@ class VectorWriter:
         self,
         start: LlvmValue,
         offset: int,
-        active: range | int | None = None,
+        active: int | None = None,
         *,
-        count: int | None = None,
         number: ir.Type | None = None,
-        others: LlvmValue | None = None,
     ) -> LlvmValue:
-        """Loads a vector of numbers; only some lanes are read.
+        """Loads a vector of numbers; only the first lanes are read, and the others are zeros.
 
         Args:
             start: address of its first number without the offset.
             offset: in numbers.
-            active: the lanes that are read, or their number; all if None.
-            count: lanes of the vector; those of a register if None.
+            active: number of the lanes that are read; all if None.
             number: type of the numbers, if not the module's.
-            others: content of the other lanes; zeros if None.
         """
-        build, vector = self._build, ir.VectorType(number or self._number, count or self._lanes)
+        build, vector = self._build, ir.VectorType(number or self._number, self._lanes)
         align = self._bytes if number is None else 1
         place = build.bitcast(build.gep(start, [INT(offset)]), vector.as_pointer())
-        chosen = range(vector.count) if active is None else range(active) if isinstance(active, int) else active
-        lanes = range(chosen.start, min(chosen.stop, vector.count))
-        if len(lanes) == vector.count:
+        if active is None or active >= self._lanes:
             loaded = build.load(place)
             loaded.align = align
             return loaded
-        mask, others = self._mask(lanes, vector.count), others or ir.Constant(vector, None)
+        mask = self._mask(active)
         load = self._intrinsic("masked.load", vector, [place.type, ir.IntType(32), mask.type, vector])
-        return build.call(load, [place, ir.IntType(32)(align), mask, others])
+        return build.call(load, [place, ir.IntType(32)(align), mask, ir.Constant(vector, None)])
 
     def _intrinsic(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
         """Returns an LLVM intrinsic on vectors, declared once."""
@@ -214,16 +208,14 @@ class VectorWriter:
         full = f"llvm.{name}.v{vector.count}{element}{'.p0' if name.startswith('masked') else ''}"
         return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
 
-    @staticmethod
-    def _mask(lanes: range, count: int) -> ir.Constant:
-        return ir.Constant(ir.VectorType(ir.IntType(1), count), [int(lane in lanes) for lane in range(count)])
+    def _mask(self, active: int) -> ir.Constant:
+        return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < active) for i in range(self._lanes)])
 
-    def _spread(self, value: LlvmValue, count: int | None = None) -> LlvmValue:
+    def _spread(self, value: LlvmValue) -> LlvmValue:
         """Broadcasts a number to a vector."""
-        count = count or self._lanes
-        build, none = self._build, ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+        build, none = self._build, ir.Constant(ir.VectorType(value.type, self._lanes), ir.Undefined)
         first_lane = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(ir.IntType(32), count), None))
+        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
 
     def _total(self, vector: LlvmValue) -> LlvmValue:
         """Sums a vector's numbers, adjacent numbers first."""

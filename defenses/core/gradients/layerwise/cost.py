@@ -30,7 +30,6 @@ class Summation(Enum):
 
     VENDOR = "the vendor's kernel for a whole batch"
     TILES = "Winograd's products of tiles"
-    KERNEL = "our kernel for rows, once more"
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class Shape:
         lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
         multiplied: multiplications of that kernel at each position, including idle lanes.
         products: flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
-        in_one_piece: True if the row kernel forms a row at once, so that it can add up the same rows.
     """
 
     positions: int
@@ -98,7 +96,6 @@ class Shape:
     lanes: int = 0
     multiplied: int = 0
     products: float | None = None
-    in_one_piece: bool = False
 
     @property
     def row(self) -> int:
@@ -133,8 +130,6 @@ def _summations(s: Shape, device: str) -> dict[Summation, float]:
     factors = 16 * (s.tiles or 0) * (s.channels + s.outputs) * _BYTES
     if device == "cpu" and s.tiles is not None and factors <= _MOST_FACTORS:
         costs[Summation.TILES] = vouched + _by_tiles(s, device)
-    if s.in_one_piece and made_by_kernel(s, device):
-        costs[Summation.KERNEL] = _by_kernel(s, device)
     return costs
 
 

@@ -1,4 +1,4 @@
-"""Rows of a convolution, their norms and their weighted sum by kernels that are compiled for its sizes.
+"""Rows of a convolution and their norms by kernels that are compiled for its sizes.
 
 Guarantee:
     An example's row is computed from its own numbers, whatever its neighbours hold. No kernel is trusted: each is first
@@ -78,22 +78,6 @@ class CompiledRows:
             mask: in the order of the rows.
         """
         return self._measured(self.inputs, self.signals, out, mask)
-
-    def weighted(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, " size"]:
-        """Sum of rows times factors, if the kernel is `exact`: of the same rows that `made` returns."""
-        sums: dict[int, Tensor] = {}
-        if not self.kernel.exact or factors.shape != (len(self.signals) // self._views,):
-            raise ValueError(f"factors must be one for each row, which is formed in one piece, got {factors.shape}")
-        factors = factors.to(self.signals.dtype).contiguous()
-
-        def run(*batch: int) -> None:
-            out = self.signals.new_zeros(self.size)
-            self.kernel.weighted(*batch, out.data_ptr(), factors.data_ptr())
-            sums[batch[3]] = out
-
-        self._run(self.inputs, self.signals, run)
-        # In the order of the examples, whichever thread finished first.
-        return sum((sums[first] for first in sorted(sums)), start=factors.new_zeros(self.size))
 
     def _measured(
         self, inputs: Tensor, signals: Tensor, out: Tensor | None, mask: Tensor | None = None
@@ -209,8 +193,8 @@ def lanes() -> int:
     return 0 if host is None else host.vector // 4
 
 
-KernelUse = Literal["rows", "masked", "sums"]
-"""Use of a kernel: rows and their norms, norms of masked rows too, or sums."""
+KernelUse = Literal["rows", "masked"]
+"""Use of a kernel: rows and their norms, or norms of masked rows too."""
 
 
 @lru_cache(maxsize=1024)
@@ -222,7 +206,7 @@ def right(
     dtype: torch.dtype,
     use: KernelUse,
 ) -> bool:
-    """Returns whether rows, norms and sums equal those from patches, next to an example of NaN.
+    """Returns whether rows and norms equal those from patches, next to an example of NaN.
 
     Args:
         geometry: of the layer.
@@ -240,15 +224,11 @@ def right(
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
     maker = CompiledRows(x, s, geometry, views)
     comparisons: list[tuple[Tensor, Tensor]] = []
-    if use == "sums":
-        factors = x.new_tensor([0.25, 0.0, 0.5])
-        comparisons.append((maker.weighted(factors).double(), factors[::2].double() @ expected))
-    else:
-        rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0 if use == "masked" else None
-        kept = expected if mask is None else expected * mask
-        for out in (rows, None):
-            whole, masked = (squares[::2].sqrt() for squares in maker.squares(out, mask))
-            comparisons += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
-        comparisons.append((rows[::2].double(), expected))
+    rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0 if use == "masked" else None
+    kept = expected if mask is None else expected * mask
+    for out in (rows, None):
+        whole, masked = (squares[::2].sqrt() for squares in maker.squares(out, mask))
+        comparisons += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
+    comparisons.append((rows[::2].double(), expected))
     limit = _TOLERANCE * float(expected.norm(dim=1).max())
     return all(bool((a - b).abs().max() <= limit) for a, b in comparisons)

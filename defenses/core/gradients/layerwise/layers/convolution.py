@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from ....kernels.convolution_rows import MOST_IN_A_ROW
 from ....plan.bound import row_norms
 from ....plan.linear_algebra.products import product
 from ....plan.public_data import RowSizes
@@ -82,14 +81,6 @@ class Convolution(FactoredGradient):
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
-    @cached_property
-    def _summing(self) -> CompiledRows | None:
-        """Our kernel, if it adds up recomputed rows; else None."""
-        maker = self._maker
-        if self._summation is Summation.KERNEL and isinstance(maker, CompiledRows) and self._right("sums"):
-            return maker
-        return None
-
     def _right(self, use: compiled_rows.KernelUse) -> bool:
         sizes = (values.shape[2:] for values in (self.inputs, self.signals))
         return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype, use)
@@ -109,7 +100,7 @@ class Convolution(FactoredGradient):
             yield part, self.rows(part)
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
-        """Weighted sum from kept rows, or recomputed by our kernel, Winograd's tiles or the vendor's kernel."""
+        """Weighted sum from kept rows, or recomputed by Winograd's tiles or the vendor's kernel."""
         if self._kept is not None:
             return self._kept.weighted(factors)
         return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
@@ -123,8 +114,6 @@ class Convolution(FactoredGradient):
 
     def _added(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, "leaving entering height width"]:
         g = self.geometry
-        if self._summing is not None:
-            return self._summing.order.restored(self._summing.weighted(factors))
         factors = factors.repeat_interleave(self.views)
         _, _, rows, columns = self.signals.shape
         if self._summation is Summation.TILES:
@@ -246,11 +235,9 @@ class Convolution(FactoredGradient):
         if kept is not None:
             self._kept = KeptRows(kept, order, whole, None if mask is None else (mask, masked))
             return Squares.exact(masked)
-        return self._recomputed(masked, maker)
+        return self._recomputed(masked)
 
-    def _recomputed(self, value: Tensor, maker: PatchProducts | CompiledRows) -> Squares:
-        if maker is self._summing:
-            return Squares.exact(value)  # of the same rows that are added up
+    def _recomputed(self, value: Tensor) -> Squares:
         # In the order in which they lie in memory: a view, no copy.
         inputs = self.inputs.permute(0, 2, 3, 1).reshape(self.examples, -1)
         signals = self.signals.permute(0, 2, 3, 1).reshape(self.examples, -1, self.geometry.channels[1])
@@ -424,5 +411,4 @@ def _shape(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], views
         lanes=lanes,
         multiplied=multiplied,
         products=product_flops(g, inputs, signals) if plain and lanes else None,
-        in_one_piece=views == 1 and rows * columns <= MOST_IN_A_ROW,
     )

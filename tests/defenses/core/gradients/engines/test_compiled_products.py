@@ -262,7 +262,6 @@ def test_the_cost_model_takes_it_for_few_positions_and_many_channels():
             channels=channels[0],
             kernel=(3, 3),
             lanes=16,
-            in_one_piece=True,
             multiplied=9 * channels[0] * channels[1],
             products=product_flops(g, (size, size), (size, size)),
             **more,

@@ -13,10 +13,8 @@ from leakbench.defenses.core.gradients.executor import Engine
 from leakbench.defenses.core.gradients.layerwise.cost import (
     Shape,
     Strategy,
-    Summation,
     cheapest,
     made_by_kernel,
-    summation,
 )
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.gradients.layerwise.layers import compiled_rows
@@ -83,8 +81,6 @@ def test_rows_norms_and_sums_are_those_of_patches(channels, kernel, stride, dila
         assert_close(whole.sqrt(), expected.norm(dim=1))
         assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
         assert torch.equal(maker.squares(out)[0], whole)
-    factors = torch.rand(count)
-    assert_close(maker.order.restored(maker.weighted(factors)).flatten(), factors.double() @ expected)
 
 
 @pytest.mark.parametrize("vector", [16, 32, 64])
@@ -99,7 +95,6 @@ def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype
     inputs, signals = images(3, g, (9, 40), dtype=dtype)
     maker = CompiledRows(inputs, signals, g, 1)
     assert_close(rows_of(maker), exact(inputs, signals, g))
-    assert_close(maker.weighted(torch.ones(3)), maker.made(slice(None)).double().sum(dim=0))
     compiled_rows.row_kernel.cache_clear()
 
 
@@ -180,23 +175,10 @@ def test_threads_change_no_row(monkeypatch):
     g = geometry_of()
     inputs, signals = images(11, g, (7, 6))
     alone = CompiledRows(inputs, signals, g, 1)
-    expected, total = alone.made(slice(None)), alone.weighted(torch.ones(11))
+    expected = alone.made(slice(None))
     monkeypatch.setattr(compiled_rows, "_WORTH_A_THREAD", 1.0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert torch.equal(CompiledRows(inputs, signals, g, 1).made(slice(None)), expected)
-    assert_close(CompiledRows(inputs, signals, g, 1).weighted(torch.ones(11)), total.double())
-
-
-def test_a_share_of_the_sum_is_the_row_that_was_measured():
-    # A hundredth of one row, beside nothing: its factor times the row, rounded once.
-    g = geometry_of(channels=(5, 20))
-    inputs, signals = images(4, g, (7, 6))
-    maker = CompiledRows(inputs, signals, g, 1)
-    rows, factors = maker.made(slice(None)), torch.tensor([0.0, 0.0, 0.01, 0.0])
-    assert torch.equal(maker.weighted(factors), rows[2] * factors[2])
-    # Whoever counts nothing may be anything.
-    inputs[0], signals[1] = torch.nan, torch.inf
-    assert torch.equal(CompiledRows(inputs, signals, g, 1).weighted(factors), rows[2] * factors[2])
 
 
 def test_squares_overflow_no_float32():
@@ -255,16 +237,13 @@ def test_an_engine_has_the_same_rows_in_float32(name, everywhere):
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-@pytest.mark.parametrize("use", ["rows", "masked", "sums"])
+@pytest.mark.parametrize("use", ["rows", "masked"])
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
     g = geometry_of()
     inputs, signals = images(4, g, (7, 6))
     mask, factors = torch.rand(g.weight_shape).flatten() > 0.5, torch.rand(4)
     monkeypatch.setattr(
         "leakbench.defenses.core.gradients.layerwise.layers.convolution.cheapest", lambda *_: Strategy.FREE
-    )
-    monkeypatch.setattr(
-        "leakbench.defenses.core.gradients.layerwise.layers.convolution.summation", lambda *_: Summation.KERNEL
     )
     monkeypatch.setattr(Convolution, "_worth_keeping", False)
 
@@ -282,23 +261,17 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
 
     term, slack, *answers = found()
     assert isinstance(term._maker, CompiledRows)
-    assert term._summing is term._maker
-    assert not bool(slack.any())
     assert_right(*answers)
-    squares, weighted = CompiledRows.squares, CompiledRows.weighted
+    squares = CompiledRows.squares
 
     def wrong(self, out=None, mask=None):
         whole, masked = squares(self, out, mask)
         return (whole, masked * 1.001) if (mask is not None) == (use == "masked") else (whole, masked)
 
-    if use == "sums":
-        monkeypatch.setattr(CompiledRows, "weighted", lambda self, factors: 1.001 * weighted(self, factors))
-    else:
-        monkeypatch.setattr(CompiledRows, "squares", wrong)
+    monkeypatch.setattr(CompiledRows, "squares", wrong)
     compiled_rows.right.cache_clear()
     term, slack, *answers = found()
     assert isinstance(term._maker, PatchProducts if use == "rows" else CompiledRows)
-    assert (term._summing is None) is (use != "masked")
     assert bool((slack > 0).all())  # of rows that are added up in another way
     assert_right(*answers)
     compiled_rows.right.cache_clear()
@@ -356,8 +329,6 @@ def test_tensors_that_a_kernel_would_read_past_the_end_of_are_refused():
     for mask in (torch.ones(size - 1).bool(), torch.ones(size), torch.ones(1).bool().expand(size)):
         with pytest.raises((ValueError, TypeCheckError)):
             maker.squares(None, mask)
-    with pytest.raises((ValueError, TypeCheckError)):
-        maker.weighted(torch.ones(1))
 
 
 def test_no_examples_have_no_rows():
@@ -368,7 +339,6 @@ def test_no_examples_have_no_rows():
     assert maker.made(slice(0, 0)).shape == maker.made(torch.tensor([], dtype=torch.long)).shape == (0, maker.size)
     none = CompiledRows(inputs[:0], signals[:0], g, 1)
     assert none.squares()[0].shape == (0,)
-    assert torch.equal(none.weighted(torch.ones(0)), torch.zeros(maker.size))
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -396,7 +366,6 @@ def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatc
     assert_close(rows_of(maker), expected)
     assert_close(whole.sqrt(), expected.norm(dim=1))
     assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
-    assert_close(maker.order.restored(maker.weighted(torch.ones(3))).flatten(), expected.sum(dim=0))
     compiled_rows.row_kernel.cache_clear()
 
 
@@ -436,10 +405,6 @@ def test_the_cost_model_takes_it_where_patches_are_dear():
     # Few positions and many channels: a row is longer than all that it is made of.
     deep = shape(256, 256, 16, (3, 3), 2**13, lanes=16, pixels=36)
     assert cheapest(deep, "cpu") in (Strategy.GRAM, Strategy.PIXELS)
-    # Sums that are made anew are of the same rows where these are in one piece.
-    narrow = shape(12, 36, 81, (3, 3), 2**12, lanes=16)
-    assert summation(narrow, "cpu") is Summation.VENDOR
-    assert summation(shape(12, 36, 81, (3, 3), 2**12, lanes=16, in_one_piece=True), "cpu") is Summation.KERNEL
 
 
 def test_a_convolution_whose_rows_are_not_kept_has_the_same_sums(everywhere, monkeypatch):
