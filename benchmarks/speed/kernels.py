@@ -64,6 +64,7 @@ _PRODUCTS = [
 ]
 _FACTORS = _off(_LAYERWISE + "block_sums:BatchGradients._at_once", _none)
 _SUMS = _off(_LAYERWISE + "tables:SumTable.add", _false)
+_OUTER = _off(_LAYERWISE + "tables:SumTable.outer", _false)
 _SQUARES = [_off(_LAYERWISE + "factors:squared_lengths", _torch_squares)]
 _NORMS = _off(_LAYERWISE + "layers.rules:measurable", _false)
 _TILES = _off(_LAYERWISE + "cost:_MOST_FACTORS", -1)
@@ -73,14 +74,15 @@ WITHOUT: dict[str, list[Replacement]] = {
     "bound_factors": [_FACTORS],
     "row_squares": _SQUARES,
     "bound_factors+row_squares": [_FACTORS, *_SQUARES],
-    "weighted_rows": [_SUMS],
+    "weighted_rows": [_SUMS, _OUTER],
+    "weighted_rows: outer": [_OUTER],
     "channel_sums": [_NORMS],
     "convolution_rows": [_ROWS],
     "convolution_rows: masked": [_off(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
     "product_norms": _PRODUCTS,
     "winograd": [_TILES],
     "normals": [_off(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
-    "all": [_ROWS, *_PRODUCTS, _FACTORS, _SUMS, *_SQUARES, _NORMS],
+    "all": [_ROWS, *_PRODUCTS, _FACTORS, _SUMS, _OUTER, *_SQUARES, _NORMS],
 }
 
 

@@ -1,4 +1,4 @@
-"""Weighted sums of rows of several matrices, each written in place, in a single call.
+"""Weighted sums of rows of several matrices, and of outer products, each written in place, in a single call.
 
 Guarantee:
     Sums are in float64, and rounded to the rows' dtype once: if they were added in float32, removing a row would change
@@ -15,8 +15,9 @@ from typing import Any
 from llvmlite import ir
 
 from .machine_code import INT, LlvmValue, compiled, counted, fused
+from .outer_tiles import outer_sum
 
-MATRIX = 7
+MATRIX = 10
 """Columns of the table."""
 _LANES, _BESIDE = 8, 8  # numbers of a vector of float64; rows that are read at a time
 _COLUMNS = 8192  # that are added up at a time: their sums stay in the second cache
@@ -28,14 +29,16 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
 
     Its arguments are
 
-    - a table of matrices, (address, numbers from a row to the next, size, address of the sum, three zeros) each. The
-      zeros may be replaced by (height * width, entering, leaving) of a convolution, whose rows have the weight's
-      numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height, width];
+    - a table of matrices, (address, numbers from a row to the next, size, address of the sum, and six zeros) each. The
+      first three zeros may be replaced by (height * width, entering, leaving) of a convolution, whose rows have the
+      weight's numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height,
+      width]. Or the last three by another matrix, (address, numbers from a row to the next, size), and the sum is that
+      of the outer products [its size, size] of its rows with these;
     - number of matrices;
     - a factor for each row, in the rows' dtype;
     - number of rows of each matrix;
     - memory for as many numbers as the longest row of a convolution has;
-    - memory for a float64 a row.
+    - memory for a float64 a row, and for as many as the other matrix of outer products has.
 
     Nothing may be empty.
 
@@ -50,6 +53,7 @@ def _module(wide: bool) -> ir.Module:
     module, double = ir.Module("weighted_rows"), ir.DoubleType()
     number = double if wide else ir.FloatType()
     add = {count: _addition(module, number, count) for count in (1, _BESIDE)}
+    outer = outer_sum(module, number)
     numbers, table = number.as_pointer(), INT.as_pointer()
     kind = [table, INT, numbers, INT, numbers, double.as_pointer()]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kind), "weighted_rows")
@@ -67,14 +71,21 @@ def _module(wide: bool) -> ir.Module:
         build.store(exact(build.gep(factors, [row.number])), build.gep(weights, [row.number]))
     with counted(build, INT(0), count) as matrix:
         line = build.mul(matrix.number, INT(MATRIX))
-        address, step, size, to, *order = (
+        address, step, size, to, *order, others, stride, leading = (
             build.load(build.gep(matrices, [build.add(line, INT(column))])) for column in range(MATRIX)
         )
         first, place = build.inttoptr(address, numbers), build.inttoptr(to, numbers)
+        with build.if_then(build.icmp_signed("!=", others, INT(0))):
+            other, products = build.inttoptr(others, numbers), build.gep(weights, [rows])
+            with counted(build, INT(0), rows) as row, counted(build, INT(0), leading) as column:
+                value = exact(build.gep(other, [build.add(build.mul(row.number, stride), column.number)]))
+                value = build.fmul(value, build.load(build.gep(weights, [row.number])))  # exact for two float32
+                build.store(value, build.gep(products, [build.add(build.mul(row.number, leading), column.number)]))
+            build.call(outer, [first, step, size, products, leading, rows, place])
         plain = build.icmp_signed("==", order[0], INT(0))
         into = build.select(plain, place, memory)
         blocks = build.sdiv(build.add(size, INT(_COLUMNS - 1)), INT(_COLUMNS))
-        with counted(build, INT(0), blocks) as block:
+        with build.if_then(build.icmp_signed("==", others, INT(0))), counted(build, INT(0), blocks) as block:
             begin = build.mul(block.number, INT(_COLUMNS))
             remaining = build.sub(size, begin)
             width = build.select(build.icmp_signed("<", remaining, INT(_COLUMNS)), remaining, INT(_COLUMNS))

@@ -19,6 +19,11 @@ from ...plan.bound import Bound
 
 # Size of a sum, from which on PyTorch's sums on several threads are faster.
 _WORTH_A_THREAD = 2**22
+# Number of products, up to which outer products are added up in float64: MKL's sums in float32 are twice as fast, but
+# scaling and calling it takes 50 us within a step, when its code has left the cache.
+_MOST_PRODUCTS = 2**20
+# The same if the second factor is narrow and does not fill the vectors of the kernel.
+_MOST_NARROW, _NARROW = 2**18, 16
 # Size of a convolution's weight, up to which its order is restored in the cache.
 _MOST_IN_ORDER = 2**16
 
@@ -165,7 +170,7 @@ class SumTable:
         plain = measurable(factors) and measurable(flat) and factors.is_contiguous() and flat.is_contiguous()
         self._dtype = factors.dtype if plain and factors.dtype == flat.dtype and factors.numel() else None
         self._lines: list[int] = []
-        self._longest = 0
+        self._longest, self._widest = 0, 0
 
     def add(self, values: Float[Tensor, "rows size"], start: int, order: tuple[int, int, int] = (0, 0, 0)) -> bool:
         """Adds a matrix; returns False if compiled code cannot add it up, or PyTorch is faster.
@@ -180,9 +185,26 @@ class SumTable:
             return False
         if (values.numel() >= _WORTH_A_THREAD and torch.get_num_threads() > 1) or (order[0] and size > _MOST_IN_ORDER):
             return False
-        self._lines += (values.data_ptr(), values.stride(0), size, self._to + start * self._bytes, *order)
+        self._lines += (values.data_ptr(), values.stride(0), size, self._to + start * self._bytes, *order, 0, 0, 0)
         if order[0]:
             self._longest = max(self._longest, size)
+        return True
+
+    def outer(self, leading: Float[Tensor, "rows a"], values: Float[Tensor, "rows b"], start: int) -> bool:
+        """Adds outer products [a, b] of the rows of two matrices; returns False if compiled code is not the way.
+
+        Args:
+            leading: rows of the examples.
+            values: likewise.
+            start: beginning of their part in the vector of sums.
+        """
+        products, both = leading.numel() * values.shape[1], (leading, values)
+        most = _MOST_NARROW if values.shape[1] < _NARROW else _MOST_PRODUCTS
+        if not 0 < products <= most or not all(v.dtype == self._dtype and measurable(v) for v in both):
+            return False
+        self._lines += (values.data_ptr(), values.stride(0), values.shape[1], self._to + start * self._bytes, 0, 0, 0)
+        self._lines += (leading.data_ptr(), leading.stride(0), leading.shape[1])
+        self._widest = max(self._widest, leading.numel())
         return True
 
     def run(self) -> None:
@@ -190,7 +212,7 @@ class SumTable:
         if self._lines:
             lines = array("q", self._lines)
             memory = self._factors.new_empty(self._longest) if self._longest else None
-            weights = array("d", (0.0,)) * len(self._factors)
+            weights = array("d", (0.0,)) * (len(self._factors) + self._widest)
             weighted_rows(wide=self._dtype == torch.float64)(
                 lines.buffer_info()[0],
                 len(lines) // MATRIX,

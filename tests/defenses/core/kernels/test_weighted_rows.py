@@ -6,6 +6,7 @@ import torch
 from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
 from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings import Geometry
 from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRows, ProductOrder
+from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
 from leakbench.defenses.core.gradients.layerwise.tables import SumTable
 
 COUNTS = (1, 2, 7, 8, 9, 16, 64, 257)
@@ -68,6 +69,43 @@ def test_a_sum_without_one_row_is_that_row_less():
         sums.append(flat)
     torch.testing.assert_close(sums[0] - sums[1], rows[0], rtol=3e-4, atol=0)
     torch.testing.assert_close(sums[0].double(), rows.double().sum(dim=0), rtol=2.0**-24, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 9, 64])
+def test_sums_of_outer_products_are_those_of_float64_beside_others(dtype, count):
+    factors, shapes = random(count, dtype=dtype).abs(), [(a, b) for a in (1, 2, 7, 8, 11, 33) for b in (1, 7, 16, 41)]
+    flat = torch.full((sum(a * b + 1 for a, b in shapes) + 3,), 7.0, dtype=dtype)
+    matrices, start, table = [], 0, SumTable(factors, flat)
+    for number, (a, b) in enumerate(shapes):
+        wide = [torch.full((count, size + 3), torch.nan, dtype=dtype) for size in (a, b)]  # with something between them
+        for part, size in zip(wide, (a, b), strict=True):
+            part[:, :size] = random(count, size, number + 1, dtype=dtype)[..., 0]
+        signals, inputs = wide[0][:, :a], wide[1][:, :b]
+        matrices.append((start, signals, inputs))
+        assert Outer(inputs, signals).enter_sum(table, start)
+        start += a * b + 1
+    rows = random(count, 2, dtype=dtype)
+    assert GradientRows(rows).enter_sum(table, start)
+    table.run()
+    for start, signals, inputs in matrices:
+        stop = start + signals.shape[1] * inputs.shape[1]
+        every = torch.einsum("n,no,ni->noi", factors.double(), signals.double(), inputs.double()).flatten(1)
+        limit = (2.0**-24 if dtype == torch.float32 else 0) * every.sum(dim=0).abs() + 1e-14 * every.abs().sum(dim=0)
+        assert bool(((flat[start:stop].double() - every.sum(dim=0)).abs() <= limit).all())
+        assert flat[stop] == 7
+    torch.testing.assert_close(flat[-3:-1], (factors.double() @ rows.double()).to(dtype))
+    assert flat[-1] == 7
+
+
+def test_many_products_are_left_to_matrix_products():
+    factors, flat = torch.ones(64), torch.zeros(256 * 128)
+    assert Outer(torch.ones(64, 128), torch.ones(64, 128)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 128), torch.ones(64, 256)).enter_sum(SumTable(factors, flat), 0)
+    assert Outer(torch.ones(64, 8), torch.ones(64, 512)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 8), torch.ones(64, 513)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 0), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
+    assert not Outer(torch.ones(64, 2).double(), torch.ones(64, 2)).enter_sum(SumTable(factors, flat), 0)
 
 
 def test_what_another_way_adds_up_is_left_to_it(monkeypatch):

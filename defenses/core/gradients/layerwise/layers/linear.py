@@ -29,7 +29,7 @@ from ..factors import (
     product_size,
     recomputed,
 )
-from ..tables import NormTable
+from ..tables import NormTable, SumTable
 from .compiled_products import product_flops, product_squares
 from .compiled_rows import usable
 from .convolution_settings import Geometry
@@ -79,6 +79,10 @@ class Outer(FactoredGradient):
             return norms.add(first, second, under=norms.squares(self.masked_squares(mask).value))
         weights = self.signals.square() @ mask.view(out, entering).to(self.like)
         return norms.add(first, second, under=norms.weighted(self.inputs, weights))
+
+    def enter_sum(self, sums: SumTable, start: int) -> bool:
+        """Enters both factors."""
+        return sums.outer(self.signals, self.inputs, start)
 
     def without(self, bad: Tensor) -> Outer:
         """Returns a copy with zeros in both factors."""

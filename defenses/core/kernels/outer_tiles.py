@@ -1,0 +1,98 @@
+"""Sums of outer products in float64, a tile of the sum in the processor's registers at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .machine_code import INT, LlvmValue, Processor, counted, fused, processor
+
+_BESIDE = 2  # vectors of a tile's line, which share the weights that are read
+_OTHERS = Processor(vector=16, sums=8)  # assumed for a processor without fused multiply-add
+
+
+def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
+    """Adds a function (values, step, size, weights, leading, rows, sums) to a module, which writes the sum of all rows.
+
+    `values` has `size` numbers a row, and `step` from a row to the next; `weights` `leading` of float64 a row. Sums,
+    [leading, size], are rounded to the numbers' type once. Nothing may be empty.
+
+    Args:
+        module: to which the function is added.
+        number: type of values and sums.
+    """
+    host = processor() or _OTHERS
+    double, numbers = ir.DoubleType(), number.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [numbers, INT, INT, double.as_pointer(), INT, INT, numbers])
+    function = ir.Function(module, kind, "outer_sum")
+    function.linkage = "internal"
+    values, step, size, weights, leading, rows, sums = function.args
+    build: Any = ir.IRBuilder(function.append_basic_block())
+    lanes, highest = host.vector // 8, max(height for height in (2, 4, 8) if height * _BESIDE <= host.sums)
+    width = INT(_BESIDE * lanes)
+    done: LlvmValue = INT(0)
+    for height in sorted({1, 2, highest}, reverse=True):
+        vectors, single = _tile(module, number, height, _BESIDE, lanes), _tile(module, number, height, 1, 1)
+        count = build.sdiv(build.sub(leading, done), INT(height))
+        with build.if_then(build.icmp_signed("<", INT(0), count)), counted(build, INT(0), count) as some:
+            line = build.add(done, build.mul(some.number, INT(height)))
+            first, place = build.gep(weights, [line]), build.gep(sums, [build.mul(line, size)])
+
+            def write(tile: ir.Function, at: LlvmValue, first: LlvmValue = first, place: LlvmValue = place) -> None:
+                here, to = (build.gep(start, [at]) for start in (values, place))
+                build.call(tile, [here, step, first, leading, rows, to, size])
+
+            with build.if_else(build.icmp_signed("<", size, width)) as (short, long):
+                with short, counted(build, INT(0), size) as column:
+                    write(single, column.number)
+                with long:
+                    with counted(build, INT(0), build.sdiv(size, width)) as column:
+                        write(vectors, build.mul(column.number, width))
+                    with build.if_then(build.icmp_signed("<", INT(0), build.srem(size, width))):
+                        # Overlaps the previous vectors and writes the same sums again.
+                        write(vectors, build.sub(size, width))
+        done = build.add(done, build.mul(count, INT(height)))
+    build.ret_void()
+    return function
+
+
+def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: int) -> ir.Function:
+    """Adds a function (values, step, weights, leading, rows, sums, size) that sums up lines of vectors: one tile."""
+    double, numbers = ir.DoubleType(), number.as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [numbers, INT, double.as_pointer(), INT, INT, numbers, INT])
+    function = ir.Function(module, kind, f"tile_{height}_{beside * lanes}")
+    function.linkage = "internal"
+    values, step, weights, leading, rows, sums, size = function.args
+    build: Any = ir.IRBuilder(function.append_basic_block())
+    wide, narrow = (kind if lanes == 1 else ir.VectorType(kind, lanes) for kind in (double, number))
+    none, zeros = ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
+
+    def spread(value: LlvmValue) -> LlvmValue:
+        if lanes == 1:
+            return value
+        return build.shuffle_vector(build.insert_element(none, value, ir.IntType(32)(0)), none, zeros)
+
+    begin = [ir.Constant(wide, 0.0 if lanes == 1 else None)] * (height * beside)
+    with counted(build, INT(0), rows, begin) as row:
+        here = build.gep(values, [build.mul(row.number, step)])
+        weight = build.gep(weights, [build.mul(row.number, leading)])
+        vectors = []
+        for i in range(beside):
+            value = build.load(build.bitcast(build.gep(here, [INT(i * lanes)]), narrow.as_pointer()))
+            value.align = 8 if number == double else 4
+            vectors.append(value if number == double else build.fpext(value, wide))
+        for line in range(height):
+            each = spread(build.load(build.gep(weight, [INT(line)])))
+            for i, vector in enumerate(vectors):
+                at = line * beside + i
+                row.sums[at] = build.call(fused(module, wide), [vector, each, row.sums[at]])
+    for line in range(height):
+        to = build.gep(sums, [build.mul(INT(line), size)])
+        for i in range(beside):
+            total = row.sums[line * beside + i]
+            total = total if number == double else build.fptrunc(total, narrow)
+            place = build.bitcast(build.gep(to, [INT(i * lanes)]), narrow.as_pointer())
+            build.store(total, place).align = 8 if number == double else 4
+    build.ret_void()
+    return function
