@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Collection
-from itertools import pairwise
+from functools import cache
+from itertools import pairwise as successive
+from itertools import product
 
 import pytest
 import torch
@@ -40,7 +42,8 @@ from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.core.gradients.layerwise.layers import convolution, linear, patch_rows
 from leakbench.defenses.core.plan import codec, query
 
-from .architectures import NAMES, problem
+from .....parameters import pairwise, subtests
+from .architectures import CONV1D, NAMES, problem
 from .duties import assert_same_rows, by_loop, snapshot
 from .modules import CLASSES, Problem
 from .strategies import architectures
@@ -76,8 +79,8 @@ def plans(rows: torch.Tensor) -> dict[str, StepPlan]:
     # Spans that do not end where parameters do.
     by_span = Subspace(tuple(halves[: 1 + (dim > cut)]), ((0, cut), (cut, dim))[: 1 + (dim > cut)], dim)
     edges = [*range(0, dim, dim // 9 + 1), dim]  # several to a parameter, of a few of its outputs
-    shares = [torch.randn(b - a, 1, generator=coins, dtype=torch.float64) for a, b in pairwise(edges)]
-    finely = Subspace(tuple(one / one.norm() for one in shares), tuple(pairwise(edges)), dim)
+    shares = [torch.randn(b - a, 1, generator=coins, dtype=torch.float64) for a, b in successive(edges)]
+    finely = Subspace(tuple(one / one.norm() for one in shares), tuple(successive(edges)), dim)
     # Of kept coordinates: spans that end within parameters, and one of a coordinate or none.
     middle = (dim // 2 + 1) // 2
     ends = [(0, middle), (middle, dim // 2 + 1)]
@@ -126,8 +129,9 @@ def assert_same_sums(made: Problem, rows: Tensor, names: Collection[str], what: 
     And of each contribution the inner product with a direction, and the squared norm.
     """
     engine, reference = engine_of(made), TorchFunc(made.model, cross_entropy, Layout.of(made.model))
+    every_plan = plans(rows)
     for name in names:
-        plan = plans(rows)[name]
+        plan = every_plan[name]
         if name == "difference":
             expected = reference.sums(plan, made.inputs, made.targets)
         else:
@@ -137,6 +141,12 @@ def assert_same_sums(made: Problem, rows: Tensor, names: Collection[str], what: 
             assert float((found - wanted).abs().max()) <= 1e-12 * scale, (name, what)
         each = contributions(plan, (lambda _point: rows) if name != "difference" else reference_rows(reference, made))
         assert_matched(engine, plan, each, (made.inputs, made.targets), 1e-9, (name, what))
+
+
+@cache
+def rows_of(name: str) -> Tensor:
+    """Rows of a problem by a loop of autograd, computed once for all tests."""
+    return by_loop(problem(name))
 
 
 def reference_rows(reference: TorchFunc, made: Problem):
@@ -159,76 +169,65 @@ def assert_matched(
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_rows_are_those_of_a_loop_of_autograd(name):
+def test_rows_are_those_of_a_loop_at_every_call_and_to_the_last_bit_however_large_the_batch(name, monkeypatch):
+    """Passes begin at a bias, graphs at a node of Python's, and, of the largest batches, calls are met by hooks."""
     made = problem(name)
-    assert_same_rows(engine_of(made).rows(made.inputs, made.targets), by_loop(made))
+    trained = {key: parameter.requires_grad for key, parameter in made.model.named_parameters()}
+    first = engine_of(made).rows(made.inputs, made.targets)
+    assert_same_rows(first, rows_of(name))
+    for at_once, copied in product((recorder._AT_ONCE, -1), (recorder._COPIED, -1)):
+        monkeypatch.setattr(recorder, "_AT_ONCE", at_once)
+        monkeypatch.setattr(recorder, "_COPIED", copied)
+        engine = engine_of(made)
+        for _ in range(2):
+            assert torch.equal(engine.rows(made.inputs, made.targets), first), (at_once, copied)
+    for key, parameter in made.model.named_parameters():
+        assert parameter.grad is None and parameter.is_leaf and parameter.requires_grad == trained[key]
+
+
+# An option of convolutions meets half of the plans in one dimension and the others in two.
+PLANS = tuple(plans(torch.eye(9, dtype=torch.float64)))
+HALVES = {
+    f"conv{1 + dims}d_{option}": PLANS[(i + dims) % 2 :: 2] for i, option in enumerate(CONV1D) for dims in (0, 1)
+}
+ROUNDED = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
+FORMULAS = [*product(Strategy, [Summation.TILES]), *product([Strategy.FREE], [Summation.VENDOR, Summation.KERNEL])]
+WITH_FORMULAS = pairwise(
+    [name for name in KNOWN if "conv" in name or "sequence" in name or name == "small_resnet"],
+    FORMULAS,
+    ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without"),
+)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_sums_are_the_references_under_every_plan(name):
-    made = problem(name)
-    rows = by_loop(made)
-    assert_same_sums(made, rows, plans(rows))
+    assert_same_sums(problem(name), rows_of(name), HALVES.get(name, PLANS))
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, monkeypatch):
+@subtests("name, plan", [(name, ROUNDED[(i + j) % 5]) for i, name in enumerate(KNOWN) for j in (0, 2)])
+def test_rows_that_may_be_rounding_are_bounded_as_by_the_reference(name, plan, monkeypatch):
     for module in (block_sums, codec, query):  # so that ordinary rows are of that kind
         monkeypatch.setattr(module, "LEAST_SHARE", 0.9)
-    made = problem(name)
-    names = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
-    assert_same_sums(made, by_loop(made), names)
+    assert_same_sums(problem(name), rows_of(name), [plan])
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if "conv" in n or "sequence" in n or n == "small_resnet"])
-def test_every_way_to_a_layer_gives_the_same_sums(name, monkeypatch):
-    made = problem(name)
-    rows = by_loop(made)
-    ways = [(way, Summation.TILES) for way in Strategy] + [(Strategy.FREE, summed) for summed in Summation]
-    for way, summed in ways:
+@pytest.mark.parametrize(("way", "summed"), FORMULAS)
+def test_every_way_to_a_layer_gives_the_same_sums(way, summed, monkeypatch):
+    def forced(shape, device):
+        return way if way in (*estimates(shape, device), Strategy.KEEP) else Strategy.FREE
 
-        def forced(shape, device, way=way):
-            return way if way in (*estimates(shape, device), Strategy.KEEP) else Strategy.FREE
+    def made_by(shape, _device):
+        return Summation.VENDOR if shape.tiles is None else summed
 
-        def made_by(shape, _device, summed=summed):
-            return Summation.VENDOR if shape.tiles is None else summed
-
-        monkeypatch.setattr(convolution, "cheapest", forced)
-        monkeypatch.setattr(convolution, "summation", made_by)
-        monkeypatch.setattr(
-            convolution, "made_by_kernel", lambda shape, _, by=summed: shape.lanes and by is not Summation.VENDOR
-        )
-        monkeypatch.setattr(linear, "cheapest", forced)
-        names = ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without")
-        assert_same_sums(made, rows, names, way)
-
-
-@pytest.mark.parametrize("at_once", [2**20, -1])
-@pytest.mark.parametrize("name", KNOWN)
-def test_large_batches_give_the_same_to_the_last_bit(name, at_once, monkeypatch):
-    """Graphs that begin at a node of Python's, and, of the largest, calls that are met by hooks."""
-    made = problem(name)
-    rows = engine_of(made).rows(made.inputs, made.targets)
-    monkeypatch.setattr(recorder, "_AT_ONCE", at_once)
-    monkeypatch.setattr(recorder, "_COPIED", -1)
-    assert torch.equal(engine_of(made).rows(made.inputs, made.targets), rows)
-
-
-@pytest.mark.parametrize("at_once", [2**20, -1])
-@pytest.mark.parametrize("name", KNOWN)
-def test_passes_that_begin_at_a_bias_give_the_same_to_the_last_bit_and_leave_the_model_alone(
-    name, at_once, monkeypatch
-):
-    monkeypatch.setattr(recorder, "_AT_ONCE", at_once)
-    made, wanted = problem(name), {}
-    engine = engine_of(made)
-    for key, parameter in made.model.named_parameters():
-        wanted[key] = parameter.requires_grad
-    first = engine.rows(made.inputs, made.targets)
-    for _ in range(2):
-        assert torch.equal(engine.rows(made.inputs, made.targets), first)
-    for key, parameter in made.model.named_parameters():
-        assert parameter.grad is None and parameter.is_leaf and parameter.requires_grad == wanted[key]
+    monkeypatch.setattr(convolution, "cheapest", forced)
+    monkeypatch.setattr(convolution, "summation", made_by)
+    monkeypatch.setattr(
+        convolution, "made_by_kernel", lambda shape, _: shape.lanes and summed is not Summation.VENDOR
+    )
+    monkeypatch.setattr(linear, "cheapest", forced)
+    for name, formula, plan in WITH_FORMULAS:
+        if formula == (way, summed):
+            assert_same_sums(problem(name), rows_of(name), [plan], name)
 
 
 def test_what_begins_the_graph_is_the_bias_of_the_first_layer_alone():
@@ -239,33 +238,31 @@ def test_what_begins_the_graph_is_the_bias_of_the_first_layer_alone():
     assert list(engine._first_biases) == [first]
 
 
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize(
-    "name", ["mlp", "linear_one_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"]
-)
-def test_sums_of_many_examples_in_parts_are_those_in_one(name, views, monkeypatch):
+@subtests("views", [1, 2])
+@subtests("name", ["mlp", "linear_one_sequence", "conv2d_everything", "conv2d_plain", "embedding", "small_resnet"])
+def test_sums_of_many_examples_in_parts_are_those_in_one(name, views):
     made = problem(name)
     model, inputs = copy.deepcopy(made.model).float(), made.inputs
     inputs = inputs.float() if inputs.is_floating_point() else inputs
-    plan = plans(by_loop(made))["normalize"]
+    plan = plans(rows_of(name))["normalize"]
 
     def summed():
         engine = Layerwise(model, cross_entropy, Layout.of(model))
         return engine.sums(plan, inputs, made.targets, views=views)[0]
 
-    monkeypatch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)  # rows are not kept
-    monkeypatch.setattr(linear, "cheapest", lambda *_: Strategy.FREE)
-    monkeypatch.setattr(tables.SumTable, "outer", lambda *_: False)
-    whole = summed()
-    for module in (factors, linear):
-        monkeypatch.setattr(module, "TOGETHER", 1)
-    monkeypatch.setattr(factors, "_LEAST_TOGETHER", 1)
-    monkeypatch.setattr(factors, "_CHUNK_BYTES", {"cpu": 200, "cuda": 200})
-    torch.testing.assert_close(summed(), whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "cheapest", lambda *_: Strategy.FREE)  # rows are not kept
+        patch.setattr(linear, "cheapest", lambda *_: Strategy.FREE)
+        patch.setattr(tables.SumTable, "outer", lambda *_: False)
+        whole = summed()
+        for module in (factors, linear):
+            patch.setattr(module, "TOGETHER", 1)
+        patch.setattr(factors, "_LEAST_TOGETHER", 1)
+        patch.setattr(factors, "_CHUNK_BYTES", {"cpu": 200, "cuda": 200})
+        torch.testing.assert_close(summed(), whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
 
 
-@pytest.mark.parametrize("chunk", [1, 2000, 10**9])
-@pytest.mark.parametrize("views", [1, 2])
+@subtests("chunk, views", product([1, 2000, 10**9], [1, 2]))
 def test_queries_that_want_rows_get_them_in_parts_and_have_the_same_sums(monkeypatch, chunk, views):
     monkeypatch.setattr(factors, "_CHUNK_BYTES", {"cpu": chunk, "cuda": chunk})
     made = problem("conv2d_plain")
@@ -283,10 +280,10 @@ def test_queries_that_want_rows_get_them_in_parts_and_have_the_same_sums(monkeyp
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", [n for n in KNOWN if "conv2d" in n or n == "small_resnet"])
+@subtests("name", [n for n in KNOWN if "conv2d" in n or n == "small_resnet"])
 def test_both_layouts_give_the_same_rows(name):
     made = problem(name)
-    expected = by_loop(made)
+    expected = rows_of(name)
     model = made.model.to(memory_format=torch.channels_last)
     last = made.inputs.contiguous(memory_format=torch.channels_last)
     for inputs in (last, made.inputs.contiguous(), made.inputs.transpose(2, 3).contiguous().transpose(2, 3)):
@@ -297,7 +294,7 @@ def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
     monkeypatch.setattr(patch_rows, "_MANY_POSITIONS", 1)
     for name in (n for n in KNOWN if "conv" in n):
         made = problem(name)
-        assert_same_rows(engine_of(made).rows(made.inputs, made.targets), by_loop(made))
+        assert_same_rows(engine_of(made).rows(made.inputs, made.targets), rows_of(name))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -313,7 +310,7 @@ def test_random_architectures_give_the_references_rows_and_sums(made):
         assert float((found - expected).abs().max()) <= 1e-11 * max(float(expected.abs().max()), 1e-300), name
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv2d_plain", "embedding", "small_resnet", "standardised_conv"])
+@subtests("name", ["mlp", "conv2d_plain", "embedding", "small_resnet", "standardised_conv"])
 def test_at_another_point_and_with_views(name):
     made = problem(name)
     layout, engine = Layout.of(made.model), engine_of(made)
@@ -321,7 +318,7 @@ def test_at_another_point_and_with_views(name):
     reference = TorchFunc(made.model, cross_entropy, layout)
     expected = reference.rows(made.inputs, made.targets, point=elsewhere)
     assert_same_rows(engine.rows(made.inputs, made.targets, point=elsewhere), expected)
-    averaged = by_loop(made).view(2, 2, -1).mean(dim=1)
+    averaged = rows_of(name).view(2, 2, -1).mean(dim=1)
     assert_same_rows(engine.rows(made.inputs, made.targets, views=2), averaged)
     for name_of_plan in ("clip", "masked", "three blocks"):
         plan = plans(averaged)[name_of_plan]
@@ -333,21 +330,21 @@ def test_at_another_point_and_with_views(name):
             assert_matched(one, plan, each, (made.inputs, made.targets), 1e-9, name_of_plan, views=2)
 
 
-@pytest.mark.parametrize("name", ["mlp", "small_resnet", "tied_embedding", "module_used_twice"])
+@subtests("name", ["mlp", "small_resnet", "tied_embedding", "module_used_twice"])
 def test_the_model_is_left_as_it_was_found(name):
     made = problem(name)
     before = snapshot(made.model)
-    engine_of(made).sums(plans(by_loop(made))["clip"], made.inputs, made.targets)
+    engine_of(made).sums(plans(rows_of(name))["clip"], made.inputs, made.targets)
     assert snapshot(made.model) == before
 
 
-@pytest.mark.parametrize("name", sorted(UNKNOWN))
+@subtests("name", sorted(UNKNOWN))
 def test_an_unknown_layer_is_refused_by_name(name):
     with pytest.raises(Unsupported, match=UNKNOWN[name]):
         engine_of(problem(name))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("layer", "message"),
     [
         (nn.Embedding(5, 3, max_norm=1.0), "must have max_norm=None"),
@@ -399,10 +396,7 @@ def single(kind: str) -> tuple[nn.Module, torch.Tensor]:
         return conv, torch.randn(6, 3, 6, 6, generator=coins)
 
 
-SCALES = [torch.nan, torch.inf, 1e30, 1e20, 1e12, 1e-12, 1e-20, 1e-30, 0.0]
-
-
-@pytest.mark.parametrize("scale", SCALES)
+@subtests("scale", [torch.nan, torch.inf, 1e30, 1e20, 1e12, 1e-12, 1e-20, 1e-30, 0.0])
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind, scale):
     model, inputs = single(kind)
@@ -434,7 +428,7 @@ def test_broken_huge_and_tiny_examples_add_what_the_reference_lets_through(kind,
         assert_matched(engine, StepPlan(block), each, (inputs, targets), 1e-4)
 
 
-@pytest.mark.parametrize("way", list(Strategy))
+@subtests("way", list(Strategy))
 def test_signals_that_cancel_do_not_let_an_example_past_its_bound(way, monkeypatch):
     # Two positions see the same patch with opposite signals, up to a part in 10^5: inner products lose the norm.
     monkeypatch.setattr(linear, "cheapest", lambda shape, device: way if way is not Strategy.PIXELS else Strategy.GRAM)
@@ -453,7 +447,7 @@ def test_signals_that_cancel_do_not_let_an_example_past_its_bound(way, monkeypat
     assert float(found.norm()) <= 1 + 1e-5
 
 
-@pytest.mark.parametrize("first", [(), (nn.Conv2d(1, 1, 1), nn.Tanh())])
+@subtests("first", [(), (nn.Conv2d(1, 1, 1), nn.Tanh())])
 def test_a_strided_convolution_of_one_channel_to_one_column_is_right_in_float32(first):
     """PyTorch's convolution reads other memory there if channels are last, and not in float64, in which checks are."""
     coins = torch.Generator().manual_seed(1)
@@ -487,7 +481,7 @@ def test_what_a_long_direction_leaves_of_an_example_stays_within_the_bound():
     assert float((both.double() - other.double()).norm()) <= 1 + 2e-4
 
 
-@pytest.mark.parametrize("rest", [1e-3, 2e-3, 4e-3])
+@subtests("rest", [1e-3, 2e-3, 4e-3])
 def test_beside_a_direction_in_float32_an_example_in_float64_stays_within_the_bound(rest):
     """The direction's length is known to seven digits, the gradient's to sixteen: one example moved the sum by 2.05."""
     width = 3000
@@ -505,7 +499,7 @@ def test_beside_a_direction_in_float32_an_example_in_float64_stays_within_the_bo
     assert float((both - other).norm()) == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("channels", [2, 24])
+@subtests("channels", [2, 24])
 def test_an_example_that_is_nan_in_a_batch_is_nan_alone(channels):
     """By PyTorch's GroupNorm that goes by the order in memory: who was removed moved the sum by 1.4 times the bound."""
     torch.manual_seed(0)
@@ -569,7 +563,7 @@ def test_a_copy_of_a_layer_that_a_pass_has_made_goes_on_as_the_layer():
     assert torch.equal(engine.rows(*data), first)
 
 
-@pytest.mark.parametrize("out", [2, 10, 1000])
+@subtests("out", [2, 10, 1000])
 def test_a_parameter_of_fewer_numbers_than_its_gradient_has_is_refused_before_anything_is_written(out):
     """PyTorch adds a bias of one number to all outputs."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, out))
@@ -580,8 +574,8 @@ def test_a_parameter_of_fewer_numbers_than_its_gradient_has_is_refused_before_an
         Layerwise(model, cross_entropy, layout).sums(plan, torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("bound", [normalize(1.0, regulariser=1e-12), clip(1e-9)])
+@subtests("masked", [False, True])
+@subtests("bound", [normalize(1.0, regulariser=1e-12), clip(1e-9)])
 def test_a_product_whose_one_square_no_float64_has_is_bounded(bound, masked):
     """Inputs of 1e-162 and derivatives of 1e153, beside a part whose length hides what is lost."""
 
@@ -605,8 +599,8 @@ def test_a_product_whose_one_square_no_float64_has_is_bounded(bound, masked):
     assert float(found.norm()) >= 0.9 * bound.norm
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("bound", [clip(0.5), normalize(0.5, regulariser=0.01)])
+@subtests("masked", [False, True])
+@subtests("bound", [clip(0.5), normalize(0.5, regulariser=0.01)])
 def test_an_example_of_doubtful_norm_changes_no_other(bound, masked):
     """Without it the others would else be measured in another way, which rounds all of them alike."""
     coins = torch.Generator().manual_seed(0)
