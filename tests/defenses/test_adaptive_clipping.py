@@ -33,6 +33,7 @@ from leakbench.defenses.pcdp import pcdp
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.sgd import sgd
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -96,7 +97,7 @@ def test_at_rate_0_it_is_dp_sgd_at_the_noise_that_the_count_leaves():
     assert duties.trained(ours).state["norm"] == 0.5
 
 
-@pytest.mark.parametrize(
+@subtests(
     "wrong",
     [
         {"share": 1.0},

@@ -8,6 +8,7 @@ from leakbench.defenses.diff2 import diff2
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.sgd import sgd
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -49,7 +50,7 @@ def test_with_a_restart_a_step_it_is_dp_sgd_to_the_same_noise_draw():
     assert torch.equal(duties.parameters(one), duties.parameters(other))
 
 
-@pytest.mark.parametrize("settings", [{"restart": 0}, {"smoothness": 0.0}, {"clip_norm": -1.0}])
+@subtests("settings", [{"restart": 0}, {"smoothness": 0.0}, {"clip_norm": -1.0}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         diff2(**settings)

@@ -10,6 +10,7 @@ from leakbench.defenses.disk import disk
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.sgd import sgd
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -53,9 +54,7 @@ def test_at_kappa_1_it_is_dp_sgd_to_the_same_noise_draw():
     torch.testing.assert_close(duties.parameters(one), duties.parameters(other), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"kappa": 0.0}, {"kappa": 1.1}, {"gamma": 0.0}, {"gamma": math.inf}, {"kappa": 1e-300}]
-)
+@subtests("settings", [{"kappa": 0.0}, {"kappa": 1.1}, {"gamma": 0.0}, {"gamma": math.inf}, {"kappa": 1e-300}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         disk(**settings)

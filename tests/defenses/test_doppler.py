@@ -11,6 +11,7 @@ from leakbench.defenses.core import Context, release, seeded
 from leakbench.defenses.doppler import doppler
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ..parameters import subtests
 from . import duties
 
 FEEDBACK, FORWARD = [-0.9, 0.1], [0.1, 0.06, 0.04]
@@ -63,7 +64,7 @@ def test_without_memory_it_is_dp_sgd_to_the_same_noise_draw():
     torch.testing.assert_close(duties.parameters(one), duties.parameters(other), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "settings",
     [
         {"forward": []},

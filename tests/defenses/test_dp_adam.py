@@ -9,6 +9,7 @@ from leakbench.defenses.core import Context, release, seeded
 from leakbench.defenses.dp_adam import dp_adam
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -37,7 +38,7 @@ def test_noise_settles_at_its_share_of_both_moments():
     assert float(second.mean()) == pytest.approx(std**2, rel=0.05)
 
 
-@pytest.mark.parametrize("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"stabiliser": 0.0}, {"stabiliser": math.inf}])
+@subtests("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"stabiliser": 0.0}, {"stabiliser": math.inf}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         dp_adam(**settings)

@@ -9,6 +9,8 @@ from leakbench.defenses.core import Context, release, seeded
 from leakbench.defenses.dp_adam import dp_adam
 from leakbench.defenses.dp_macadam import dp_macadam
 
+from ..parameters import subtests
+
 ROWS = torch.tensor([[0.3, -0.4], [0.1, 0.2], [-0.5, 0.1]], dtype=torch.float64)
 
 
@@ -88,7 +90,7 @@ def test_scales_are_clamped_and_add_up():
     torch.testing.assert_close(state["scales"], torch.full((2,), 2.0 * 0.1))
 
 
-@pytest.mark.parametrize(
+@subtests(
     "settings",
     [{"beta1": 0.0}, {"beta2": 1.0}, {"stabiliser": 0.0}, {"lowest": 2.0, "highest": 1.0}, {"clip_norm": 0.0}],
 )

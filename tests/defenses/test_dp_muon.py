@@ -9,13 +9,15 @@ from leakbench.defenses.core import Context, Layout, release, seeded
 from leakbench.defenses.dp_muon import OrthogonalMomentum, dp_muon, orthogonal
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ..parameters import subtests
+
 LAYOUT = Layout(("conv.weight", "conv.bias", "out.weight"), ((6, 2, 2, 2), (6,), (3, 20)))
 ROWS = torch.randn(8, LAYOUT.dim, generator=torch.Generator().manual_seed(0))
 CONTEXT = Context(step=0, steps=4, layout=LAYOUT, expected_batch=8.0)
 
 
-@pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5), (1, 7)])
-@pytest.mark.parametrize("degree", [1, 2, 3])
+@subtests("shape", [(4, 9), (9, 4), (5, 5), (1, 7)])
+@subtests("degree", [1, 2, 3])
 def test_all_singular_values_come_to_one_and_directions_stay(shape, degree):
     matrix = torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = orthogonal(1e-6 * matrix, 25, degree)  # whatever its length
@@ -73,7 +75,7 @@ def test_noise_of_every_coordinate_is_that_of_the_whole_clip_norm():
     assert math.hypot(*(block.bound.norm for block in plan.blocks)) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("settings", [{"decay": 1.0}, {"iterations": 0}, {"degree": 0}])
+@subtests("settings", [{"decay": 1.0}, {"iterations": 0}, {"degree": 0}])
 def test_what_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         dp_muon(**settings)

@@ -1,6 +1,5 @@
 """What is particular to DP-SSGD: what is dropped lies inside of what is left after pruning."""
 
-import pytest
 import torch
 
 from leakbench.defenses.core import Coordinates
@@ -8,11 +7,12 @@ from leakbench.defenses.dp_ssgd import dp_ssgd
 from leakbench.defenses.random_dropping import random_dropping
 from leakbench.defenses.random_pruning import random_pruning
 
+from ..parameters import subtests
 from . import duties
 
 
-@pytest.mark.parametrize("pruning", ["random", "flow", "sensitivity"])
-@pytest.mark.parametrize("dropping", ["random", "magnitude"])
+@subtests("pruning", ["random", "flow", "sensitivity"])
+@subtests("dropping", ["random", "magnitude"])
 def test_a_step_drops_a_part_of_what_is_left_of_every_weight(pruning, dropping):
     defense = dp_ssgd(
         clip_norm=0.5, pruning=pruning, prune_rate=0.5, dropping=dropping, drop_rate=0.4, rounds=3, noise_multiplier=1.0

@@ -20,6 +20,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 
+from ..parameters import subtests
 from . import duties
 
 TWO = Layout(("a.weight", "a.bias", "b.weight"), ((2,), (1,), (3,)))
@@ -161,7 +162,7 @@ def test_its_epsilon_is_that_of_dp_sgd():
     assert ours.claim(1e-5) == plain.claim(1e-5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("settings", "message"),
     [
         ({"share": 0.0}, r"share must be in \(0, 1\), got 0.0"),

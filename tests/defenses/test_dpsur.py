@@ -27,6 +27,7 @@ from leakbench.defenses.core.randomness.keys import key_from
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpsur import dpsur
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -186,7 +187,7 @@ def test_without_noise_on_the_verdict_nothing_is_proved():
     assert claim.epsilon == math.inf and claim.reason == "no noise is added"
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("name", "value"),
     [("loss_clip", 0.0), ("beta", math.nan), ("validation_rate", 0.0), ("validation_noise_multiplier", -1.0)],
 )

@@ -21,6 +21,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.geoclip import geoclip
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -183,7 +184,7 @@ def test_its_epsilon_is_that_of_dp_accounting():
     assert claim.epsilon == pytest.approx(accountant.get_epsilon(3e-6), rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("name", "value"),
     [
         ("rank", -1),

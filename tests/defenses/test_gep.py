@@ -23,6 +23,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.gep import gep
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ..parameters import subtests
 from . import duties
 
 CONTEXT = Context(step=0, steps=4, dim=60, public=ToyRows(60))
@@ -95,7 +96,7 @@ def test_directions_are_kept_for_an_interval():
     assert same == [True, True, False, True, True]
 
 
-@pytest.mark.parametrize(
+@subtests(
     "settings", [{"rank": 0}, {"groups": 0}, {"interval": 0}, {"share": 1.0}, {"passes": -1}, {"auxiliary_size": -3}]
 )
 def test_what_makes_no_sense_is_refused(settings):
@@ -266,7 +267,7 @@ def test_our_engine_serves_masked_parts_without_rows(factory, monkeypatch):
     torch.testing.assert_close(duties.parameters(ours), duties.parameters(whole), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{"final_sparsity": 1.0}, {"refreshes": 0}, {"cooling_epochs": -1}])
+@subtests("settings", [{"final_sparsity": 1.0}, {"refreshes": 0}, {"cooling_epochs": -1}])
 def test_masks_that_make_no_sense_are_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         gep(**settings)

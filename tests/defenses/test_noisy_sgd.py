@@ -8,6 +8,7 @@ import torch
 from leakbench.defenses.core import Context, calibrate, poisson, release
 from leakbench.defenses.noisy_sgd import noisy_sgd
 
+from ..parameters import subtests
 from . import duties
 
 
@@ -36,7 +37,7 @@ def test_no_noise_multiplier_proves_anything():
         calibrate(noisy_sgd(), epsilon=3.0, delta=1e-5, sampling=poisson(0.1), steps=10)
 
 
-@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan"), float("inf")])
+@subtests("norm", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_nominal_norm_that_scales_nothing_is_refused(norm):
     with pytest.raises(ValueError, match="norm must be a positive finite number, got"):
         noisy_sgd(nominal_norm=norm)

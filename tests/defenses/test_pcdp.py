@@ -7,6 +7,7 @@ from leakbench.defenses.core import Context, Layout, Subspace, ToyRows, poisson,
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.pcdp import pcdp
 
+from ..parameters import subtests
 from . import duties
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((5, 8), (3,), (20,)))
@@ -168,7 +169,7 @@ def test_what_it_proves_does_not_depend_on_the_rank():
     assert claimed(dp_sgd(noise_multiplier=22.0), 3200) == pytest.approx(0.21, abs=0.005)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("settings", "words"),
     [
         ({"rank": 0}, "rank must be at least 1, got 0"),

@@ -9,6 +9,7 @@ from leakbench.defenses.core import Context, Coordinates, poisson, predict, rele
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ..parameters import subtests
 from . import duties
 
 ROWS = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
@@ -150,7 +151,7 @@ def test_noise_energy_is_the_kept_fraction():
     assert float(draws.norm(dim=1).mean()) == pytest.approx(expected, abs=6 * math.sqrt(0.5 / 400))
 
 
-@pytest.mark.parametrize("sparsity", [-0.1, 1.0, 2.0, float("nan")])
+@subtests("sparsity", [-0.1, 1.0, 2.0, float("nan")])
 def test_a_sparsity_that_leaves_nothing_is_refused(sparsity):
     with pytest.raises(ValueError, match=r"final_sparsity must be in \[0, 1\), got"):
         random_sparsification(final_sparsity=sparsity)

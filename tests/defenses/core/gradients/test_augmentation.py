@@ -26,6 +26,8 @@ from leakbench.defenses.core.gradients.augmentation import draws, views_of
 from leakbench.defenses.core.randomness.record_draws import record_keys, words
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
+
 COINS = 5
 
 
@@ -46,8 +48,8 @@ def entry_words(inputs, labels, views, count):
     return words(keys, count, seed_from(COINS, "views"))
 
 
-@pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
-@pytest.mark.parametrize("microbatch", [None, 1, 4])
+@subtests("engine", ["layerwise", "torch.func"])
+@subtests("microbatch", [None, 1, 4])
 def test_gradients_of_views_are_averaged_and_then_bounded_once(engine, microbatch):
     (inputs, labels), views, model = images(), CropAndFlip(views=3, padding=2), network()
     runner = Engine(model, engine=engine, augmentation=views, microbatch=microbatch)
@@ -61,7 +63,7 @@ def test_gradients_of_views_are_averaged_and_then_bounded_once(engine, microbatc
     assert float((total - wrong).norm()) > 0.01 * float(total.norm())
 
 
-@pytest.mark.parametrize("example", range(6))
+@subtests("example", range(6))
 def test_one_example_adds_at_most_the_clip_norm_whatever_its_views(example):
     inputs, labels = images()
     runner = Engine(network(), augmentation=CropAndFlip(views=4))

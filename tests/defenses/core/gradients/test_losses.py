@@ -12,6 +12,8 @@ from leakbench.defenses.clipped_sgd import clipped_sgd
 from leakbench.defenses.core import Engine, Recipe, full, train
 from leakbench.defenses.core.gradients.reference import example_by_example
 
+from ....parameters import subtests
+
 WEIGHTS = torch.tensor([1.0, 20.0, 3.0])
 DATA = torch.randn(24, 5, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
 
@@ -32,8 +34,8 @@ def trained_with(loss):
     return model.weight.detach()
 
 
-@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
-@pytest.mark.parametrize("settings", [{"weight": WEIGHTS}, {"ignore_index": 1}, {"weight": WEIGHTS, "ignore_index": 2}])
+@subtests("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+@subtests("settings", [{"weight": WEIGHTS}, {"ignore_index": 1}, {"weight": WEIGHTS, "ignore_index": 2}])
 def test_weights_and_ignored_classes_of_a_loss_that_averages_are_those_of_each_example(kind, settings):
     averaged = trained_with(kind(**settings))
     torch.testing.assert_close(averaged, trained_with(kind(**settings, reduction="none")))
@@ -50,7 +52,7 @@ def test_an_example_of_several_targets_has_the_mean_over_those_that_are_not_igno
 RARE = torch.ones(50).index_fill(0, torch.tensor([49]), 2.0)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "loss",
     [
         lambda o, t: functional.cross_entropy(o, t, weight=RARE),
@@ -92,7 +94,7 @@ def weighted(take_outputs=lambda o: o, take_targets=lambda t: t, classes=50):
 NUMBERS = torch.arange(6)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("model", "loss", "targets"),
     [
         (Formed(50, Slots), weighted(lambda o: o.logits), NUMBERS),
@@ -123,7 +125,7 @@ def test_a_subclass_that_has_its_mean_written_in_is_refused():
         )
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("loss", "targets"),
     [
         (nn.CrossEntropyLoss(), torch.arange(6)),

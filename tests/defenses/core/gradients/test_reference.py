@@ -10,6 +10,8 @@ from torch import nn
 from leakbench.defenses.core import Layout, cross_entropy, per_example_gradients
 from leakbench.defenses.core.gradients.reference import ModelFunction, microbatches
 
+from ....parameters import subtests
+
 
 def mlp():
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -204,8 +206,8 @@ def test_a_model_without_anything_to_train_is_refused():
         Layout.of(nn.Sequential(nn.Tanh()))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 10])
-@pytest.mark.parametrize("limit", [None, 1, 3, 7, 100])
+@subtests("size", [0, 1, 7, 10])
+@subtests("limit", [None, 1, 3, 7, 100])
 def test_microbatches_cover_each_example_once(size, limit):
     parts = list(microbatches(size, limit))
     assert [i for part in parts for i in range(size)[part]] == list(range(size))

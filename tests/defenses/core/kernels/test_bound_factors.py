@@ -11,6 +11,8 @@ from leakbench.defenses.core.gradients.layerwise.tables import BoundFactors, Nor
 from leakbench.defenses.core.kernels.bound_factors import KINDS
 from leakbench.defenses.core.plan.bound import Bound, adaptive_weight, clip, normalize, unbounded
 
+from ....parameters import subtests
+
 BOUNDS = (
     clip(0.5),
     clip(30.0),
@@ -74,7 +76,7 @@ def test_every_kind_that_bounds_has_its_number():
     assert unbounded().kind not in KINDS and Bound(kind="clip", norm=1.0).kind == KINDS[0]
 
 
-@pytest.mark.parametrize("size", [1, 7, 31, 32, 33, 64, 100, 8195])
+@subtests("size", [1, 7, 31, 32, 33, 64, 100, 8195])
 def test_rows_of_any_length_are_measured_where_they_lie(size):
     wide = torch.full((3, 2 * size + 1), torch.nan)
     wide[:, :size] = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
@@ -90,7 +92,7 @@ def test_squares_that_somebody_has_measured_are_believed():
     assert squares.tolist() == [4, 1, 9, 16] and factors.tolist() == pytest.approx([1, 1, 2 / 3, 0.5])
 
 
-@pytest.mark.parametrize("kept", range(5))
+@subtests("kept", range(5))
 def test_a_factor_depends_on_its_example_alone(kept):
     mask, terms, others = masks()[kept], made(), made()
     for term in others:

@@ -5,6 +5,8 @@ import torch
 
 from leakbench.defenses.core.gradients.layerwise.layers import rules
 
+from ....parameters import subtests
+
 SHAPES = (
     (1, 1, 1, 1),
     (3, 1, 5, 2),
@@ -66,9 +68,9 @@ def test_an_image_spoils_no_other_and_nothing_is_written_beside_the_sums(bad):
         assert bool((each[1:-1].view(3, 21)[[0, 2]] == 25).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("channels", "groups"), [(6, 1), (6, 2), (6, 6), (40, 8), (33, 3)])
-@pytest.mark.parametrize("arranged", [last, torch.Tensor.contiguous])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests(("channels", "groups"), [(6, 1), (6, 2), (6, 6), (40, 8), (33, 3)])
+@subtests("arranged", [last, torch.Tensor.contiguous])
 def test_gradients_of_a_norm_are_those_of_autograd(channels, groups, dtype, arranged):
     coins = torch.Generator().manual_seed(channels + groups)
     inputs, signals = (

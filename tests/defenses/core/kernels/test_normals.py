@@ -10,6 +10,8 @@ from scipy import stats
 
 from leakbench.defenses.core.kernels.normals import GROUP, normals
 
+from ....parameters import subtests
+
 MASK = 2**32 - 1
 KEY = bytes(range(32))
 
@@ -118,8 +120,8 @@ def test_nothing_beside_the_numbers_is_touched():
     assert (values[:GROUP] == 7).all() and (values[3 * GROUP :] == 7).all() and (values[GROUP : 3 * GROUP] != 7).all()
 
 
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("size", [1, 7, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 8])
+@subtests("wide", [False, True])
+@subtests("size", [1, 7, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP - 8])
 def test_of_a_last_group_that_is_short_the_first_numbers_are_used(size, wide):
     found = torch.full((size + 2 * GROUP,), 7.0, dtype=torch.float64 if wide else torch.float32)
     found[:size] = 0.0

@@ -6,6 +6,8 @@ import torch
 from leakbench.defenses.core.kernels.machine_code import Processor, processor
 from leakbench.defenses.core.plan.linear_algebra import products
 
+from ....parameters import subtests
+
 HOST = processor()
 if HOST is None:
     pytest.skip("nothing is compiled for a processor without fused multiply-add", allow_module_level=True)
@@ -42,8 +44,8 @@ def close(found, rows, others, tolerance):
     assert bool(((found.double() - expected).abs() <= tolerance * sizes).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", SIZES)
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("size", SIZES)
 def test_products_are_products(size, dtype, threads):
     count, columns, width = size
     rows, others = normal(count, width, dtype=dtype), normal(columns, width, dtype=dtype, seed=1)
@@ -60,8 +62,8 @@ def test_products_are_products(size, dtype, threads):
     assert torch.equal(products.product(wide[:, 2 : 2 + width], others.T), found)
 
 
-@pytest.mark.parametrize("count", [2, 6, 7, 129, 300])
-@pytest.mark.parametrize("width", [1, 33, 2500])
+@subtests("count", [2, 6, 7, 129, 300])
+@subtests("width", [1, 33, 2500])
 def test_below_the_diagonal_are_the_products_of_rows_one_with_another(count, width, threads):
     rows = normal(count, width)
     for exact, tolerance in ((False, 1e-6), (True, 1e-14)):
@@ -71,11 +73,11 @@ def test_below_the_diagonal_are_the_products_of_rows_one_with_another(count, wid
         assert bool(((found - expected).abs() <= tolerance * sizes.unsqueeze(1) * sizes).all())
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("out", "entering", "start", "stop"),
     [(3, 5, 0, 15), (3, 5, 2, 14), (32, 512, 1000, 9999), (2, 2500, 7, 4999), (7, 1, 0, 7), (1, 40, 39, 40)],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@subtests("dtype", [torch.float32, torch.float64])
 def test_outer_products_are_multiplied_as_their_rows_are(out, entering, start, stop, dtype, threads):
     signals, inputs = normal(11, out, dtype=dtype), normal(11, entering, dtype=dtype, seed=1)
     basis = normal(18, stop - start, dtype=dtype, seed=2)
@@ -93,7 +95,7 @@ def test_products_of_a_row_are_the_same_whoever_else_is_there(threads):
         assert torch.equal(products.outer_products(signals[some], inputs[some], 0, basis), outer[some])
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@subtests("value", [torch.nan, torch.inf])
 def test_a_row_that_is_not_finite_spoils_no_other(value):
     rows, others = normal(20, 1500), normal(9, 1500, seed=1)
     before = products.product(rows, others.T)

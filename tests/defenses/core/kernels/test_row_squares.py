@@ -1,16 +1,17 @@
 """Squared norms under a mask are those of the masked rows, whatever their length and whatever else is there."""
 
-import pytest
 import torch
 
 from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
 
+from ....parameters import subtests
+
 SIZES = (1, 7, 31, 32, 33, 64, 100, 8192, 8195)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("size", SIZES)
+@subtests("scale", [1e-25, 1.0, 1e25])
 def test_squares_are_those_of_masked_rows(dtype, size, scale):
     coins = torch.Generator().manual_seed(size)
     rows, mask = scale * torch.randn(5, size, generator=coins, dtype=dtype), torch.rand(size, generator=coins) < 0.5

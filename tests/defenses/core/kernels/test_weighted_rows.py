@@ -1,6 +1,5 @@
 """Sums of rows by one call are the weighted sums of each matrix, in the weight's order and where they belong."""
 
-import pytest
 import torch
 
 from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
@@ -8,6 +7,8 @@ from leakbench.defenses.core.gradients.layerwise.layers.convolution_settings imp
 from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRows, ProductOrder
 from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
 from leakbench.defenses.core.gradients.layerwise.tables import SumTable
+
+from ....parameters import subtests
 
 COUNTS = (1, 2, 7, 8, 9, 16, 64, 257)
 SIZES = (1, 3, 15, 16, 17, 40, 100, 1030)
@@ -17,8 +18,8 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", COUNTS)
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("count", COUNTS)
 def test_sums_are_those_of_float64_and_nothing_else_is_written(dtype, count):
     factors, flat = random(count, dtype=dtype), torch.full((sum(SIZES) + len(SIZES),), 7.0, dtype=dtype)
     matrices, start, table = [], 0, SumTable(factors, flat)
@@ -38,8 +39,8 @@ def test_sums_are_those_of_float64_and_nothing_else_is_written(dtype, count):
         assert flat[stop] == 7
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (5, 3, 2, 4), (16, 1, 8, 8), (7, 9, 1, 1), (2, 33, 3, 3)])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("shape", [(1, 1, 1, 1), (5, 3, 2, 4), (16, 1, 8, 8), (7, 9, 1, 1), (2, 33, 3, 3)])
 def test_rows_of_a_convolution_are_brought_into_the_weights_order(shape, dtype):
     out, entering, *kernel = shape
     geometry = Geometry((entering, out), tuple(kernel), (1, 1), (1, 1), (0, 0, 0, 0), 1)
@@ -71,8 +72,8 @@ def test_a_sum_without_one_row_is_that_row_less():
     torch.testing.assert_close(sums[0].double(), rows.double().sum(dim=0), rtol=2.0**-24, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("count", [1, 2, 9, 64])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("count", [1, 2, 9, 64])
 def test_sums_of_outer_products_are_those_of_float64_beside_others(dtype, count):
     factors, shapes = random(count, dtype=dtype).abs(), [(a, b) for a in (1, 2, 7, 8, 11, 33) for b in (1, 7, 16, 41)]
     flat = torch.full((sum(a * b + 1 for a, b in shapes) + 3,), 7.0, dtype=dtype)

@@ -26,6 +26,7 @@ from leakbench.defenses.gep import gep
 from leakbench.defenses.pcdp import pcdp
 from leakbench.defenses.pdp import pdp
 
+from ....parameters import subtests
 from ... import duties
 
 PUBLIC_ROWS = torch.randn(12, 900, generator=torch.Generator().manual_seed(1))
@@ -152,9 +153,9 @@ def test_a_run_is_that_of_an_engine_of_rows(method):
     close(*(duties.parameters(run) for run in runs), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("private", [4, 15, 16, 17, 40])  # as many as there are directions, and on both sides
-@pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("left_over", [False, True])
+@subtests("private", [4, 15, 16, 17, 40])  # as many as there are directions, and on both sides
+@subtests("size", [1e-20, 1e-3, 1.0, 1e6])
+@subtests("left_over", [False, True])
 def test_removing_an_example_moves_a_sum_by_a_bound_at_most(left_over, size, private):
     engine, reference = engine_of(), engine_of("torch.func")
     found, span, _ = ordered(engine)
@@ -255,7 +256,7 @@ def test_shares_are_those_of_the_directions_that_are_found_from_rows(rank, passe
     assert cosine(found, expected) > 1 - 1e-8
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e20, torch.nan, torch.inf])
+@subtests("scale", [0.0, 1e-20, 1e20, torch.nan, torch.inf])
 def test_shares_of_rows_that_are_huge_tiny_or_not_finite_are_none(scale):
     moments = gram(PUBLIC_ROWS, torch.float64) * scale**2
     assert leading_shares(moments, 900, 4, generator=coins(), passes=1) is None
@@ -326,8 +327,8 @@ def test_who_writes_into_a_basis_or_its_factors_has_the_factors_forgotten(writte
     assert again.factors == () and torch.equal(again.basis, found.basis)
 
 
-@pytest.mark.parametrize("sizes", [1.0, 1e-12, 1e9])
-@pytest.mark.parametrize("left_over", [False, True])
+@subtests("sizes", [1.0, 1e-12, 1e9])
+@subtests("left_over", [False, True])
 def test_coefficients_and_what_is_left_are_those_of_the_formed_basis(left_over, sizes):
     model = linears()
     engine, reference = (Engine(model, noise=seeded(0), engine=name) for name in ("layerwise", "torch.func"))

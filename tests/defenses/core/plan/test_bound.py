@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from leakbench.defenses.core import Bound, NormWithin, adaptive_weight, bounded, clip, normalize, unbounded
 from leakbench.defenses.core.plan.bound import finite_rows
 
+from ....parameters import subtests
 from ... import duties
 
 BOUNDS = {
@@ -27,7 +28,7 @@ NORMS = [0.0, 1e-30, 1.0, 1e30, math.inf, math.nan]
 
 
 @each
-@pytest.mark.parametrize("norm", NORMS)
+@subtests("norm", NORMS)
 def test_every_norm_ends_up_within_the_bound_and_finite(name, norm):
     bound = BOUNDS[name](0.7)
     row = torch.zeros(1, 5)
@@ -48,7 +49,7 @@ def test_no_row_whatever_gets_past_a_bound(name, row, norm, double):
 
 
 @each
-@pytest.mark.parametrize("scale", [5e-324, 1.5e-162, 1e-160, 1e-154, 1e-150, 1e150, 1e300])
+@subtests("scale", [5e-324, 1.5e-162, 1e-160, 1e-154, 1e-150, 1e150, 1e300])
 def test_float64_rows_at_the_ends_of_the_scale_stay_within(name, scale):
     rows = torch.full((1, 50), scale, dtype=torch.float64)
     rows[0, 0] *= 1.1
@@ -79,7 +80,7 @@ def test_long_rows_come_close_to_the_bound(name):
     assert float(BOUNDS[name](0.7)(torch.tensor([[1e6, 0.0]])).norm()) == pytest.approx(0.7, rel=1e-5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("bound", "norm", "expected"),
     [
         (clip(2.0), 1.5, 1.5),
@@ -123,7 +124,7 @@ def test_the_count_of_small_norms_fits_its_bound_of_one_half():
     assert torch.equal(clip(0.5)(answers), answers)
 
 
-@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf])
+@subtests("norm", [0.0, -1.0, math.nan, math.inf])
 def test_a_norm_that_bounds_nothing_is_refused(norm):
     for bound in (clip, unbounded_at, *BOUNDS.values()):
         with pytest.raises(ValueError, match="the bound's norm must be a positive finite number, got"):
@@ -134,7 +135,7 @@ def unbounded_at(unit):
     return unbounded(unit=unit)
 
 
-@pytest.mark.parametrize("regulariser", [-1.0, math.nan, math.inf])
+@subtests("regulariser", [-1.0, math.nan, math.inf])
 def test_a_regulariser_that_is_no_length_is_refused(regulariser):
     for bound in (normalize, adaptive_weight):
         with pytest.raises(ValueError, match="regulariser must be"):

@@ -16,6 +16,8 @@ from leakbench.defenses.core import (
     spread,
 )
 
+from ....parameters import subtests
+
 DIM = 12
 
 
@@ -140,8 +142,8 @@ def test_coordinates_in_order_are_those_that_were_given_whatever_the_caller_writ
         Coordinates(given[None], dim=9)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
-@pytest.mark.parametrize("dim", [1, 9, 1000])
+@subtests("share", [0.0, 0.01, 0.5, 1.0])
+@subtests("dim", [1, 9, 1000])
 def test_coordinates_of_a_mask_are_those_that_it_marks(share, dim):
     mask = torch.rand(dim, generator=torch.Generator().manual_seed(0)) < share
     codec = Coordinates.of(mask)
@@ -158,7 +160,7 @@ def test_float32_bases_stay_orthogonal_to_what_they_leave_over():
     assert (subspace.encode(rest).norm(dim=1) <= 1e-5 * rows.norm(dim=1)).all()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("kept", "message"),
     [
         ([0, 5], r"kept must lie in \[0, 5\), got 0 to 5"),
@@ -171,7 +173,7 @@ def test_coordinates_that_are_no_mask_are_refused(kept, message):
         Coordinates(torch.tensor(kept), dim=5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("bases", "spans", "message"),
     [
         ((torch.ones(4, 1),), ((0, 4),), "basis must have orthonormal columns, got an error of"),

@@ -26,6 +26,7 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
 from ... import duties
 
 
@@ -33,13 +34,13 @@ def block(**settings):
     return Block(**{"codec": Everything(4), "bound": clip(1.0)} | settings)
 
 
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.1, math.nan])
+@subtests("share", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_is_a_part_of_one(share):
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got"):
         block(share=share)
 
 
-@pytest.mark.parametrize("shares", [(0.5,), (0.5, 0.6), (1.0, 1.0), (0.3, 0.3, 0.3)])
+@subtests("shares", [(0.5,), (0.5, 0.6), (1.0, 1.0), (0.3, 0.3, 0.3)])
 def test_shares_must_sum_to_one_or_a_step_would_spend_more_than_it_says(shares):
     with pytest.raises(ValueError, match="the shares of a plan's blocks must sum to 1, got"):
         StepPlan(*(block(share=share) for share in shares))
@@ -204,7 +205,7 @@ class Remembering:
         return state
 
 
-@pytest.mark.parametrize("answer", [None, Block(codec=Everything(3), bound=clip(1.0)), (None, None), ("state",)])
+@subtests("answer", [None, Block(codec=Everything(3), bound=clip(1.0)), (None, None), ("state",)])
 def test_a_plan_that_is_none_is_refused_with_the_name_of_its_defense(answer):
     class Forgetful(Stateless):
         def plan(self, context):

@@ -17,6 +17,7 @@ from leakbench.defenses.core.plan.linear_algebra.sketch import SketchDirections
 from leakbench.defenses.core.training.transcript import storages
 from leakbench.defenses.pcdp import pcdp
 
+from ....parameters import subtests
 from ... import duties
 
 
@@ -90,8 +91,8 @@ def subspaces(kind="outer products"):
     return ImplicitSubspace((first, second), spans, 139), Subspace((first.basis.clone(), second), spans, 139)
 
 
-@pytest.mark.parametrize("kind", ["outer products", "sketch"])
-@pytest.mark.parametrize("count", [0, 1, 40])
+@subtests("kind", ["outer products", "sketch"])
+@subtests("count", [0, 1, 40])
 def test_a_subspace_of_them_is_the_subspace_with_their_bases(count, kind):
     implicit, formed = subspaces(kind)
     rows = torch.randn(count, 139, generator=coins(4))
@@ -240,8 +241,8 @@ def test_a_subspace_that_somebody_writes_into_is_what_it_is_now(written):
         close(total(engine), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1.0, 1e7, 1e10])
-@pytest.mark.parametrize("count", [2, 3, 5])
+@subtests("size", [1.0, 1e7, 1e10])
+@subtests("count", [2, 3, 5])
 def test_what_cancels_in_a_coefficient_does_not_let_one_row_move_the_others(size, count):
     """Huge rows at a right angle to the directions have coefficients of rounding, which differ by size of the batch."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(60, 16, bias=False))

@@ -6,15 +6,17 @@ import pytest
 
 from leakbench.defenses.core import refuse_count, refuse_fraction, refuse_unknown
 
+from ....parameters import subtests
 
-@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan, math.inf])
+
+@subtests("value", [-0.1, 1.0, math.nan, math.inf])
 def test_a_fraction_leaves_something(value):
     with pytest.raises(ValueError, match=r"rate must be in \[0, 1\), got"):
         refuse_fraction("rate", value)
     refuse_fraction("rate", 0.0)
 
 
-@pytest.mark.parametrize(("value", "rule"), [(0, "at least 1"), (math.nan, "at least 1"), (2.5, "a whole number")])
+@subtests(("value", "rule"), [(0, "at least 1"), (math.nan, "at least 1"), (2.5, "a whole number")])
 def test_a_count_is_a_whole_number(value, rule):
     with pytest.raises(ValueError, match=f"steps must be {rule}, got {value}"):
         refuse_count("steps", value)

@@ -40,6 +40,8 @@ from leakbench.defenses.gep import gep
 from leakbench.defenses.pcdp import pcdp
 from leakbench.defenses.rpdp import rpdp
 
+from ....parameters import subtests
+
 OUT, IN, SIZES, COUNTS = 16, 60, (1e5, 1e7, 1e10), (2, 3, 5, 17)
 NORM = 0.05
 
@@ -125,8 +127,8 @@ def beside(directions, count, seed):
     return torch.stack(inputs), torch.stack(labels)
 
 
-@pytest.mark.parametrize("engine", ["layerwise", "torch.func"])
-@pytest.mark.parametrize(
+@subtests("engine", ["layerwise", "torch.func"])
+@subtests(
     ("method", "rank", "kind"),
     [
         ("gep", 8, "linear"),
@@ -211,8 +213,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", CASES)
+@subtests("size", SIZES)
+@subtests("name", CASES)
 def test_rounding_of_what_a_row_is_made_of_moves_a_contribution_by_little(name, size):
     codec, query, exact = CASES[name]
     # 2 e / share, of two rows that are an ulp, 2^-23, off to either side.
@@ -297,7 +299,7 @@ def test_ordinary_rows_are_what_they_were_to_the_last_digit(scale):
         assert torch.equal(found, clip(NORM)(query(lambda point: rows if point is None else earlier)))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38, 1e-30, 0.0])
+@subtests("bad", [float("nan"), float("inf"), 3e38, 1e-30, 0.0])
 def test_rows_that_are_broken_huge_or_tiny_add_what_fits_and_no_more(bad):
     rows = torch.full((2, DIM), bad)
     rows[1] = RANDOM[1].float()

@@ -25,6 +25,8 @@ from leakbench.defenses.core.privacy.accounting import (
 )
 from leakbench.defenses.core.privacy.events import Gaussian, merged
 
+from ....parameters import subtests
+
 DELTA = 1e-5
 # rate, noise multiplier, steps, RDP, PLD: minima over all real orders and converged grids.
 PUBLISHED = [
@@ -61,7 +63,7 @@ def test_poisson_figures_are_reproduced(rate, sigma, steps, by_rdp, by_pld):
     assert found.accountant.endswith("pessimistic, discretisation 0.0001)")
 
 
-@pytest.mark.parametrize(("rate", "sigma", "steps", "expected"), PUBLISHED_RDP)
+@subtests(("rate", "sigma", "steps", "expected"), PUBLISHED_RDP)
 def test_rdp_is_the_minimum_over_real_orders_or_a_little_above(rate, sigma, steps, expected):
     # A fixed list of orders prints up to half a percent more, never less.
     found = rdp_epsilon([Gaussian(rate, sigma, steps)], DELTA)
@@ -128,7 +130,7 @@ def test_nothing_released_costs_nothing():
     assert epsilon([Gaussian(0.1, 1.0, 0)], DELTA).accountant == "nothing was released"
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
+@subtests("delta", [0.0, 1.0, -1e-5, float("nan")])
 def test_a_delta_that_is_no_probability_is_refused(delta):
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got"):
         epsilon([Gaussian(0.1, 1.0, 1)], delta)
@@ -165,8 +167,8 @@ def test_within_the_time_limit_the_other_process_computes_the_same():
     assert found.value == pytest.approx(pld_epsilon(many, DELTA), rel=1e-8) and found.value < found.rdp
 
 
-@pytest.mark.parametrize("sigma", [1e-4, 0.01, 0.3, 1.0, 22.0, 1e4, 1e8])
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+@subtests("sigma", [1e-4, 0.01, 0.3, 1.0, 22.0, 1e4, 1e8])
+@subtests("delta", [1e-12, 1e-5, 0.1])
 def test_one_gaussian_without_sampling_has_its_closed_form_rounded_up_and_at_once(sigma, delta):
     found = epsilon([Gaussian(1.0, sigma, 1)], delta)
     assert "closed form" in found.accountant or found.value == 0
@@ -206,9 +208,7 @@ def test_a_sampled_event_never_costs_more_than_one_that_is_not():
     assert "sampling not counted" in found.accountant
 
 
-@pytest.mark.parametrize(
-    "event", [(0.1, 0.0, 1), (0.1, math.nan, 1), (0.1, math.inf, 1), (0.0, 1.0, 1), (0.1, 1.0, -1)]
-)
+@subtests("event", [(0.1, 0.0, 1), (0.1, math.nan, 1), (0.1, math.inf, 1), (0.0, 1.0, 1), (0.1, 1.0, -1)])
 def test_an_event_that_is_none_is_refused(event):
     with pytest.raises(ValueError, match="a Gaussian event must have a positive finite noise multiplier"):
         Gaussian(*event)
@@ -271,7 +271,7 @@ def test_a_global_clip_over_layers_is_one_block():
     assert float(out.norm()) == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("rate", "sigma", "delta"),
     [(1e-12, 1e3, 1e-20), (1e-12, 1e3, 1e-30), (0.01, 1e6, 1e-10), (0.05, 1e6, 1e-10), (0.01, 1e7, 1e-11)],
 )

@@ -44,6 +44,7 @@ from leakbench.defenses.noisy_sgd import noisy_sgd
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.sgd import sgd
 
+from ....parameters import subtests
 from ... import duties
 
 DELTA = 1e-5
@@ -276,7 +277,7 @@ def test_calibration_replaces_the_noise_and_nothing_else():
     assert new.noise_multiplier == plain.noise_multiplier
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("defense", "message"),
     [
         (sgd(), "'sgd' proves no epsilon"),
@@ -289,7 +290,7 @@ def test_what_proves_nothing_cannot_be_calibrated(defense, message):
         calibrate(defense, epsilon=3.0, delta=DELTA, sampling=poisson(0.02), steps=10)
 
 
-@pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
+@subtests("target", [0.0, -1.0, math.inf, math.nan])
 def test_an_epsilon_that_is_none_is_refused(target):
     with pytest.raises(ValueError, match="epsilon must be a positive finite number, got"):
         calibrate(dp_sgd(), epsilon=target, delta=DELTA, sampling=poisson(0.02), steps=10)
@@ -400,9 +401,9 @@ def test_one_dimension_of_discrete_gaussian_noise_costs_no_more_than_is_charged(
     assert float(np.maximum(joined - math.exp(same * 0.97) * out, 0).sum()) > DELTA
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1e-5])
-@pytest.mark.parametrize("epsilon_", [1e-3, 0.01, 3.0, 300.0, 1000.0])
-@pytest.mark.parametrize("sampling", [full(), shuffle(0.1), partition(0.1)])
+@subtests("delta", [1e-12, 1e-5])
+@subtests("epsilon_", [1e-3, 0.01, 3.0, 300.0, 1000.0])
+@subtests("sampling", [full(), shuffle(0.1), partition(0.1)])
 def test_without_amplification_any_epsilon_is_calibrated_at_once(sampling, epsilon_, delta):
     steps = 20
     found = calibrate(dp_sgd(), epsilon=epsilon_, delta=delta, sampling=sampling, steps=steps)

@@ -17,6 +17,8 @@ from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.pld import Losses, _dots, _SampledGaussian, connected
 from leakbench.defenses.core.privacy.pld import epsilon as of_events
 
+from ....parameters import subtests
+
 
 def epsilon(events, delta, interval):
     return of_events([Gaussian(*event) for event in events], delta, interval)
@@ -44,8 +46,8 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize(("delta", "within"), [(1e-3, 1e-6), (1e-5, 2e-6), (1e-9, 2e-3)])
-@pytest.mark.parametrize("name", EVENTS)
+@subtests(("delta", "within"), [(1e-3, 1e-6), (1e-5, 2e-6), (1e-9, 2e-3)])
+@subtests("name", EVENTS)
 def test_epsilon_is_dp_accountings(name, delta, within):
     assert epsilon(EVENTS[name], delta, 1e-3) == pytest.approx(
         reference(EVENTS[name], delta, 1e-3), rel=within, abs=1e-9

@@ -10,6 +10,8 @@ from leakbench.defenses.core.privacy.accounting import epsilon, gaussian_epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.random_allocation import divergences, epoch, ratios
 
+from ....parameters import subtests
+
 
 def of_two_steps(sigma, threshold, removed):
     """The hockey stick divergence of an epoch of two steps: a double integral over both outputs."""
@@ -31,8 +33,8 @@ def of_two_steps(sigma, threshold, removed):
     return found
 
 
-@pytest.mark.parametrize("removed", [True, False])
-@pytest.mark.parametrize("sigma", [0.8, 1.5, 5.0])
+@subtests("removed", [True, False])
+@subtests("sigma", [0.8, 1.5, 5.0])
 def test_of_two_steps_it_is_the_integral(sigma, removed):
     interval = 1e-3
     low, found = divergences(sigma, 2, interval, removed=removed)

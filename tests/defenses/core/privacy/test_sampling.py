@@ -21,6 +21,8 @@ from leakbench.defenses.core import (
     truncated_poisson,
 )
 
+from ....parameters import subtests
+
 N = 200
 ALARM = 1e-7
 
@@ -101,7 +103,7 @@ def test_full_takes_everybody():
     assert full().indices(7, 5, 1).tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
+@subtests(
     "sampling",
     [
         poisson(0.3),
@@ -128,9 +130,7 @@ def test_the_divisor_is_the_expected_batch_and_may_be_a_fraction():
     assert poisson(0.05).expected_batch(1437) == pytest.approx(71.85)
 
 
-@pytest.mark.parametrize(
-    ("rate", "steps"), [(0.1, 10), (70 / 700, 10), (1.0, 1), (0.3, 4), (256 / 60000, 235), (1 / 3, 3)]
-)
+@subtests(("rate", "steps"), [(0.1, 10), (70 / 700, 10), (1.0, 1), (0.3, 4), (256 / 60000, 235), (1 / 3, 3)])
 def test_an_epoch_has_as_many_steps_as_it_takes(rate, steps):
     assert poisson(rate).steps_per_epoch == steps
 
@@ -142,7 +142,7 @@ def test_only_poisson_and_full_protect_a_record_that_is_added_or_removed():
     assert relations["fixed"] == "replace_one"
 
 
-@pytest.mark.parametrize("rate", [2.0, 0.0, -0.1, float("nan")])
+@subtests("rate", [2.0, 0.0, -0.1, float("nan")])
 def test_a_rate_that_is_none_is_refused(rate):
     with pytest.raises(ValueError, match=r"sample_rate must be in \(0, 1\], got"):
         poisson(rate)
@@ -213,7 +213,7 @@ def test_a_truncated_sampler_serves_the_number_of_examples_that_it_is_charged_fo
         truncated_poisson(0.1, most=22, examples=N).indices(0, 100, 1)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("make", "message"),
     [
         (lambda: cyclic(0.1, groups=1), "groups of cyclic sampling must be at least 2, got 1"),

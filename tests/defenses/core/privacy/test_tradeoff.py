@@ -28,6 +28,8 @@ from leakbench.defenses.core.privacy.tradeoff import NOTHING_PROVED, TradeOff, o
 from leakbench.defenses.dp_ftrl import dp_ftrl
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
+
 DELTA = 1e-5
 RATES = [0.0, 1e-12, 1e-6, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1 - 1e-9, 1.0]
 
@@ -42,7 +44,7 @@ def claimed(sigma, sampling, steps, delta=DELTA):
     return predict(dp_sgd(clip_norm=1.0, noise_multiplier=sigma), sampling=sampling, steps=steps).claim(delta)
 
 
-@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 3.0, 30.0])
+@subtests("mu", [1e-3, 0.1, 1.0, 3.0, 30.0])
 def test_a_gaussian_has_its_closed_forms(mu):
     claim = claimed(2 / mu, full(), 4)  # four steps are one Gaussian of half the noise
     for alpha in RATES:
@@ -85,7 +87,7 @@ def least_errors(rate, sigma, alphas):
     return values.max(axis=0)
 
 
-@pytest.mark.parametrize(("rate", "sigma"), [(0.1, 0.5), (0.02, 1.0), (0.5, 2.0), (0.9, 0.7), (1e-3, 0.6)])
+@subtests(("rate", "sigma"), [(0.1, 0.5), (0.02, 1.0), (0.5, 2.0), (0.9, 0.7), (1e-3, 0.6)])
 def test_one_sampled_step_is_the_likelihood_ratio_test_in_both_orders(rate, sigma):
     claim = claimed(sigma, poisson(rate), 1)
     rates = np.concatenate([RATES, np.linspace(0, 1, 51)])
@@ -320,7 +322,7 @@ def test_noise_is_found_for_an_advantage_and_for_a_true_positive_rate(wanted, sa
     assert reached(1.0) <= limit < reached(1 - 3e-3)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("wanted", "words"),
     [
         ({}, "one thing must be wanted"),
@@ -337,7 +339,7 @@ def test_what_cannot_be_wanted_is_refused(wanted, words):
         calibrate(dp_sgd(clip_norm=1.0), sampling=poisson(0.1), steps=10, **wanted)
 
 
-@pytest.mark.parametrize("ask", [lambda c: c.beta_at(1.5), lambda c: c.tpr_at(math.nan), lambda c: c.beta_at(-1e-9)])
+@subtests("ask", [lambda c: c.beta_at(1.5), lambda c: c.tpr_at(math.nan), lambda c: c.beta_at(-1e-9)])
 def test_an_error_rate_that_is_none_is_refused(ask):
     with pytest.raises(ValueError, match=r"an error rate must be in \[0, 1\]"):
         ask(claimed(1.0, full(), 1))
@@ -371,7 +373,7 @@ def test_nobody_is_bounded_below_coins_at_the_smallest_numbers():
     assert all(curve.tpr_at(fpr) >= fpr for fpr in (5e-324, 1e-320, 1e-311, 1e-300, 0.5, 1 - 2**-53))
 
 
-@pytest.mark.parametrize(("rate", "sigma"), [(1e-12, 50.0), (1e-12, 1.0), (1e-9, 1.0), (1e-6, 5.0), (1e-3, 0.3)])
+@subtests(("rate", "sigma"), [(1e-12, 50.0), (1e-12, 1.0), (1e-9, 1.0), (1e-6, 5.0), (1e-3, 0.3)])
 def test_one_rare_step_is_not_below_its_closed_form_by_a_single_digit(rate, sigma):
     # (1 - q) N(0) + q N(1) against N(0): q times their distance. A grid's differences lose the last digits of it.
     exact = rate * math.erf(1 / (sigma * math.sqrt(8)))

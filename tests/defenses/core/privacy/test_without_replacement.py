@@ -16,6 +16,8 @@ from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.tradeoff import of_events
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
+
 DELTA = 1e-5
 CASES = [(0.01, 1.1, 500), (0.1, 3.0, 60), (0.3, 8.0, 20), (0.001, 0.8, 2000), (0.05, 1.5, 1)]
 
@@ -35,7 +37,7 @@ def test_fifty_of_five_thousand_cost_what_dp_accounting_says():
     assert "sampled without replacement" in claim.accountant
 
 
-@pytest.mark.parametrize(("rate", "sigma", "steps"), CASES)
+@subtests(("rate", "sigma", "steps"), CASES)
 def test_the_divergence_is_that_of_the_theorem(rate, sigma, steps):
     # Wang, Balle & Kasiviswanathan, AISTATS 2019, Theorem 27, term by term.
     def moment(order):
@@ -77,7 +79,7 @@ def test_no_pair_of_neighbours_that_is_known_diverges_more(rate, sigma, steps):
                 assert renyi(order, drawn(record, rest), drawn(other, rest), points) <= proved * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("rate", "sigma", "steps"), CASES)
+@subtests(("rate", "sigma", "steps"), CASES)
 def test_epsilon_is_at_least_that_of_the_best_distinguisher_that_is_known(rate, sigma, steps):
     # All other records contribute the opposite of one: whether that is in a batch moves the sum by twice the bound.
     least = epsilon([Gaussian(rate, sigma / 2, steps)], DELTA).value
@@ -112,7 +114,7 @@ def test_deltas_by_rdp_are_no_less_than_where_the_record_is_there_or_not():
     assert (rdp_divergences([replaced]) >= rdp_divergences([poisson])).all()
 
 
-@pytest.mark.parametrize("name", catalog.names("defenses"))
+@subtests("name", catalog.names("defenses"))
 def test_no_method_costs_less_than_its_noise_under_the_event(name):
     defense = catalog.defense(name, {}, noise_multiplier=None)
     defense = defense if defense.noise_multiplier is not None else defense.with_noise(1.5)

@@ -11,6 +11,8 @@ from scipy import integrate, stats
 from leakbench.defenses.core.randomness import discrete_gaussian
 from leakbench.defenses.core.randomness.discrete_gaussian import LARGEST, draw, probabilities
 
+from ....parameters import subtests
+
 ALARM = 1e-8
 SCALES = (0.5, 1.0, 10.0, 1000.0)
 WRONG = (2 / 3, 3 / 2)
@@ -34,7 +36,7 @@ def p_value(draws: np.ndarray, scale: float) -> float:
     return float(stats.chi2.sf(statistic, len(pairs) - 1))
 
 
-@pytest.mark.parametrize("scale", [*SCALES, 3.7, 31.9, 32.0])
+@subtests("scale", [*SCALES, 3.7, 31.9, 32.0])
 def test_draws_have_the_exact_probabilities_and_two_thirds_or_three_halves_of_the_scale_are_rejected(scale):
     draws = draw(100_000, scale).numpy()
     assert p_value(draws, scale) > ALARM
@@ -133,7 +135,7 @@ def test_parts_are_drawn_apart_on_any_number_of_threads():
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, LARGEST * 2])
+@subtests("scale", [0.0, -1.0, math.nan, math.inf, LARGEST * 2])
 def test_a_scale_that_is_none_is_refused(scale):
     with pytest.raises(ValueError, match=r"the scale of a discrete Gaussian must be in \(0, 2\^35\], got"):
         draw(1, scale)

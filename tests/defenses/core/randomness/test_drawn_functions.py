@@ -21,6 +21,8 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core.randomness.record_draws import entries, entry_keys, one_pass, uniforms
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
+
 ALARM = 1e-8
 CLIP = 0.1
 GENERATOR = torch.Generator().manual_seed(0)
@@ -152,7 +154,7 @@ def test_a_sum_is_that_of_records_by_themselves_in_any_company_and_order(name):
     assert float((other_step - whole).norm()) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["encoder", "lstm", "coins in place", "uniform numbers", "noise"])
+@subtests("name", ["encoder", "lstm", "coins in place", "uniform numbers", "noise"])
 def test_records_of_other_keys_have_other_draws(name):
     model = made(name)
     with torch.no_grad(), entries(torch.tensor([5, 5, *range(40)])), one_pass():
@@ -163,7 +165,7 @@ def test_records_of_other_keys_have_other_draws(name):
 WITHIN = [name for name in LAYERS if "attention" in name or "lstm" in name or name in ("encoder", "gru", "rnn")]
 
 
-@pytest.mark.parametrize("name", WITHIN)
+@subtests("name", WITHIN)
 def test_with_next_to_no_dropout_outputs_are_those_of_pytorch_without(name):
     model = made(name)
     x = INPUTS.double()[: 1 if "packed" in name else 6]
@@ -229,7 +231,7 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("name", LAWS)
+@subtests("name", LAWS)
 def test_numbers_have_the_law_of_pytorch_s_and_leave_its_generator_alone(name):
     draw, law = LAWS[name]
     before = torch.get_rng_state()
@@ -243,7 +245,7 @@ def test_numbers_have_the_law_of_pytorch_s_and_leave_its_generator_alone(name):
     assert draw().dtype == one.dtype
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("dropped", "p"),
     [
         (lambda: torch.zeros(20_000, 1).bernoulli_(0.3) == 0, 0.7),

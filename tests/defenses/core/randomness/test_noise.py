@@ -19,6 +19,8 @@ from leakbench.defenses.core.kernels.normals import GROUP, normals
 from leakbench.defenses.core.randomness import noise as noise_module
 from leakbench.defenses.core.randomness.noise import EXACT_SCALE, LARGEST_STD, SMALLEST_STD, CipherNoise, of_one_run
 
+from ....parameters import subtests
+
 ALARM = 1e-8
 PART = 1000 * GROUP  # numbers that one thread draws at a time
 LONG = 2 * PART + 12_345  # drawn in three parts
@@ -33,7 +35,7 @@ def drawn(source, size, std=1.0):
 
 
 @each
-@pytest.mark.parametrize("std", [1.0, 3.7e-8, 5e6])
+@subtests("std", [1.0, 3.7e-8, 5e6])
 def test_draws_are_normal_with_the_standard_deviation_asked_for(kind, std):
     draws = drawn(SOURCES[kind](), N, std)
     assert draws.dtype == torch.float64
@@ -80,7 +82,7 @@ def test_draws_do_not_depend_on_earlier_ones(kind):
 
 
 @each
-@pytest.mark.parametrize("std", [1.0, 0.3, 10.0, 2.0**-90])
+@subtests("std", [1.0, 0.3, 10.0, 2.0**-90])
 def test_noisy_sums_are_multiples_of_a_unit_that_follows_from_the_noise_alone(kind, std):
     source = SOURCES[kind]()
     unit = source.unit(std)
@@ -132,7 +134,7 @@ def test_what_the_operating_system_keys_never_comes_twice(source):
     assert not torch.equal(drawn(source(), 9), drawn(source(), 9))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 16, 33])
+@subtests("size", [0, 1, 7, 16, 33])
 @each
 def test_any_number_of_draws_can_be_had(kind, size):
     assert drawn(SOURCES[kind](), size).shape == (size,)
@@ -188,8 +190,8 @@ def test_a_stream_that_is_handed_over_while_another_thread_draws_of_it_gives_no_
     assert len(torch.cat([*found, drawn(taken[0], 9)]).unique()) == 3 * 9
 
 
-@pytest.mark.parametrize("size", [7, GROUP, LONG])
-@pytest.mark.parametrize("std", [0.7, 2.0**-60, 1e20])
+@subtests("size", [7, GROUP, LONG])
+@subtests("std", [0.7, 2.0**-60, 1e20])
 def test_sums_in_float32_get_the_noise_of_float64_and_are_rounded_after_it(size, std):
     sums = std * torch.randn(size, generator=torch.Generator().manual_seed(0))
     expected = seeded(3).add(sums.double(), std).float()
@@ -296,7 +298,7 @@ def test_what_cannot_be_changed_in_place_gets_the_same_noise(size):
 
 
 @each
-@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf, SMALLEST_STD / 2, LARGEST_STD * 2])
+@subtests("std", [0.0, -1.0, math.nan, math.inf, SMALLEST_STD / 2, LARGEST_STD * 2])
 def test_a_standard_deviation_that_floats_cannot_carry_is_refused(kind, std):
     source = SOURCES[kind]()
     with pytest.raises(ValueError, match="the noise's standard deviation must be between"):
@@ -309,8 +311,8 @@ def test_sums_in_half_precision_are_refused(kind):
         SOURCES[kind]().add(torch.zeros(3, dtype=torch.float16), 1.0)
 
 
-@pytest.mark.parametrize("kind", [seeded(0), secure()])
-@pytest.mark.parametrize("size", [(80, 5), (3, 3), (80, 1), ()])
+@subtests("kind", [seeded(0), secure()])
+@subtests("size", [(80, 5), (3, 3), (80, 1), ()])
 def test_sums_that_are_no_vector_are_refused(kind, size):
     # Of 80 x 5 numbers the first 80 had noise, and the others were released as they were.
     with pytest.raises((ValueError, TypeCheckError)):
@@ -334,7 +336,7 @@ def test_a_fork_does_not_draw_its_parents_numbers():
     assert torch.equal(fresh, seeded(0).add(torch.zeros(3, dtype=torch.float64), 1.0))  # the parent goes on
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@subtests("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_stream_is_not_copied(copied):
     # Noise that two copies add cancels between what they release.
     with pytest.raises(TypeError, match="must not be copied"):

@@ -20,6 +20,8 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.core.randomness.record_draws import entries, one_pass, record_keys, uniforms, words
 
+from ....parameters import subtests
+
 ALARM = 1e-8
 PAIR = torch.Generator().manual_seed(0)
 INPUTS, LABELS = torch.randn(12, 1, 6, 6, generator=PAIR), torch.randint(0, 3, (12,), generator=PAIR)
@@ -92,7 +94,7 @@ def test_dropout_of_a_record_is_the_same_alone_and_in_any_company_and_order(laye
     assert float((summed(everybody, coins=8) - whole).norm()) > 1e-3  # other coins, other masks
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@subtests("layer", LAYERS)
 def test_every_engine_draws_the_same(layer):
     model = network(layer)
     keys = words(record_keys(INPUTS, LABELS), 1, 3).flatten()
@@ -159,9 +161,7 @@ def test_keys_tell_records_apart_by_every_bit_and_equal_records_not():
     assert record_keys(records[:0], labels[:0]).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.complex64]
-)
+@subtests("dtype", [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.complex64])
 def test_records_of_any_type_have_keys(dtype):
     records = torch.arange(24).reshape(6, 2, 2).to(dtype)
     distinct = 2 if dtype is torch.bool else 6

@@ -30,6 +30,7 @@ from leakbench.defenses.core.training.assumptions import unverified
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.rpdp import rpdp
 
+from ....parameters import subtests
 from ... import duties
 
 
@@ -164,7 +165,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("role", PLANS)
+@subtests("role", PLANS)
 def test_a_part_of_a_plan_that_is_none_of_ours_is_named(role):
     run = duties.trained(Defense(Planned(PLANS[role]), 1.0))
     assert run.remarks == ("unverified_method", f"unverified_{role}")

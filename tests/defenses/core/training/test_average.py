@@ -8,6 +8,7 @@ from leakbench.defenses.core.training.average import ParameterAverage
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_pruning import random_pruning
 
+from ....parameters import subtests
 from ... import duties
 
 DEFENSE = dp_sgd(noise_multiplier=1.0)
@@ -65,7 +66,7 @@ def test_pruned_weights_are_zero_in_the_average_too():
     assert not duties.parameters(run)[pruned].any()
 
 
-@pytest.mark.parametrize("average", [1.0, -0.1, float("nan")])
+@subtests("average", [1.0, -0.1, float("nan")])
 def test_a_decay_outside_of_its_range_is_refused(average):
     with pytest.raises(ValueError, match=r"average must be in \[0, 1\), or None for no average, got"):
         Recipe(average=average)

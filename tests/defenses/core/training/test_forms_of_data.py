@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from leakbench.defenses.core import Recipe, poisson, seeded, train
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
+
 COINS = torch.Generator().manual_seed(0)
 X, Y = torch.randn(24, 10, generator=COINS), torch.randint(0, 3, (24,), generator=COINS)
 
@@ -41,7 +43,7 @@ def weights(data, loss=None):
     return torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
 
 
-@pytest.mark.parametrize(
+@subtests(
     "data",
     [
         TensorDataset(X, Y),
@@ -62,7 +64,7 @@ def test_what_can_be_read_in_one_way_trains_the_same_model(data):
     assert torch.equal(weights(data), weights((X, Y)))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("data", "words"),
     [
         (

@@ -27,6 +27,7 @@ from leakbench.defenses.dp_snip import dp_snip
 from leakbench.defenses.dpdr import dpdr
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ....parameters import subtests
 from ... import duties
 
 DEFENSE = dpdr(noise_multiplier=1.0)
@@ -91,7 +92,7 @@ def test_a_run_that_diverged_is_taken_once_more():
     assert len(found) == duties.STEPS
 
 
-@pytest.mark.parametrize("other", [{"noise": seeded(8)}, {"seed": 8}, {"sampler_key": 8}, {"lr": 0.2}])
+@subtests("other", [{"noise": seeded(8)}, {"seed": 8}, {"sampler_key": 8}, {"lr": 0.2}])
 def test_another_run_is_refused_where_a_step_was_kept_and_else_at_the_end(other):
     defense = random_sparsification(noise_multiplier=1.0, final_sparsity=0.5)
     run = duties.trained(defense)

@@ -22,6 +22,7 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ....parameters import subtests
 from ... import duties
 
 IMAGES = duties.DATA[0].view(-1, 1, 3, 2)
@@ -156,7 +157,7 @@ def test_a_model_that_is_trained_again_gets_fresh_statistics_and_exact_noise_ser
     assert not torch.equal(found[0].mean, found[1].mean)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("of", "message"),
     [
         ("features", "must be of a part of the model, as '0', '1', '2', got 'features'"),
@@ -171,7 +172,7 @@ def test_statistics_of_what_is_no_fixed_first_part_are_refused(of, message):
         trained(FeatureStatistics(of=of, mean_norm=1.0, square_norm=1.0))
 
 
-@pytest.mark.parametrize("bad", [{"mean_norm": 0.0}, {"square_norm": float("inf")}, {"noise_multiplier": -1.0}])
+@subtests("bad", [{"mean_norm": 0.0}, {"square_norm": float("inf")}, {"noise_multiplier": -1.0}])
 def test_settings_without_sense_are_refused(bad):
     with pytest.raises(ValueError, match="must be"):
         FeatureStatistics(**({"mean_norm": 1.0, "square_norm": 1.0} | bad))

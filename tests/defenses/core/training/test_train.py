@@ -36,6 +36,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.sgd import sgd
 
+from ....parameters import subtests
 from ... import duties
 
 
@@ -302,7 +303,7 @@ def test_calibration_pays_for_a_release_of_its_own_first():
         reached(0.5)  # more than all of it is gone before the first step
 
 
-@pytest.mark.parametrize("expected", [0.0, -1.0, math.nan, math.inf])
+@subtests("expected", [0.0, -1.0, math.nan, math.inf])
 def test_an_expected_batch_that_divides_nothing_is_refused(expected):
     with pytest.raises(ValueError, match="expected_batch must be a positive finite number, got"):
         duties.trained(sgd(), expected_batch=expected)
@@ -405,7 +406,7 @@ def test_progress_is_told_after_every_step():
     assert told == [(i, duties.STEPS) for i in range(1, duties.STEPS + 1)]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("settings", "message"),
     [
         ({"epochs": 1.0}, "give exactly one of epochs and steps, got both or neither"),

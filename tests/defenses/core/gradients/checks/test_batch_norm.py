@@ -21,6 +21,7 @@ from leakbench.defenses.core import (
 from leakbench.defenses.core import refuse_batch_norm as refuse
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from .....parameters import subtests
 from .... import duties
 
 
@@ -93,8 +94,8 @@ def with_published_statistics():
     return nn.Sequential(features.requires_grad_(False), nn.Linear(32, 3))
 
 
-@pytest.mark.parametrize("engine", ["auto", "layerwise", "torch.func", "one_by_one"])
-@pytest.mark.parametrize("parts", [False, True])
+@subtests("engine", ["auto", "layerwise", "torch.func", "one_by_one"])
+@subtests("parts", [False, True])
 def test_a_head_on_published_statistics_is_trained_as_behind_the_map_that_they_are(engine, parts):
     """On features computed beforehand the same head has the same parameters afterwards, and no statistic moves."""
     model = with_published_statistics().eval()
@@ -170,7 +171,7 @@ def test_affine_parameters_are_carried_over():
     assert not list(plain.parameters())
 
 
-@pytest.mark.parametrize(("channels", "wanted", "got"), [(64, 32, 32), (48, 32, 24), (7, 4, 1), (6, 4, 3), (5, 32, 5)])
+@subtests(("channels", "wanted", "got"), [(64, 32, 32), (48, 32, 24), (7, 4, 1), (6, 4, 3), (5, 32, 5)])
 def test_groups_are_the_largest_divisor_up_to_the_wanted_number(channels, wanted, got):
     converted = group_norm_instead(nn.BatchNorm2d(channels), groups=wanted)
     assert isinstance(converted, nn.GroupNorm)
@@ -211,7 +212,7 @@ def spread(model, *shape):
 POOLED = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("model", "shape", "groups"),
     [
         (POOLED, (3, 9, 9), 2),

@@ -33,6 +33,8 @@ from leakbench.defenses.core.gradients.checks.fingerprint import UnknownContent,
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.pcdp import pcdp
 
+from .....parameters import subtests
+
 WEIGHT = 2.0
 
 
@@ -208,7 +210,7 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@subtests("name", DIFFERENT)
 def test_what_differs_has_another_digest(name):
     one, other = DIFFERENT[name]
     assert digest(one) == digest(one)
@@ -294,7 +296,7 @@ def test_it_is_the_same_in_every_process(tmp_path, capsys):
     assert done.stdout.split()[1] == source_digest()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("value", "what"),
     [
         (threading.Lock(), r"\[0\] is of type _thread.lock"),

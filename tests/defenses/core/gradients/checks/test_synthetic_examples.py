@@ -14,6 +14,8 @@ from leakbench.defenses.core import Domain, Engine, Execution, Recipe, Recording
 from leakbench.defenses.core.gradients.checks.synthetic_examples import inputs_for
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from .....parameters import subtests
+
 N = 24
 INPUTS = torch.randn(N, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(N) % 3
@@ -68,7 +70,7 @@ def trained(model, data, loss=None, **settings):
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
+@subtests("form", FORMS)
 def test_outputs_of_any_form_are_checked_and_summed_as_autograd_does(form):
     model, loss = Formed(form), loss_of(form)
     run = trained(model, (INPUTS, LABELS), loss)
@@ -85,13 +87,13 @@ def test_outputs_of_any_form_are_checked_and_summed_as_autograd_does(form):
         torch.testing.assert_close(before - after, expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@subtests("form", FORMS)
 def test_a_model_that_remembers_is_refused_whatever_the_form_of_its_outputs(form):
     with pytest.raises(ValueError, match="a pass in training mode must change nothing, got another attribute 'mean'"):
         trained(Formed(form, remembers=True), (INPUTS, LABELS), loss_of(form))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@subtests("form", FORMS)
 def test_a_loss_that_divides_by_weights_is_refused_whatever_the_form_of_outputs(form):
     assert trained(Formed(form), (INPUTS, LABELS), loss_of(form, "mean")).unverified == ()
     with pytest.raises(ValueError, match="a loss of a batch must be the mean or the sum"):
@@ -113,7 +115,7 @@ class Within(nn.Linear):
         return super().forward(input / self.high)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("low", "high", "settings"),
     [(0.0, 1.0, {}), (0.0, 255.0, {}), (100.0, 255.0, {"input_domain": Domain(low=100.0, high=255.0)})],
 )
@@ -206,7 +208,7 @@ def test_made_up_values_are_of_the_declared_domain_and_never_of_the_data():
     Engine(nn.Linear(6, 3)).prepare(poisoned, LABELS)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("low", "high", "whole"),
     [(1.0, 0.0, False), (0.0, float("inf"), False), (0.5, 2.0, True), (float("nan"), 1, False)],
 )
@@ -251,7 +253,7 @@ class Table(nn.Module):
         return self.out(hidden if kept is None else hidden - kept.to(hidden))
 
 
-@pytest.mark.parametrize("columns", [1, 2, 4])
+@subtests("columns", [1, 2, 4])
 def test_one_lucky_example_is_no_check_of_a_model_that_fails_on_others(columns):
     coins = torch.Generator().manual_seed(3)
     data = torch.randint(1, 13, (N, columns), generator=coins).float(), LABELS

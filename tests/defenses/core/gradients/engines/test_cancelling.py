@@ -13,6 +13,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.convolution import Convo
 from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer, OuterSum
 from leakbench.defenses.core.plan.codec import Everything
 
+from .....parameters import subtests
 from .convolutions import geometry_of
 
 LARGEST = 1 + 1e-5
@@ -60,9 +61,9 @@ def test_norms_are_as_right_as_they_say_where_positions_cancel(monkeypatch, posi
     assert bool(((squares.value - rows.square().sum(dim=1)).abs() <= squares.slack).all())
 
 
-@pytest.mark.parametrize(("small", "large"), [(2.6e-23, 1.8e19), (1e-22, 1e18)])
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@subtests(("small", "large"), [(2.6e-23, 1.8e19), (1e-22, 1e18)])
+@subtests("swapped", [False, True])
+@subtests("masked", [False, True])
 def test_factors_whose_squares_vanish(small, large, swapped, masked):
     width, out, positions = (64, 1024, 8) if swapped else (1024, 64, 8)
     one, few = torch.full((1, positions, width), small), torch.zeros(1, positions, out)
@@ -87,8 +88,8 @@ class Twice(nn.Module):
         return torch.stack([self.layer(inputs[:, 0]), self.layer(inputs[:, 1])], dim=1)
 
 
-@pytest.mark.parametrize("size", [1e2, 1e4, 1e6])
-@pytest.mark.parametrize("layer", ["linear", "convolution"])
+@subtests("size", [1e2, 1e4, 1e6])
+@subtests("layer", ["linear", "convolution"])
 def test_uses_of_a_weight_that_cancel(size, layer):
     coins = torch.Generator().manual_seed(0)
     shapes = {"linear": ((300,), (40,)), "convolution": ((16, 8, 8), (16, 8, 8))}[layer]
@@ -110,8 +111,8 @@ def test_what_a_parametrisation_takes_away(size):
         assert moved(model, (inputs, signals), norm * size) <= LARGEST
 
 
-@pytest.mark.parametrize("spread", [0.5, 8.0, 18.0])
-@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+@subtests("spread", [0.5, 8.0, 18.0])
+@subtests("share", [0.02, 0.5, 1.0])
 def test_masked_norms_of_linear_layers_are_right_whatever_the_sizes_of_factors(spread, share):
     coins = torch.Generator().manual_seed(0)
 
@@ -127,8 +128,8 @@ def test_masked_norms_of_linear_layers_are_right_whatever_the_sizes_of_factors(s
     assert bool(((found - expected).abs() <= 2e-6 * expected).all())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("width", [8, 64])
+@subtests("rows", [1, 2, 5])
+@subtests("width", [8, 64])
 def test_masked_norms_of_many_outputs_that_are_alike_do_not_drift(rows, width):
     for size in (1.0001, 1.3, 1.7):
         inputs, signals = torch.full((rows, width), 1.37), torch.full((rows, 50_000), size)

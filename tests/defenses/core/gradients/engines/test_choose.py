@@ -28,6 +28,7 @@ from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from .....parameters import subtests
 from .architectures import NAMES, problem
 from .duties import by_loop
 
@@ -60,7 +61,7 @@ def test_auto_gives_the_references_sum_for_every_architecture_and_says_how(name)
     assert engine.name == "layerwise" or engine.name.startswith("torch.func (no layerwise: ")
 
 
-@pytest.mark.parametrize("name", sorted(FALLS_BACK))
+@subtests("name", sorted(FALLS_BACK))
 def test_what_our_engine_cannot_do_falls_back_and_the_record_says_why(name):
     choice = choice_for(problem(name))
     assert type(choice.engine) is TorchFunc
@@ -68,7 +69,7 @@ def test_what_our_engine_cannot_do_falls_back_and_the_record_says_why(name):
     assert FALLS_BACK[name] in choice.note
 
 
-@pytest.mark.parametrize("name", sorted(FALLS_BACK))
+@subtests("name", sorted(FALLS_BACK))
 def test_an_engine_that_was_asked_for_and_cannot_do_it_is_an_error(name):
     with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: "):
         choice_for(problem(name), engine="layerwise")
@@ -325,7 +326,7 @@ def centred():
     return model
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("build", "shape", "note"),
     [
         (ByView, (2, 6, 6), "layerwise (contiguous: fails on synthetic rows: "),
@@ -333,7 +334,7 @@ def centred():
         (centred, (2, 6, 6), "layerwise"),
     ],
 )
-@pytest.mark.parametrize("asked", ["auto", "layerwise"])
+@subtests("asked", ["auto", "layerwise"])
 def test_models_that_look_at_memory_keep_our_engine(build, shape, note, asked):
     torch.manual_seed(0)
     model, inputs, targets = build().double(), torch.randn(4, *shape, dtype=torch.float64), torch.tensor([0, 1, 2, 0])

@@ -20,6 +20,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.linear import OuterSum
 from leakbench.defenses.core.kernels import product_norms
 from leakbench.defenses.core.kernels.machine_code import Processor
 
+from .....parameters import subtests
 from .convolutions import geometry_of, images, outputs
 
 CHANNELS = st.sampled_from([1, 3, 12, 17, 36, 64])
@@ -102,8 +103,8 @@ def test_one_position_and_many(size):
     assert_right(inputs, signals, g)
 
 
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 3e38])
-@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (17, 33)])
+@subtests("broken", [torch.nan, torch.inf, 3e38])
+@subtests("channels", [(1, 1), (3, 5), (17, 33)])
 def test_a_norm_does_not_depend_on_its_neighbours(channels, broken):
     g = geometry_of(channels=channels)
     inputs, signals = images(7, g, (8, 8))

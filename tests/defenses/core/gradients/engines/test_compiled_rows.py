@@ -26,6 +26,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.patch_rows import PatchP
 from leakbench.defenses.core.kernels import convolution_rows
 from leakbench.defenses.core.kernels.machine_code import Processor, processor
 
+from .....parameters import subtests
 from .architectures import NAMES, problem
 from .convolutions import geometry_of, images, outputs
 from .duties import by_loop
@@ -149,8 +150,8 @@ def test_many_positions_are_added_up_in_blocks(size):
     assert float((rows_of(maker) - expected).abs().max()) <= 4e-6 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 0, 2, 1)])
-@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (17, 33), (12, 20)])
+@subtests("padding", [(0, 0, 0, 0), (1, 0, 2, 1)])
+@subtests("channels", [(1, 1), (3, 5), (17, 33), (12, 20)])
 def test_nothing_beside_the_batch_is_read_or_written(padding, channels):
     g = geometry_of(channels=channels, padding=padding)
     inputs, signals = images(3, g, (8, 9))
@@ -200,8 +201,8 @@ def test_sizes_that_are_no_convolutions_are_refused():
         CompiledRows(inputs, signals, g, 1).squares(torch.empty(1, 90))
 
 
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 3e38])
-@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (17, 33)])
+@subtests("broken", [torch.nan, torch.inf, 3e38])
+@subtests("channels", [(1, 1), (3, 5), (17, 33)])
 def test_a_row_does_not_depend_on_its_neighbours(channels, broken):
     g = geometry_of(channels=channels)
     inputs, signals = images(7, g, (8, 8))
@@ -227,7 +228,7 @@ def test_numbers_and_bases_are_brought_into_the_order_of_rows():
             assert_close(found, rows[:, start:stop] @ basis.double())
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "conv2d" in n or n == "small_resnet"])
+@subtests("name", [n for n in NAMES if "conv2d" in n or n == "small_resnet"])
 def test_an_engine_has_the_same_rows_in_float32(name, everywhere):
     made = problem(name)
     expected = by_loop(made)

@@ -2,11 +2,12 @@
 
 import math
 
-import pytest
 import torch
 from torch import nn
 
 from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip
+
+from .....parameters import subtests
 
 
 class Mean(nn.Module):
@@ -64,7 +65,7 @@ def removal(layer, channel, made, n):
     return float((summed(targets) - summed(targets[1:])).norm())
 
 
-@pytest.mark.parametrize("name", CASES)
+@subtests("name", CASES)
 def test_without_one_example_a_sum_is_that_example_less(name):
     layer, channel, made = CASES[name]
     assert removal(layer, channel, made, 4096) <= 1.03

@@ -27,6 +27,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRow
 from leakbench.defenses.core.gradients.layerwise.masks import SpanMasks
 from leakbench.defenses.core.gradients.reference_sums import added_up
 
+from .....parameters import subtests
 from .architectures import problem
 from .duties import by_loop
 
@@ -91,8 +92,8 @@ def images(count):
     return torch.randn(count, 3, 7, 6, generator=coins), torch.randn(count, 5, 6, 4, generator=coins), geometry
 
 
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("count", [1, 6])
+@subtests("kind", MASKS)
+@subtests("count", [1, 6])
 def test_norms_that_come_with_rows_are_those_of_the_very_mask(kind, count):
     term = Convolution(*images(count))
     mask = MASKS[kind](term.size)

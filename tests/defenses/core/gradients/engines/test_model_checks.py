@@ -26,6 +26,8 @@ from leakbench.defenses.core import (
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from .....parameters import subtests
+
 CLIP = 0.1
 COINS = torch.Generator().manual_seed(0)
 DATA = (torch.randn(48, 6, generator=COINS), torch.randint(0, 3, (48,), generator=COINS))
@@ -134,7 +136,7 @@ def class_means(outputs, targets):
     return functional.cross_entropy(outputs, targets, reduction="none") + (outputs - means).square().sum(dim=1)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("layer", "loss", "note"),
     [
         (Capacity, cross_entropy, "torch.func (no layerwise: "),
@@ -173,7 +175,7 @@ def test_without_the_checks_they_would_have_been_mixed():
         assert max(float((whole - one).norm()) for one in rest) > 1.02 * CLIP
 
 
-@pytest.mark.parametrize("layer", [Capacity, BySize, ByValue])
+@subtests("layer", [Capacity, BySize, ByValue])
 def test_an_engine_of_whole_batches_that_was_asked_for_is_refused(layer):
     with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: "):
         moved(network(layer()), engine="layerwise")
@@ -234,7 +236,7 @@ class Drifting(nn.Linear):
         return super().forward(input)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("layer", "what"),
     [
         (RunningMean, "buffer '1.mean'"),
@@ -244,7 +246,7 @@ class Drifting(nn.Linear):
         (lambda: Drifting(8, 8), "parameter '1.weight'"),
     ],
 )
-@pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
+@subtests("engine", ["auto", "torch.func", "one_by_one"])
 def test_what_a_forward_pass_changes_is_refused_by_name(layer, what, engine):
     with pytest.raises(ValueError, match=f"a pass in training mode must change nothing, got another {what}"):
         train(
@@ -349,7 +351,7 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@subtests("name", DRAWS)
 def test_a_layer_that_draws_at_random_by_place_is_refused_by_its_name_and_settings(name):
     draw, how = DRAWS[name]
     for kind, there in ((nn.Sequential, r"'1\.1' \(Noisy\(\)\)"), (Wrapped, r"'1' \(Wrapped\(depth=2\)\)")):
@@ -424,8 +426,8 @@ class Keeping(nn.Module):
                 return x * self.further
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
-@pytest.mark.parametrize("kind", ["attribute", "parameter", "buffer", "further buffer"])
+@subtests("engine", ["auto", "torch.func", "one_by_one"])
+@subtests("kind", ["attribute", "parameter", "buffer", "further buffer"])
 def test_what_follows_from_the_first_batch_is_not_kept(kind, engine):
     """As by an initialisation from data: it is released without noise, and scales all examples alike."""
     with pytest.raises(ValueError, match="a model and its loss must keep nothing of their first batch"):

@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip, cross_entropy
 
+from .....parameters import subtests
+
 CLIP = 0.1
 COINS = torch.Generator().manual_seed(0)
 X, Y = torch.randn(48, 6, generator=COINS), torch.randint(0, 3, (48,), generator=COINS)
@@ -124,7 +126,7 @@ class Passed(nn.Module):
         return gradient / (self.scale + 1e-12)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("layer", "why"),
     [
         (lambda: Scaled(lambda x: torch.is_grad_enabled()), FIRST),
@@ -183,7 +185,7 @@ def averaging():
     return loss
 
 
-@pytest.mark.parametrize(("loss", "why"), [(ScaledLoss, FIRST), (WeightedLoss, FIRST), (averaging, CHANGED)])
+@subtests(("loss", "why"), [(ScaledLoss, FIRST), (WeightedLoss, FIRST), (averaging, CHANGED)])
 def test_what_a_loss_keeps_is_refused_for_its_equals_too(loss, why):
     for _ in range(2):
         with pytest.raises(ValueError, match=why):

@@ -5,11 +5,12 @@ from hypothesis import given, settings
 
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 
+from .....parameters import subtests
 from . import duties, strategies
 from .architectures import NAMES, problem
 
 
-@pytest.mark.parametrize("name", NAMES)
+@subtests("name", NAMES)
 def test_rows_are_those_of_a_loop(name):
     duties.check_rows(TorchFunc, problem(name))
 

@@ -3,7 +3,6 @@
 import importlib
 import itertools
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -11,6 +10,8 @@ from torch.nn import functional as F
 from leakbench.defenses.core import Execution, poisson, train
 from leakbench.defenses.core.gradients.numerics import torch_workarounds
 from leakbench.defenses.dp_sgd import dp_sgd
+
+from .....parameters import subtests
 
 ORDERS = (torch.channels_last, torch.contiguous_format)
 WANTED = [some for some in itertools.product((False, True), repeat=3) if any(some)]
@@ -23,8 +24,8 @@ class ChannelsLast(nn.Module):
         return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("wanted", WANTED)
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("wanted", WANTED)
 def test_derivatives_of_a_group_norm_are_the_same_in_both_orders(wanted, dtype):
     coins = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=coins, dtype=dtype) for shape in ((20, 6, 8, 8), (6,), (6,))]
@@ -41,9 +42,9 @@ def test_derivatives_of_a_group_norm_are_the_same_in_both_orders(wanted, dtype):
         torch.testing.assert_close(one, other, rtol=limit, atol=limit)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("first", [nn.Identity, ChannelsLast])
-@pytest.mark.parametrize("engine", ["auto", "torch.func", "one_by_one"])
+@subtests("order", ORDERS)
+@subtests("first", [nn.Identity, ChannelsLast])
+@subtests("engine", ["auto", "torch.func", "one_by_one"])
 def test_a_network_that_begins_with_a_group_norm_is_trained(engine, first, order):
     torch.manual_seed(0)
     model = nn.Sequential(first(), nn.GroupNorm(1, 6), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))

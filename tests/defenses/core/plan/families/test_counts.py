@@ -3,11 +3,12 @@
 import math
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leakbench.defenses.core import dealt, floor_of
+
+from .....parameters import subtests
 
 SETTINGS = [f"0.{digits:03d}" for digits in range(0, 1000, 7)] + ["0.9", "0.3", "0.1", "0.7", "0.999"]
 """As in a suite file."""
@@ -19,14 +20,14 @@ def test_a_product_that_rounds_to_below_a_whole_number_is_that_number():
     assert floor_of(0.29, 100) == 29 and int(0.29 * 100) == 28
 
 
-@pytest.mark.parametrize("count", [1, 10, 250, 1000, 26_010, 550_570, 11_173_962])
+@subtests("count", [1, 10, 250, 1000, 26_010, 550_570, 11_173_962])
 def test_a_decimal_fraction_of_a_count_is_floored_as_in_exact_arithmetic(count):
     for setting in SETTINGS:
         assert floor_of(float(setting), count) == math.floor(Fraction(setting) * count), (setting, count)
 
 
-@pytest.mark.parametrize("count", [1000, 26_010, 550_570])
-@pytest.mark.parametrize("epochs", [2, 4, 7, 20, 48, 100])
+@subtests("count", [1000, 26_010, 550_570])
+@subtests("epochs", [2, 4, 7, 20, 48, 100])
 def test_so_is_one_that_grows_epoch_by_epoch(count, epochs):
     for setting in SETTINGS:
         for epoch in range(epochs):

@@ -7,6 +7,8 @@ import torch
 
 from leakbench.defenses.core import Context, Coordinates, Layout, Sparse, clip, drop_in_each, drop_overall
 
+from .....parameters import subtests
+
 LAYOUT = Layout(("a.weight", "a.bias", "gain", "b.weight"), ((2, 5), (2,), (4, 1, 1, 1), (3, 4)))
 SCORES = torch.arange(float(LAYOUT.dim))
 
@@ -84,10 +86,10 @@ class Fixed:
         return self.mask
 
 
-@pytest.mark.parametrize("pruned", [None, "zero", "initial"])
-@pytest.mark.parametrize("dropping", [None, "random", "magnitude"])
-@pytest.mark.parametrize("hold", [True, False])
-@pytest.mark.parametrize("rates", [(0.4, 0.3), (0.0, 0.0), (0.999, 0.999)])
+@subtests("pruned", [None, "zero", "initial"])
+@subtests("dropping", [None, "random", "magnitude"])
+@subtests("hold", [True, False])
+@subtests("rates", [(0.4, 0.3), (0.0, 0.0), (0.999, 0.999)])
 def test_a_step_releases_and_moves_what_is_left(pruned, dropping, hold, rates):
     there = torch.ones(LAYOUT.dim, dtype=torch.bool)
     coins = torch.Generator().manual_seed(0)

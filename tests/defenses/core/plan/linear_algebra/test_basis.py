@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from leakbench.defenses.core import Subspace
 from leakbench.defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
 
+from .....parameters import subtests
+
 METHODS = ("gram", "randomized")
 each_method = pytest.mark.parametrize("method", METHODS)
 
@@ -62,8 +64,8 @@ def test_the_directions_are_not_centred():
 
 
 @each_method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("dim", [40, 1023, 1024, 1025, 12_345])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("dim", [40, 1023, 1024, 1025, 12_345])
 def test_they_span_what_the_right_singular_vectors_span(method, dtype, dim):
     rows, _ = rows_of(10.0 ** -torch.arange(0, 3, 0.1), dim, dtype=dtype)  # 30 rows
     _, _, right = scipy.linalg.svd(rows.double().numpy(), full_matrices=False)
@@ -79,7 +81,7 @@ def test_each_direction_is_a_singular_vector_in_descending_order(method):
     torch.testing.assert_close((basis * right[:, :12]).sum(dim=0).abs(), torch.ones(12).double(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("decades", [0, 1, 2, 3, 4, 4.9])
+@subtests("decades", [0, 1, 2, 3, 4, 4.9])
 def test_as_many_directions_as_rows_stay_orthonormal_however_the_spectrum_decays(decades):
     rows, right = rows_of(torch.logspace(0, -decades, 64, dtype=torch.float64), 4000)
     basis = directions(rows, 64)
@@ -133,13 +135,13 @@ def test_repeated_rows_and_more_rows_than_coordinates_do_no_harm():
 
 
 @each_method
-@pytest.mark.parametrize("factor", [2.0**-70, 2.0**-9, 2.0**50, 2.0**100])
+@subtests("factor", [2.0**-70, 2.0**-9, 2.0**50, 2.0**100])
 def test_a_power_of_two_as_unit_of_the_rows_changes_nothing_at_all(method, factor):
     rows, _ = rows_of(torch.logspace(0, -2, 40), 3000)
     assert torch.equal(directions(rows * factor, 10, method), directions(rows, 10, method))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("dtype", "factor"),
     [
         (torch.float32, 1e-20),
@@ -260,7 +262,7 @@ def test_one_basis_a_layer_makes_a_codec():
     torch.testing.assert_close(inside[:, 1000:1010], rows[:, 1000:1010], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("rows", "rank", "settings", "message"),
     [
         (torch.ones(3, 4), 0, {}, "rank must be at least 1, got 0"),
@@ -307,8 +309,8 @@ def test_the_numbers_are_those_of_numpy():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("count", "dim"), [(1, 30), (2, 2), (20, 3000), (60, 60), (100, 8192)])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests(("count", "dim"), [(1, 30), (2, 2), (20, 3000), (60, 60), (100, 8192)])
 def test_where_order_does_not_matter_all_rows_are_spanned_and_directions_signed(count, dim, dtype):
     rows = torch.randn(count, dim, generator=coins(3), dtype=dtype)
     basis = leading_directions(rows, count + 5, ordered=False)
@@ -318,8 +320,8 @@ def test_where_order_does_not_matter_all_rows_are_spanned_and_directions_signed(
     assert bool((basis.gather(0, basis.abs().argmax(dim=0, keepdim=True)) > 0).all())
 
 
-@pytest.mark.parametrize("method", ["gram", "randomized"])
-@pytest.mark.parametrize("kind", ["repeated", "zeros among them", "all zeros", "nearly repeated", "huge among small"])
+@subtests("method", ["gram", "randomized"])
+@subtests("kind", ["repeated", "zeros among them", "all zeros", "nearly repeated", "huge among small"])
 def test_without_an_order_dependent_rows_still_give_what_they_span(kind, method):
     rows = torch.randn(12, 400, generator=coins(4))
     spanned = 12
@@ -340,8 +342,8 @@ def test_without_an_order_dependent_rows_still_give_what_they_span(kind, method)
         assert smallest_cosine(*ways) > 1 - 1e-4
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("count", [40, 100, 500])
+@subtests("ordered", [True, False])
+@subtests("count", [40, 100, 500])
 def test_few_rows_are_iterated_by_their_inner_products_and_many_by_themselves(count, ordered):
     decay = (0.9 ** torch.arange(count)).unsqueeze(1)
     rows = decay * torch.linalg.qr(torch.randn(3000, count, generator=coins(5))).Q.T

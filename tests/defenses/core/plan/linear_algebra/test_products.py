@@ -6,11 +6,13 @@ import torch
 from leakbench.defenses.core import Subspace
 from leakbench.defenses.core.plan.linear_algebra.products import inner_products
 
+from .....parameters import subtests
+
 COINS = torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize("width", [3, 8192, 4 * 8192 - 1, 4 * 8192, 100_003])
-@pytest.mark.parametrize("directions", [1, 5])
+@subtests("width", [3, 8192, 4 * 8192 - 1, 4 * 8192, 100_003])
+@subtests("directions", [1, 5])
 def test_strips_and_what_is_left_over_are_all_of_a_product(width, directions):
     rows = torch.randn(4, width, generator=COINS, dtype=torch.float64)
     basis = torch.randn(width, directions, generator=COINS, dtype=torch.float64)

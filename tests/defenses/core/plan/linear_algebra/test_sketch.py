@@ -16,6 +16,7 @@ from leakbench.defenses.core.plan.linear_algebra.sketch import SketchDirections
 from leakbench.defenses.core.training.transcript import storages
 from leakbench.defenses.rpdp import rpdp
 
+from .....parameters import subtests
 from .... import duties
 
 
@@ -83,7 +84,7 @@ def test_settings_out_of_range_are_refused():
         SketchDirections(torch.ones(7), 2, 7)
 
 
-@pytest.mark.parametrize("factor", [0.0, 1.01, 1e6, math.inf, math.nan])
+@subtests("factor", [0.0, 1.01, 1e6, math.inf, math.nan])
 def test_factors_that_lengthen_or_shorten_a_direction_are_refused(factor):
     sketch = drawn(13, 4)
     factors = torch.where(torch.arange(13) == 5, factor * sketch.factors, sketch.factors)
@@ -128,9 +129,9 @@ def network(kind):
         return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Flatten(), nn.Linear(80, 3)), (4, 6)
 
 
-@pytest.mark.parametrize("kind", ["linear", "conv", "sequence"])
-@pytest.mark.parametrize("spans", ["tensor", "global", "across"])
-@pytest.mark.parametrize("bad", [None, torch.nan, 1e30])
+@subtests("kind", ["linear", "conv", "sequence"])
+@subtests("spans", ["tensor", "global", "across"])
+@subtests("bad", [None, torch.nan, 1e30])
 def test_the_engine_without_rows_agrees_with_rows_times_the_matrix(kind, spans, bad):
     model, shape = network(kind)
     inputs, labels = torch.randn(9, *shape, generator=coins(2)), torch.arange(9) % 3

@@ -34,6 +34,7 @@ from leakbench.defenses.nsgd import nsgd
 from leakbench.defenses.random_sparsification import random_sparsification
 
 from ..... import pretend_device
+from .....parameters import subtests
 from ...gradients.engines.duties import by_loop
 from ...gradients.engines.modules import Problem
 
@@ -127,8 +128,8 @@ def assert_sums(models: list[nn.Module], bound: Bound, *, masked: bool, pool=POO
     torch.testing.assert_close(sums, expected(models, bound, kept, pool, rows, there), rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@subtests("masked", [False, True])
+@subtests("name", NETWORKS)
 def test_sums_are_those_of_each_model_alone_and_rows_that_fill_batches_up_add_nothing(name, masked):
     models = [build(name, seed) for seed in range(MODELS)]
     assert_sums(models, clip(0.3), masked=masked)
@@ -191,7 +192,7 @@ def trained(one: Defense, name: str, device: torch.device = CPU, *, alone: bool,
     return torch.stack([nn.utils.parameters_to_vector(model.parameters()).detach().cpu() for model in models])
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("one", "name", "settings"),
     [
         (dp_sgd(clip_norm=0.3, noise_multiplier=0.0), "padded and pooled", {}),

@@ -34,6 +34,8 @@ from leakbench.defenses.core import (
 )
 from leakbench.defenses.core.training.stacked import stacked_training as stacked_models
 
+from .....parameters import subtests
+
 FOLDER = Path(inspect.getfile(defenses)).parent
 MODELS, COUNT = 3, 40
 POOL = (
@@ -121,7 +123,7 @@ TOGETHER = {
 """Methods whose plans a stack executes, with settings under which they do something in a few steps."""
 
 
-@pytest.mark.parametrize("name", TOGETHER)
+@subtests("name", TOGETHER)
 def test_without_noise_each_model_is_the_one_that_it_is_alone(name):
     alone, together = both(defense(name, **TOGETHER[name]))
     assert float((alone - vectors([network(number) for number in range(MODELS)])).norm()) > 0.1
@@ -129,7 +131,7 @@ def test_without_noise_each_model_is_the_one_that_it_is_alone(name):
     assert not torch.allclose(together[0], together[1], atol=1e-2)
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("[a-z]*.py")} - TOGETHER.keys()))
+@subtests("name", sorted({path.stem for path in FOLDER.glob("[a-z]*.py")} - TOGETHER.keys()))
 def test_a_method_that_a_stack_does_not_execute_is_refused_or_gives_the_same(name):
     try:
         alone, together = both(defense(name), steps=4)
@@ -406,7 +408,7 @@ def hooked_at_a_gradient(_: int) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("build", "sentence"),
     [
         (computes_otherwise(""), "another forward"),
