@@ -152,7 +152,6 @@ each_kind_in_each_world = pytest.mark.parametrize(
     [unless_alike(name, name, world, id=f"{name} {kind}") for name in NAMES for kind, world in duties.WORLDS.items()],
 )
 each_that_proves = pytest.mark.parametrize("name", PROVED)
-each_with_noise = pytest.mark.parametrize("name", NOISY)
 
 
 def test_the_catalogue_has_methods_that_prove_something_and_methods_that_do_not():
@@ -162,17 +161,16 @@ def test_the_catalogue_has_methods_that_prove_something_and_methods_that_do_not(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_defense_can_be_made_and_planned(name):
+def test_a_defense_can_be_planned_has_its_files_name_and_releases_nothing_without_a_noise_multiplier(name):
     if (error := ERRORS[name]) is not None:
         raise error
-
-
-@each
-def test_a_defense_is_called_as_its_file_and_settings_are_named(name):
     function, accepted = settings_of(name)
     assert FACTORIES[name](1.0).name == function.__name__ == name
     for setting in accepted.values():
         assert setting.kind is inspect.Parameter.KEYWORD_ONLY
+    duties.check_coins(FACTORIES[name])
+    if name in NOISY:
+        duties.check_refusals(FACTORIES[name])
 
 
 @each_that_proves
@@ -196,28 +194,22 @@ def test_what_takes_a_clip_norm_takes_any_bound():
 
 
 @with_each_bound
-@some_batches
-@given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
-def test_whatever_bounds_it_no_row_moves_the_sums_by_more_than_the_sensitivity(build, rows, pick):
-    moments = duties.histories(build)
-    duties.check_bound(moments[pick % len(moments)].plan, rows)
-
-
-@with_each_bound
-def test_whatever_bounds_it_some_row_fills_the_bound(build):
+def test_whatever_bounds_it_some_row_fills_the_bound_and_none_moves_the_sums_by_more(build):
     for moment in duties.history(build(1.0)):
         duties.check_bound_is_reached(moment.plan)
+    moments = duties.histories(build)
+
+    @some_batches
+    @given(rows=duties.BATCHES, pick=st.integers(0, 10**6))
+    def check(rows, pick):
+        duties.check_bound(moments[pick % len(moments)].plan, rows)
+
+    check()
 
 
 @each_kind_in_each_world
 def test_removing_an_example_from_a_batch_takes_its_contribution_off_and_no_more(name, world):
     duties.check_removal(FACTORIES[name], world)
-
-
-@each_that_proves
-def test_some_row_fills_the_bound_of_every_block(name):
-    for moment in duties.history(FACTORIES[name](1.0)):
-        duties.check_bound_is_reached(moment.plan)
 
 
 @pytest.mark.parametrize("name", UNPROVED)
@@ -229,16 +221,14 @@ def test_what_is_not_bounded_or_not_noised_proves_nothing_and_says_why(name):
 
 
 @each_that_proves
-def test_what_is_bounded_proves_nothing_without_noise(name):
+def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier_and_some_row_fills_its_bound(name):
+    ledger = predict(FACTORIES[name](1.3), sampling=poisson(0.1), steps=5)
+    assert [(e.steps, e.noise_multiplier) for e in ledger.entries if not e.own_noise] == [(5, 1.3)]
     assert claim(name, 0.0).epsilon == math.inf
     assert claim(name, 0.0).reason == "no noise is added"
     assert claim(name, 1.0).reason == ""
-
-
-@each_that_proves
-def test_a_bounded_step_is_one_gaussian_at_the_noise_multiplier(name):
-    ledger = predict(FACTORIES[name](1.3), sampling=poisson(0.1), steps=5)
-    assert [(e.steps, e.noise_multiplier) for e in ledger.entries if not e.own_noise] == [(5, 1.3)]
+    for moment in duties.history(FACTORIES[name](1.0)):
+        duties.check_bound_is_reached(moment.plan)
 
 
 @pytest.mark.parametrize("name", [unless_alike(name, name, id=name) for name in NOISY])
@@ -248,8 +238,9 @@ def test_noise_has_its_scale_and_two_thirds_or_three_halves_of_it_are_rejected(n
 
 @pytest.mark.long
 @each_in_each_world
-def test_the_ledger_of_a_run_agrees_with_the_prediction(name, world):
+def test_the_ledger_of_a_run_agrees_with_the_prediction_and_its_seeds_decide_the_rest(name, world):
     duties.check_ledger(FACTORIES[name], world)
+    duties.check_seeds(FACTORIES[name], world)
 
 
 @each_kind_in_each_world
@@ -257,20 +248,10 @@ def test_exact_noise_trains_it_too_and_is_charged_as_what_it_is(name, world):
     duties.check_exact_noise(FACTORIES[name], world)
 
 
-@each
-def test_what_is_planned_is_drawn_from_public_coins(name):
-    duties.check_coins(FACTORIES[name])
-
-
 @each_in_each_world
-@pytest.mark.long
-def test_the_same_seeds_give_the_same_run(name, world):
-    duties.check_seeds(FACTORIES[name], world)
-
-
-@each_in_each_world
-def test_the_steps_of_a_run_can_be_taken_once_more(name, world):
+def test_the_steps_of_a_run_can_be_taken_once_more_and_an_empty_batch_is_one(name, world):
     duties.check_retaken(FACTORIES[name], world)
+    duties.check_empty_batches(FACTORIES[name], world)
 
 
 @each_kind_in_each_world
@@ -278,36 +259,17 @@ def test_microbatches_change_nothing(name, world):
     duties.check_microbatches(FACTORIES[name], world)
 
 
-@each_in_each_world
-def test_an_empty_batch_is_a_step(name, world):
-    duties.check_empty_batches(FACTORIES[name], world)
-
-
 @pytest.mark.long
 @each
-def test_a_model_in_float64_is_trained_in_float64(name):
+def test_a_run_interrupted_halfway_goes_on_bit_for_bit_and_float64_stays_float64(name, tmp_path):
+    duties.check_interruption(FACTORIES[name], tmp_path)
     duties.check_doubles(FACTORIES[name])
 
 
-@pytest.mark.long
-@each
-def test_a_run_interrupted_halfway_goes_on_bit_for_bit(name, tmp_path):
-    duties.check_interruption(FACTORIES[name], tmp_path)
-
-
 @each_kind_in_each_world
-def test_a_run_interrupted_between_any_steps_goes_on_bit_for_bit_whatever_optimizes(name, world, tmp_path):
+def test_a_run_interrupted_anywhere_goes_on_bit_for_bit_whatever_optimizes(name, world, tmp_path):
     duties.check_interruptions(FACTORIES[name], tmp_path, world)
-
-
-@each_kind_in_each_world
-def test_a_run_interrupted_inside_a_step_goes_on_bit_for_bit(name, world, tmp_path):
     duties.check_interruption_inside_a_step(FACTORIES[name], tmp_path, world)
-
-
-@each_with_noise
-def test_without_a_noise_multiplier_nothing_is_released(name):
-    duties.check_refusals(FACTORIES[name])
 
 
 @pytest.mark.gpu

@@ -264,7 +264,8 @@ def check_bound_is_reached(plan: StepPlan) -> None:
 def check_removal(factory: Factory, world: World) -> None:
     """In a real batch too, with whatever is drawn in it, removing an example takes off its contribution and no more."""
     inputs, labels = world.data
-    for moment in (history(factory(1.0))[i] for i in (0, 1, STEPS - 1)):
+    moments = history(factory(1.0))
+    for moment in (moments[0], moments[1], moments[-1]):
         engine = Engine(world.network().train(), expected_batch=len(inputs), **world.settings)
 
         def summed(chosen: list[int], engine: Engine = engine, plan: StepPlan = moment.plan) -> tuple[Tensor, ...]:
@@ -304,7 +305,8 @@ def check_noise(factory: Factory) -> None:
     400 draws or more: then the test takes wrong for right less than once in a million as well.
     """
     sigma = 0.7
-    for moment in (history(factory(sigma))[i] for i in (0, 1, STEPS - 1)):
+    moments = history(factory(sigma))
+    for moment in (moments[0], moments[1], moments[-1]):
         engine, (none, labels) = Engine(network(), noise=seeded(11)), DATA
         # Without its stream, in which a step is taken once: what is drawn for a stream has tests of its own.
         plan = StepPlan(*moment.plan.blocks).at(sigma)

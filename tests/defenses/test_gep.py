@@ -19,6 +19,7 @@ from leakbench.defenses.core import (
     release,
     seeded,
 )
+from leakbench.defenses.core.gradients.executor import add_noise
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.gep import gep
 from leakbench.defenses.random_sparsification import random_sparsification
@@ -28,6 +29,12 @@ from . import duties
 
 CONTEXT = Context(step=0, steps=4, dim=60, public=ToyRows(60))
 ROWS = torch.randn(8, 60, generator=torch.Generator().manual_seed(0))
+
+
+def noise_alone(plan, seed):
+    """The release of a step without examples."""
+    sums = [torch.zeros(block.codec.size, dtype=torch.float64) for block in plan.plan.blocks]
+    return add_noise(plan, sums, seeded(seed), torch.float32).total
 
 
 def blocks(**settings):
@@ -79,11 +86,8 @@ def test_with_a_square_basis_the_biased_one_is_dp_sgd_turned_around():
     ours = release(gep(**settings, noise_multiplier=0.0), ROWS, CONTEXT).total
     theirs = release(dp_sgd(clip_norm=0.7, noise_multiplier=0.0), ROWS, CONTEXT).total
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-    zeros = torch.zeros(1, 60)
-    noise = [
-        float(release(gep(**settings, noise_multiplier=1.0), zeros, CONTEXT, noise=seeded(i)).total.norm())
-        for i in range(200)
-    ]
+    plan = gep(**settings).plan(None, CONTEXT)[1].at(1.0)
+    noise = [float(noise_alone(plan, i).norm()) for i in range(200)]
     assert sum(n * n for n in noise) / 200 == pytest.approx(60 * 0.7**2, rel=0.1)
 
 
@@ -214,11 +218,7 @@ def test_noise_of_both_parts_falls_on_kept_coordinates_alone(project_noise):
     defense = gep(clip_norm=5.0, clip_norm_rest=2.0, rank=12, **SPARSE, project_noise=project_noise)
     plan = defense.plan(None, CONTEXT)[1].at(1.5)
     assert plan.stds == pytest.approx([math.sqrt(2) * 1.5 * 5.0, math.sqrt(2) * 1.5 * 2.0])
-    zeros = torch.zeros(1, 60)
-    squares = [
-        float(release(defense.with_noise(1.5), zeros, CONTEXT, noise=seeded(i)).total.square().sum())
-        for i in range(300)
-    ]
+    squares = [float(noise_alone(plan, i).square().sum()) for i in range(300)]
     expected = 2 * 1.5**2 * (12 * 25 + (24 if project_noise else 36) * 4)
     assert sum(squares) / 300 == pytest.approx(expected, rel=0.15)
 

@@ -118,7 +118,7 @@ def moved_by_the_first(model, inputs, *, engine, microbatch=None):
 
 
 @pytest.mark.parametrize(("examples", "microbatch"), [(2, None), (3, 2), (2, 1)])
-@pytest.mark.parametrize("engine", ["layerwise", "torch.func", "opacus"])
+@pytest.mark.parametrize("engine", ["layerwise", "torch.func", pytest.param("opacus", marks=pytest.mark.peers)])
 def test_a_black_image_that_is_left_alone_counts_as_it_did_beside_another(engine, examples, microbatch):
     """What GroupNorm passes back of one colour is mostly rounding: who was removed moved the sum by 1.24 bounds."""
     if engine == "opacus":

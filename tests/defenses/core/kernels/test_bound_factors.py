@@ -58,9 +58,9 @@ def found_of(terms, kept, bound) -> Any:
     return found[:2] if found is not None and found.certain is None else None
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kept", range(5))
+@subtests("bound", BOUNDS)
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("kept", range(5))
 def test_factors_are_those_of_the_bound(bound, dtype, kept):
     terms, mask = made(dtype), masks()[kept]
     factors, squares = found_of(terms, mask, bound)
@@ -103,7 +103,7 @@ def test_a_factor_depends_on_its_example_alone(kept):
     assert not torch.equal(first[0], second[0])
 
 
-@pytest.mark.parametrize("bound", BOUNDS[1:], ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
+@subtests("bound", BOUNDS[1:])
 def test_no_factors_where_one_norm_is_not_certain(bound):
     def found(change, mask: Any = True, scale=1.0):
         rows = GradientRows(scale * torch.ones(3, 40))
@@ -175,7 +175,7 @@ def test_squares_that_float64_loses_are_not_believed():
         assert found_of([Outer(inputs, signals), other], [kept, True], clip(1.0)) is None
 
 
-@pytest.mark.parametrize("bound", BOUNDS[1:], ids=lambda bound: f"{bound.kind}-{bound.norm}-{bound.regulariser}")
+@subtests("bound", BOUNDS[1:])
 def test_examples_that_are_not_certain_are_named_and_change_no_other(bound):
     terms, mask = made(), masks()[1]
     expected, squares, certain = cast(BoundFactors, table_of(terms, mask).factors(bound))

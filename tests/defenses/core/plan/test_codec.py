@@ -45,7 +45,7 @@ CODECS = {
     "complement within a mask": Masked(KEPT, Complement(OF_KEPT)),
     "mask of a mask": Masked(KEPT, Masked(Coordinates(torch.tensor([0, 4]), dim=7), Everything(2))),
 }
-each = pytest.mark.parametrize("name", CODECS)
+each = subtests("name", CODECS)
 
 
 def draws(*shape, seed=3):

@@ -30,7 +30,7 @@ ALL = (
     Buffered(STEPS, (0.3, 0.1), (0.9, 0.4)),
     Tree(STEPS),
 )
-each = pytest.mark.parametrize("strategy", ALL, ids=lambda s: type(s).__name__)
+each = subtests("strategy", ALL)
 
 
 def stream(strategy, sums, *, seed=1, std=2.0):

@@ -64,7 +64,7 @@ def renyi(order, present, other, points):
 @pytest.mark.parametrize(("rate", "sigma", "steps"), CASES)
 def test_no_pair_of_neighbours_that_is_known_diverges_more(rate, sigma, steps):
     # In units of the bound: what the other records contribute to the batch, and the record and the one in its place.
-    points = np.linspace(-60 * sigma - 60, 60 * sigma + 60, 400_001)
+    points = np.linspace(-60 * sigma - 60, 60 * sigma + 60, 20_001)  # a hundredth of sigma apart
 
     def log_density(mean):
         return -((points - mean) ** 2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
@@ -96,9 +96,9 @@ def test_epsilon_falls_with_noise_and_rises_with_steps_and_rate():
         return claimed(rate, sigma, steps).epsilon
 
     for rising in (
-        [found(sigma=sigma) for sigma in (60.0, 20.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.1)],
-        [found(steps=steps) for steps in (1, 2, 10, 100, 1000, 100_000)],
-        [found(rate=rate) for rate in (1e-6, 1e-3, 0.02, 0.1, 0.5, 0.9, 1.0)],
+        [found(sigma=sigma) for sigma in (60.0, 8.0, 2.0, 0.5, 0.1)],
+        [found(steps=steps) for steps in (1, 10, 1000, 100_000)],
+        [found(rate=rate) for rate in (1e-6, 0.02, 0.5, 1.0)],
     ):
         assert all(one <= other for one, other in pairwise(rising)), rising
 

@@ -85,9 +85,9 @@ def test_dropout_of_a_record_is_the_same_alone_and_in_any_company_and_order(laye
     def summed(chosen, coins=7):
         return runner.run(plan.at(0.0), inputs[chosen], LABELS[chosen], coins=coins).total
 
-    everybody = list(range(12))
+    everybody = list(range(6))
     whole = summed(everybody)
-    for removed in (0, 5, 11):
+    for removed in (0, 3, 5):
         rest = [i for i in everybody if i != removed]
         torch.testing.assert_close(whole - summed(rest), summed([removed]), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(summed(everybody[::-1]), whole, rtol=1e-8, atol=1e-12)

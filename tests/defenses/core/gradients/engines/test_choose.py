@@ -46,10 +46,12 @@ def choice_for(made, engine="auto"):
     return choose(engine, made.model, cross_entropy, Layout.of(made.model), made.inputs, made.targets)
 
 
-# Options of a convolution change neither what the check does nor who runs; their sums are tested with the engine.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith(("conv1d_", "conv2d_"))) for n in NAMES]
-)
+# Options of a layer change neither what the check does nor who runs; their sums are tested with the engine.
+FIRST_OF_A_KIND = {name.split("_")[0]: name for name in reversed(NAMES)}.values()
+UNLIKE = {*FALLS_BACK, *FIRST_OF_A_KIND, "module_in_two_places", "weight_of_two_modules", "residual_without_norm"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in UNLIKE)) for n in NAMES])
 def test_auto_gives_the_references_sum_for_every_architecture_and_says_how(name):
     made = problem(name)
     rows = by_loop(made)
@@ -67,10 +69,6 @@ def test_what_our_engine_cannot_do_falls_back_and_the_record_says_why(name):
     assert type(choice.engine) is TorchFunc
     assert choice.note.startswith("torch.func (")
     assert FALLS_BACK[name] in choice.note
-
-
-@subtests("name", sorted(FALLS_BACK))
-def test_an_engine_that_was_asked_for_and_cannot_do_it_is_an_error(name):
     with pytest.raises(ValueError, match="engine 'layerwise' cannot run this model: "):
         choice_for(problem(name), engine="layerwise")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch.nn import functional as F
@@ -20,7 +20,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.linear import OuterSum
 from leakbench.defenses.core.kernels import product_norms
 from leakbench.defenses.core.kernels.machine_code import Processor
 
-from .....parameters import subtests
+from .....parameters import pairwise, subtests
 from .convolutions import geometry_of, images, outputs
 
 CHANNELS = st.sampled_from([1, 3, 12, 17, 36, 64])
@@ -66,7 +66,6 @@ def anew():
         each.cache_clear()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     channels=st.tuples(CHANNELS, CHANNELS),
     kernel=PAIRS,
@@ -84,9 +83,10 @@ def test_norms_are_those_of_rows(channels, kernel, stride, dilation, padding, si
     assert_right(inputs, signals, g)
 
 
-@pytest.mark.parametrize("vector", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("channels", [(1, 3), (20, 8), (3, 49), (64, 33)])
+@subtests(
+    "channels, vector, dtype",
+    pairwise([(1, 3), (20, 8), (3, 49), (64, 33)], [16, 32, 64], [torch.float32, torch.float64]),
+)
 def test_processors_of_all_vectors_have_the_same_norms(monkeypatch, anew, vector, dtype, channels):
     host = Processor(vector=vector, sums=12 if vector == 32 else 24)
     monkeypatch.setattr(product_norms, "processor", lambda: host)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 from torch import nn
@@ -26,12 +26,13 @@ from leakbench.defenses.core.gradients.layerwise.layers.patch_rows import PatchP
 from leakbench.defenses.core.kernels import convolution_rows
 from leakbench.defenses.core.kernels.machine_code import Processor, processor
 
-from .....parameters import subtests
+from .....parameters import pairwise, subtests
 from .architectures import NAMES, problem
 from .convolutions import geometry_of, images, outputs
 from .duties import by_loop
 from .modules import Problem
 
+VECTORS, DTYPES = (16, 32, 64), (torch.float32, torch.float64)
 SIZES = st.tuples(st.integers(1, 9), st.integers(1, 9))
 PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
@@ -59,7 +60,6 @@ def everywhere(monkeypatch):
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     channels=st.tuples(st.integers(1, 20), st.integers(1, 20)),
     kernel=PAIRS,
@@ -84,9 +84,7 @@ def test_rows_norms_and_sums_are_those_of_patches(channels, kernel, stride, dila
         assert torch.equal(maker.squares(out)[0], whole)
 
 
-@pytest.mark.parametrize("vector", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("channels", [(1, 3), (20, 8), (3, 49)])
+@subtests("vector, dtype, channels", pairwise(VECTORS, DTYPES, [(1, 3), (20, 8), (3, 49)]))
 def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype, channels):
     monkeypatch.setattr(
         convolution_rows, "processor", lambda: Processor(vector=vector, sums=12 if vector == 32 else 24)
@@ -99,9 +97,7 @@ def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype
     compiled_rows.row_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("vector", [16, 32, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("channels", [(1, 1), (3, 5), (4, 16)])
+@subtests("vector, dtype, channels", pairwise(VECTORS, DTYPES, [(1, 1), (3, 5), (4, 16)]))
 def test_a_mask_keeps_all_of_a_norm_or_nothing_and_what_it_leaves_out_may_be_anything(
     monkeypatch, vector, dtype, channels
 ):
@@ -353,8 +349,8 @@ def test_code_does_not_grow_with_the_channels_that_leave(wide):
     assert length(4096) <= 1.05 * length(64)
 
 
-@pytest.mark.parametrize("leaving", [48, 49, 95, 96, 97, 112, 160, 200])
-@pytest.mark.parametrize("vector", [16, 32, 64])
+@subtests("leaving", [48, 49, 95, 96, 97, 112, 160, 200])
+@subtests("vector", VECTORS)
 def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatch, vector, leaving):
     sums = 12 if vector == 32 else 24
     monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=sums))

@@ -293,7 +293,7 @@ def test_many_positions_are_unfolded_by_columns_and_give_the_same(monkeypatch):
         assert_same_rows(engine_of(made).rows(made.inputs, made.targets), rows_of(name))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(made=architectures())
 def test_random_architectures_give_the_references_rows_and_sums(made):
     rows = by_loop(made)

@@ -1,8 +1,7 @@
 """Masks by parameter are those of the flat vector, and sums under them are those of rows, whatever is dropped."""
 
-from itertools import pairwise
+from itertools import pairwise as successive
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ from leakbench.defenses.core.gradients.layerwise.layers.kept_rows import KeptRow
 from leakbench.defenses.core.gradients.layerwise.masks import SpanMasks
 from leakbench.defenses.core.gradients.reference_sums import added_up
 
-from .....parameters import subtests
+from .....parameters import pairwise, subtests
 from .architectures import problem
 from .duties import by_loop
 
@@ -47,7 +46,7 @@ def test_a_mask_by_parameter_is_that_of_the_flat_vector(sizes, seed, inside):
     dim, coins = sum(sizes), torch.Generator().manual_seed(seed)
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     # Out of order, as a pass back meets layers.
-    spans = tuple(pairwise(edges))[::-1]
+    spans = tuple(successive(edges))[::-1]
     mask = torch.rand(dim, generator=coins) < torch.rand(1, generator=coins)
     named = mask if inside else ~mask
     found = SpanMasks(named.nonzero().flatten(), dim, spans, inside=inside)
@@ -63,9 +62,10 @@ def test_a_mask_by_parameter_is_that_of_the_flat_vector(sizes, seed, inside):
         assert torch.equal(found.of(spans), torch.cat([mask[a:b] for a, b in spans]))
 
 
-@pytest.mark.parametrize("name", ["small_resnet", "conv2d_no_bias", "conv2d_groups", "weight_of_two_modules", "mlp"])
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("entries", [1, 2, 4])
+@subtests(
+    "name, kind, entries",
+    pairwise(["small_resnet", "conv2d_no_bias", "conv2d_groups", "weight_of_two_modules", "mlp"], [*MASKS], [1, 2, 4]),
+)
 def test_sums_under_a_mask_are_those_of_rows(name, kind, entries):
     made = problem(name)
     made = type(made)(made.model, made.inputs[:entries], made.targets[:entries])

@@ -1,7 +1,7 @@
 """The reference is held to a loop of plain autograd on every architecture; the other engines are held to both."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 
@@ -15,7 +15,6 @@ def test_rows_are_those_of_a_loop(name):
     duties.check_rows(TorchFunc, problem(name))
 
 
-@settings(max_examples=60)
 @given(strategies.architectures())
 def test_rows_of_drawn_networks_are_those_of_a_loop(drawn):
     duties.check_rows(TorchFunc, drawn)
