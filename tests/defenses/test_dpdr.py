@@ -245,4 +245,4 @@ def test_it_trains_and_goes_on_after_an_interruption_however_it_clips(clipping, 
     duties.check_ledger(factory)
     duties.check_removal(factory, duties.PLAIN)
     duties.check_noise(factory)
-    duties.check_interruptions(factory, tmp_path)
+    duties.check_interruption(factory, tmp_path)

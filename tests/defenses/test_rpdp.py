@@ -119,4 +119,4 @@ def test_directions_of_a_sketch_have_the_duties_of_every_defense(tmp_path):
     for world in duties.WORLDS.values():
         duties.check_removal(sketched, world)
     duties.check_noise(sketched)
-    duties.check_interruptions(sketched, tmp_path)
+    duties.check_interruption(sketched, tmp_path)

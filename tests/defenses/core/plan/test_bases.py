@@ -366,10 +366,10 @@ def test_runs_of_gep_have_factors_and_go_on_bit_for_bit(settings, tmp_path):
     def defense():
         return gep(**{"rank": 18, "groups": 2, "noise_multiplier": 1.0} | settings)
 
-    whole = duties.trained(defense(), LINEARS)
+    whole = duties.trained(defense(), LINEARS, steps=4)
     assert {type(part) for part in parts_of(whole)} == {FactoredBasis}
-    duties.check_same_run(duties.interrupted(defense(), tmp_path / "c", LINEARS, after=2), whole)
-    rows = duties.trained(defense(), duties.World(linears, POINTS, OTHERS, {"engine": "torch.func"}))
+    duties.check_same_run(duties.interrupted(defense(), tmp_path / "c", LINEARS, after=2, steps=4), whole)
+    rows = duties.trained(defense(), duties.World(linears, POINTS, OTHERS, {"engine": "torch.func"}), steps=4)
     close(duties.parameters(rows), duties.parameters(whole), rtol=1e-2, atol=1e-2)
 
 

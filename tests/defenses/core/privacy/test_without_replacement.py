@@ -127,7 +127,14 @@ def test_no_method_costs_less_than_its_noise_under_the_event(name):
         assert all(event.sample_rate == 1 for event in claim.gaussians or ())
 
 
-@pytest.mark.parametrize("wanted", [{"epsilon": 2.0, "delta": DELTA}, {"advantage": 0.2}, {"tpr": 0.1, "fpr": 0.01}])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"epsilon": 2.0, "delta": DELTA},
+        {"advantage": 0.2},
+        pytest.param({"tpr": 0.1, "fpr": 0.01}, marks=pytest.mark.slow),
+    ],
+)
 def test_calibration_finds_less_noise_than_without_amplification(wanted):
     defense, everybody = (calibrate(dp_sgd(), sampling=fixed(rate), steps=50, **wanted) for rate in (0.02, 1.0))
     assert defense.calibrated_multiplier < everybody.calibrated_multiplier / 5
