@@ -67,10 +67,7 @@ def test_what_can_be_read_in_one_way_trains_the_same_model(data):
 @subtests(
     ("data", "words"),
     [
-        (
-            DataLoader(TensorDataset(X, Y), batch_size=4),
-            "must be a dataset or tensors, got a DataLoader: .* pass its",
-        ),
+        (DataLoader(TensorDataset(X, Y), batch_size=4), "must be a dataset or tensors, got a DataLoader: .* pass its"),
         (DataLoader(TensorDataset(X, Y), batch_size=12), "must be a dataset or tensors, got a DataLoader"),
         (TensorDataset(X, Y, Y), r"must be \(inputs, labels\), got 3 parts"),
         (Rows(lambda i: (X[i], Y[i], Y[i])), r"rows of examples must be \(input, label\), got 3 values in row 0"),
