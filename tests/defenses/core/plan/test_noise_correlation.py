@@ -23,6 +23,8 @@ from leakbench.defenses.core.plan.noise_correlation import (
 from leakbench.defenses.core.privacy.events import Gaussian
 from leakbench.defenses.core.privacy.participation import bands, sensitivity, stream_events
 
+from ....parameters import subtests
+
 STEPS = 12
 ALL = (
     Banded(STEPS, (0.5, 0.375)),
