@@ -39,7 +39,6 @@ from leakbench.defenses.core.training import ongoing
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 
-from ....parameters import subtests
 from ... import duties
 
 DEFENSE = dp_sgd(noise_multiplier=1.0)
@@ -190,7 +189,7 @@ def fewer_steps(entry):
     return replace(entry, steps=1)
 
 
-@subtests(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda saved: saved.update(entries=[]), "every step .*, got 0 charged of 3 taken, in a run of 6"),

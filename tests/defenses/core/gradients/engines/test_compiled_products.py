@@ -90,7 +90,8 @@ def test_norms_are_those_of_rows(channels, kernel, stride, dilation, padding, si
 def test_processors_of_all_vectors_have_the_same_norms(monkeypatch, anew, vector, dtype, channels):
     host = Processor(vector=vector, sums=12 if vector == 32 else 24)
     monkeypatch.setattr(product_norms, "processor", lambda: host)
-    compiled_products.product_kernel.cache_clear()
+    for cached in (compiled_products.product_kernel, compiled_products.right):
+        cached.cache_clear()
     g = geometry_of(channels=channels, kernel=(3, 3))
     inputs, signals = images(3, g, (6, 11), dtype=dtype)
     assert_right(inputs, signals, g, tolerance=1e-6 if dtype is torch.float32 else 1e-14)
