@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,12 @@ def imports(source: str, package: str) -> Iterator[tuple[str, bool]]:
         yield name.removeprefix("leakbench."), relative
 
 
-def _written(source: str, package: str) -> Iterator[tuple[str, bool]]:
+@cache
+def _written(source: str, package: str) -> list[tuple[str, bool]]:
+    return list(_read(source, package))
+
+
+def _read(source: str, package: str) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
@@ -130,8 +136,11 @@ def faults(module: str, source: str, package: str) -> list[str]:
     return found
 
 
-def tree() -> dict[str, Path]:
-    return {module: source_of(module) for module in modules()}
+@cache
+def tree() -> dict[str, tuple[str, str]]:
+    """Source of every module, and the package that it lies in."""
+    files = {module: source_of(module) for module in modules()}
+    return {module: (file.read_text(encoding="utf-8"), package_of(module, file)) for module, file in files.items()}
 
 
 def package_of(module: str, file: Path) -> str:
@@ -139,11 +148,7 @@ def package_of(module: str, file: Path) -> str:
 
 
 def test_every_module_imports_only_what_it_may():
-    found = [
-        fault
-        for module, file in tree().items()
-        for fault in faults(module, file.read_text(encoding="utf-8"), package_of(module, file))
-    ]
+    found = [fault for module, (source, package) in tree().items() for fault in faults(module, source, package)]
     assert found == []
     assert {module.split(".")[0] for module in modules()} == set(PACKAGES)
 
@@ -151,12 +156,12 @@ def test_every_module_imports_only_what_it_may():
 def upwards(order: dict[str, tuple[str, ...]]) -> list[str]:
     """Imports of a folder by one that comes before it."""
     found = []
-    for module, file in tree().items():
+    for module, (source, package) in tree().items():
         for parent, folders in order.items():
             if not module.startswith(f"{parent}."):
                 continue
             own = module.removeprefix(f"{parent}.").split(".")[0]
-            for name, _ in imports(file.read_text(encoding="utf-8"), package_of(module, file)):
+            for name, _ in imports(source, package):
                 other = name.removeprefix(f"{parent}.").split(".")[0]
                 ranked = name.startswith(f"{parent}.") and own in folders and other in folders
                 if (module, name.rpartition(".")[0]) in UPWARDS or (module, name) in UPWARDS:
@@ -192,8 +197,8 @@ def types_in(source: str) -> set[str]:
 
 def test_a_type_has_one_name_and_a_name_one_type():
     homes: dict[str, list[str]] = {}
-    for module, file in tree().items():
-        for name in types_in(file.read_text(encoding="utf-8")):
+    for module, (source, _) in tree().items():
+        for name in types_in(source):
             homes.setdefault(name, []).append(module)
     assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
     assert types_in("class A: ...\nBatch = int\nMOST = 3\n_Key = str\n") == {"A", "Batch", "_Key"}
@@ -203,8 +208,8 @@ def test_no_module_imports_itself_by_way_of_others():
     """Also by imports inside functions, which hide a cycle until somebody moves them to the top."""
     known = set(modules())
     edges = {module: set() for module in known}
-    for module, file in tree().items():
-        for name, _ in imports(file.read_text(encoding="utf-8"), package_of(module, file)):
+    for module, (source, package) in tree().items():
+        for name, _ in imports(source, package):
             while name and name not in known:
                 name = name.rpartition(".")[0]
             if name and name != module:

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from .in_one_test import in_one_test
 
 ROOT = Path(__file__).parents[1]
 METHODS = [
@@ -15,13 +15,13 @@ METHODS = [
     for path in sorted((ROOT / package).glob("*.py"))
     if not path.name.startswith("_")
 ]
-MODULES = [
-    path
+MODULES = {
+    path: path.read_text(encoding="utf-8")
     for package in ("defenses", "attacks", "audit", "benchmarks", "leaderboard")
     for path in (ROOT / package).rglob("*.py")
     # A claim of a paper is about that paper's method: a new method needs no entry there.
     if ROOT / "audit" / "theory" not in path.parents
-]
+}
 SHARED_WORDS = {"sgd"}  # also the name of an optimizer, and what a positive control trains with
 
 
@@ -53,31 +53,31 @@ def names(node: ast.AST, package: str, name: str) -> bool:
     return isinstance(node, ast.Import) and any(alias.name == f"leakbench.{package}.{name}" for alias in node.names)
 
 
-@pytest.mark.parametrize(("package", "name"), METHODS)
+@in_one_test("package, name", METHODS)
 def test_every_method_file_has_a_function_of_its_name(package, name):
     found = getattr(importlib.import_module(f"leakbench.{package}.{name}"), name, None)
     assert callable(found), f"{package}/{name}.py must hold a function named {name}"
 
 
-@pytest.mark.parametrize(("package", "name"), METHODS)
+@in_one_test("package, name", METHODS)
 def test_every_method_has_a_test_of_its_own(package, name):
     path = ROOT / "tests" / package / f"test_{name}.py"
     assert path.is_file(), f"{package}/{name}.py needs {path.relative_to(ROOT)}"
 
 
-@pytest.mark.parametrize(("package", "name"), METHODS)
+@in_one_test("package, name", METHODS)
 def test_every_method_has_one_row_in_the_readme_beside_it(package, name):
     rows = re.findall(rf"^\| `{name}` \|", (ROOT / package / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) == 1, f"{package}/README.md needs a row that starts with | `{name}` |, got {len(rows)}"
 
 
-@pytest.mark.parametrize(("package", "name"), METHODS)
+@in_one_test("package, name", METHODS)
 def test_no_other_module_names_a_method(package, name):
     found = [
         f"{path.relative_to(ROOT)}:{line}"
-        for path in MODULES
-        if path != ROOT / package / f"{name}.py"
-        for line in mentions(path.read_text(encoding="utf-8"), package, name, beside=path.parent == ROOT / package)
+        for path, source in MODULES.items()
+        if name in source and path != ROOT / package / f"{name}.py"
+        for line in mentions(source, package, name, beside=path.parent == ROOT / package)
     ]
     assert not found, f"{name} is found by its file name, so nothing should list it: {found}"
 
@@ -97,7 +97,7 @@ def test_the_search_for_mentions_finds_them():
     assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []
 
 
-@pytest.mark.parametrize("name", [name for package, name in METHODS if package == "defenses"])
+@in_one_test("name", [name for package, name in METHODS if package == "defenses"])
 def test_every_defense_says_what_it_guarantees(name):
     told = ast.get_docstring(ast.parse((ROOT / "defenses" / f"{name}.py").read_text(encoding="utf-8"))) or ""
     assert re.search(r"^Guarantee:", told, re.MULTILINE)

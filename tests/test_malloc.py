@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from leakbench import malloc
+
+from .in_one_test import in_one_test
+
 # Six blocks of 10 MiB at a time, as the activations of a step; page faults of ten such steps, and of ten after a trim.
 STEPS = """
 import ctypes, sys
@@ -62,6 +66,10 @@ def test_memory_is_given_back_on_demand(kept):
     assert PAGES / 2 < kept["after"] < 2 * PAGES
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
-def test_limits_of_the_environment_are_left_alone(name):
-    assert measured("keep", **{name: "131072"})["done"] is False
+@in_one_test("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_limits_of_the_environment_are_left_alone(name, monkeypatch):
+    calls = []
+    with monkeypatch.context() as patch:
+        patch.setenv(name, "131072")
+        patch.setattr(malloc.ctypes, "CDLL", calls.append)
+        assert malloc.keep_freed_memory() is False and not calls

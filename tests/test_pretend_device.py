@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from leakbench import audit
-from leakbench.attacks.core import Access, Examples, MembershipScores, NotApplicable, Reconstruction
+from leakbench.attacks.core import Access, Examples, MembershipScores, NotApplicable, Observation, Reconstruction
 from leakbench.attacks.core.membership import conjugate_prior
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.encode import write_features
@@ -52,6 +52,7 @@ from . import pretend_device
 from .defenses import duties
 from .defenses.core.gradients.engines.architectures import problem
 from .defenses.core.gradients.engines.test_layerwise import KNOWN
+from .in_one_test import in_one_test
 from .test_every_defense import FACTORIES, NAMES, unless_alike
 
 HERE = torch.device("cpu")
@@ -91,14 +92,14 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)
-def test_tensors_of_two_devices_do_not_meet(device, mix):
+@in_one_test("name, mix", MIXED.items())
+def test_tensors_of_two_devices_do_not_meet(device, name, mix):
     near = drawn(3, 4)
     with pytest.raises(RuntimeError, match="of the CPU"):
         mix(near.to(device), near)
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "draw",
     [
         lambda coins, device: torch.randn(3, generator=coins, device=device),
@@ -107,7 +108,6 @@ def test_tensors_of_two_devices_do_not_meet(device, mix):
         lambda coins, device: torch.zeros(3, device=device).normal_(generator=coins),
         lambda coins, device: torch.zeros(3, device=device).bernoulli_(generator=coins),
     ],
-    ids=["randn", "randperm", "randint", "normal_", "bernoulli_"],
 )
 def test_a_generator_of_the_cpu_does_not_draw_on_the_device(device, draw):
     with pytest.raises(RuntimeError, match="expected a generator of 'pretend', got one of the CPU"):
@@ -260,7 +260,7 @@ def test_every_engine_sums_there_as_on_the_cpu(device, engine):
 LAYERS = [name for name in KNOWN if not name.startswith("conv1d") or name == "conv1d_everything"]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@in_one_test("name", LAYERS)
 def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
     sums = []
     for where in (HERE, device):
@@ -380,9 +380,8 @@ CLOSED_FORMS = [
 """Attacks on one update that are for some networks and releases, and that do not search."""
 
 
-@pytest.mark.parametrize("name", CLOSED_FORMS)
-def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device, name):
-    def found(where: torch.device, defense: Defense, examples: int) -> list[torch.Tensor] | str:
+def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device):
+    def shared(where: torch.device, defense: Defense, examples: int) -> Observation:
         layers = (nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 3))
         model = nn.Sequential(*layers)
         with torch.no_grad():
@@ -395,9 +394,11 @@ def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device, name):
         )
         others = drawn(6, 1, 4, 4, seed=10).sigmoid(), torch.arange(6) % 3
         prior = Prior.draw((inputs, labels), others, 5, 0).given
-        target, _ = audit.share_update(
+        return audit.share_update(
             model, inputs, labels, defense, noise=seeded(7), population=public, prior=prior, execution=execution
-        )
+        )[0]
+
+    def found(name: str, target: Observation) -> list[torch.Tensor] | str:
         try:
             result = catalog.attack(name)(target)
         except NotApplicable as error:
@@ -406,13 +407,17 @@ def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device, name):
 
     quiet, noisy, sparse = FACTORIES["dp_sgd"](0.0), FACTORIES["dp_sgd"](0.01), FACTORIES["random_freeze"](0.0)
     for defense, examples in ((quiet, 1), (quiet, 2), (noisy, 1), (noisy, 2), (sparse, 1)):
-        there, here = found(device, defense, examples), found(HERE, defense, examples)
-        if isinstance(here, str):
-            assert there == here
-            continue
-        assert len(there) == len(here) > 0
-        for far, near in zip(there, here, strict=True):
-            torch.testing.assert_close(far, near, rtol=1e-3, atol=1e-4)
+        targets = [shared(where, defense, examples) for where in (device, HERE)]
+        for name in CLOSED_FORMS:
+            there, here = (found(name, target) for target in targets)
+            if isinstance(here, str):
+                assert there == here, name
+                continue
+            assert len(there) == len(here) > 0, name
+            for far, near in zip(there, here, strict=True):
+                torch.testing.assert_close(
+                    far, near, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+                )
 
 
 def run(suite: suites.Suite, folder: pathlib.Path, where: torch.device) -> dict[str, Record]:
@@ -520,7 +525,7 @@ def test_the_whole_quick_suite_of_one_seed_runs_there(device, tmp_path):
     assert {record.engine for record in found.values() if record.status == "ok"} == {"layerwise"}
 
 
-@pytest.mark.parametrize("kind", ["dirac", "random", "mislabelled"])
+@pytest.mark.parametrize("kind", ["dirac", pytest.param("random", marks=pytest.mark.slow), "mislabelled"])
 def test_canaries_are_put_in_there(device, tmp_path, kind):
     """Also drawn anew in each mask, by a table that every step looks into."""
     path = tmp_path / "toy.toml"

@@ -6,9 +6,10 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+from .in_one_test import in_one_test
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard", "leakbench")
@@ -22,26 +23,36 @@ PAIRED = {"left": {"right", "rights", "top", "columns"}, "one": {"zero"}}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def docstrings(source: str) -> Iterator[str]:
     """Docstrings of modules, classes and functions, and strings behind attributes."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         for statement in node.body if isinstance(node, DOCUMENTED) else []:
             lone = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(lone, ast.Constant) and isinstance(lone.value, str):
                 yield lone.value.strip()
 
 
-def comments(source: str) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+@cache
+def tokens(source: str) -> list[tokenize.TokenInfo]:
+    """Tokens that are comments."""
+    read = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [token for token in read if token.type == tokenize.COMMENT]
+
+
+def comments(source: str) -> list[str]:
+    return [token.string for token in tokens(source)]
 
 
 def blocks(source: str) -> Iterator[str]:
     """The first line of each block of comments that has lines of its own."""
     last = -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and token.line.strip().startswith("#"):
+    for token in tokens(source):
+        if token.line.strip().startswith("#"):
             if token.start[0] > last + 1:
                 yield token.string.lstrip("#!: ") or "-"
             last = token.start[0]
@@ -62,7 +73,7 @@ def first_word(text: str) -> str:
     return text.split()[0].strip("`*:,.")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@in_one_test("part", PARTS)
 def test_docstrings_and_comments_begin_with_a_noun_or_a_verb(part):
     found = [
         f"{path}: {text.splitlines()[0]}"
@@ -73,7 +84,7 @@ def test_docstrings_and_comments_begin_with_a_noun_or_a_verb(part):
     assert not found, "begin with the field's noun, or with a verb like Returns or Computes"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@in_one_test("part", PARTS)
 def test_pronouns_are_rare(part):
     texts = [text for source in sources(part).values() for text in (*docstrings(source), *comments(source))]
     found = {word: round(rate, 1) for word, rate in rates(texts).items() if rate > MOST[word]}
@@ -95,17 +106,17 @@ def test_what_is_counted_is_found():
 
 def empty_names(source: str) -> Iterator[str]:
     """Functions with the variables of theirs that do not say what they hold."""
-    for function in ast.walk(ast.parse(source)):
+    for function in nodes(source):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-            bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+            names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
             words = set(re.findall(r"\w+", ast.unparse(function)))
             alone = {name for name, others in PAIRED.items() if not others & words}
             for name in sorted(bound & (EMPTY | alone)):
                 yield f"{function.name} (line {function.lineno}): {name}"
 
 
-@pytest.mark.parametrize("part", PARTS)
+@in_one_test("part", PARTS)
 def test_variables_are_named_for_what_they_hold(part):
     assert [f"{name} {place}" for name, source in sources(part).items() for place in empty_names(source)] == []
 

@@ -24,6 +24,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ..in_one_test import in_one_test
 from .recursion_cases import mse
 
 SHAPE = (1, 6, 6)
@@ -74,9 +75,9 @@ def length(model: nn.Module, x: torch.Tensor, label: int) -> float:
     return float(update(model, x, label, bounded(1e9)).released.norm())
 
 
-@pytest.mark.parametrize("share", [0.1, 0.98])
-@pytest.mark.parametrize(
-    ("kind", "activation", "classes"),
+@in_one_test("share", [0.1, 0.98])
+@in_one_test(
+    "kind, activation, classes",
     [("fcn3", "leaky", 1), ("dense", "relu", 2), ("conv", "leaky", 1), ("linear", "none", 1), ("linear", "none", 2)],
 )
 def test_a_clipped_gradient_of_a_homogeneous_network_and_one_logit_leaves_the_scale_open(
@@ -106,22 +107,31 @@ def test_the_family_that_is_clipped_to_one_update_is_real():
         torch.testing.assert_close(one, updates[0], rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.99])
+NETWORKS = [
+    ("fcn3", "tanh", False, 1),
+    ("dense", "sigmoid", False, 2),
+    ("dense", "leaky", True, 1),
+    ("conv", "tanh", True, 1),
+]
+SHARES = [(0.02, "auto"), (0.3, "unknown"), (0.99, "auto"), (0.02, "unknown"), (0.3, "auto"), (0.99, "unknown")]
+
+
 @pytest.mark.parametrize(
-    ("kind", "activation", "body", "classes"),
+    ("network_settings", "shares"),
     [
-        ("fcn3", "tanh", False, 1),
-        ("dense", "sigmoid", False, 2),
-        ("dense", "leaky", True, 1),
-        ("conv", "tanh", True, 1),
+        # Every pair of two settings, but that the convolution has one share.
+        *((settings, SHARES[3 * (i % 2) :][:3]) for i, settings in enumerate(NETWORKS[:3])),
+        (NETWORKS[3], SHARES[1:2]),
+        *(pytest.param(settings, SHARES, marks=pytest.mark.slow) for settings in NETWORKS),
     ],
 )
-@pytest.mark.parametrize("clip_factor", ["auto", "unknown"])
-def test_other_layers_tell_a_clip_factor_that_one_logit_does_not(kind, activation, body, classes, share, clip_factor):
+def test_other_layers_tell_a_clip_factor_that_one_logit_does_not(network_settings, shares):
+    kind, activation, body, classes = network_settings
     model, x = network(kind, activation, classes, body=body), image()
-    result = r_gap(update(model, x, 1, bounded(share * length(model, x, 1))), clip_factor=clip_factor)
-    assert result.status == "ok" and result.labels.tolist() == [1]
-    assert mse(result.inputs[0], x) < 1e-12
+    for share, clip_factor in shares:
+        result = r_gap(update(model, x, 1, bounded(share * length(model, x, 1))), clip_factor=clip_factor)
+        assert result.status == "ok" and result.labels.tolist() == [1], (share, clip_factor)
+        assert mse(result.inputs[0], x) < 1e-12
 
 
 def test_a_factor_that_is_told_to_be_one_is_taken_for_one_or_contradicted():

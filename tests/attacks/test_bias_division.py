@@ -23,6 +23,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ..in_one_test import in_one_test
 from . import toys
 
 PIXELS = 784
@@ -387,8 +388,8 @@ def test_a_dead_layer_says_so():
         bias_division(update(model, drawn(1, 36), [2]))
 
 
-@pytest.mark.parametrize(
-    ("layers", "batch", "sentence"),
+@in_one_test(
+    "layers, batch, sentence",
     [
         ([nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)], 1, "must be linear on the flattened input, got 0"),
         ([nn.Linear(8, 3), nn.Flatten(), nn.Linear(24, 3)], 1, "must be linear on the flattened input, got 0"),
@@ -426,9 +427,8 @@ def test_a_batch_that_is_said_to_be_one_example_is_found_out():
         bias_division(update(network(36, 12, 4), drawn(2, 36), [2, 1], told=1))
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [({"estimator": "mean"}, "estimator must be one of"), ({"restarts": 0}, "restarts must be")],
+@in_one_test(
+    "settings, sentence", [({"estimator": "mean"}, "estimator must be one of"), ({"restarts": 0}, "restarts must be")]
 )
 def test_settings_out_of_range_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):

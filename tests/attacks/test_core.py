@@ -32,13 +32,14 @@ from leakbench.attacks.core import (
 from leakbench.attacks.core.targets.narrow import enabled_by
 from leakbench.attacks.core.threat_model.requires import MEANING
 
+from ..in_one_test import in_one_test
 from . import toys, walker
 
 UPDATE = toys.update_target()[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
+@in_one_test(
+    "change, sentence",
     [
         ({"released": torch.zeros(2, 3)}, r"released must be floats of shape \[m\]"),
         ({"released": UPDATE.released * float("nan")}, "training diverged"),
@@ -132,7 +133,7 @@ def ways_to_hand_out_a_function(secret: torch.Tensor) -> list:
     return [auditor, auditor.answer, functools.partial(auditor.answer), functools.partial(torch.mul, secret), cached]
 
 
-@pytest.mark.parametrize("way", range(5))
+@in_one_test("way", range(5))
 def test_a_view_has_functions_and_not_what_they_belong_to(way):
     secret = torch.tensor([41.0, 42.0, 43.0])
     function = ways_to_hand_out_a_function(secret)[way]
@@ -230,8 +231,8 @@ def test_a_function_of_another_shape_is_not_an_attack():
         attack(access=Access.UPDATE)(positional)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
+@in_one_test(
+    "change, sentence",
     [
         ({"inputs": torch.full((1, 3), float("nan"))}, "inputs must be finite"),
         ({"labels": torch.zeros(2, dtype=torch.int64)}, "labels must be int64, one an input"),
@@ -248,8 +249,8 @@ def test_a_reconstruction_that_is_none_is_refused(change, sentence):
         replace(good, **change)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
+@in_one_test(
+    "change, sentence",
     [
         ({"scores": torch.zeros(2)}, "scores must be float64"),
         ({"scores": torch.zeros(3, dtype=torch.float64)}, "scores must be one an id"),
@@ -278,8 +279,8 @@ def test_scores_come_back_in_the_order_of_the_candidates():
     assert found.ids.tolist() == [30, 10, 20] and found.scores.tolist() == [3.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("ids", "sentence"),
+@in_one_test(
+    "ids, sentence",
     [
         ([10, 20], "got 2: 0 are of no candidate, and 1 candidates have no score"),
         ([10, 20, 40], "got 3: 1 are of no candidate, and 1 candidates have no score"),
@@ -299,8 +300,8 @@ def test_an_answer_of_another_kind_is_refused():
         checked_reconstruction(scores_of([1]), 1)
 
 
-@pytest.mark.parametrize(
-    ("answer", "field", "check"),
+@in_one_test(
+    "answer, field, check",
     [
         (scores_of([10, 20, 30]), "dependence", lambda answer: checked_scores(answer, IDS)),
         (

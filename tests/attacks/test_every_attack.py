@@ -30,6 +30,7 @@ from leakbench.attacks.core import (
     attack,
 )
 
+from ..in_one_test import in_one_test
 from . import toys
 
 FOLDER = Path(inspect.getfile(attacks)).parent
@@ -90,13 +91,29 @@ def attacked_net(name: str) -> str:
     return update_for(method(name))
 
 
+@cache
+def scored(name: str, seed: int) -> tuple[Target, torch.Tensor, MembershipScores]:
+    """A leaky target, who took part, and the scores of an attack on membership."""
+    one = method(name)
+    target, member = leaky(one, seed)
+    return target, member, one(target, toys.generator(seed), **cheap(one))
+
+
+@cache
+def hasty(name: str) -> tuple[Target, torch.Tensor]:
+    """A target with every field filled, and the answer of an attack."""
+    one = method(name)
+    whole = whole_target(one)
+    return whole, getattr(one(whole, toys.generator(5), **cheap(one, HASTY)), ANSWER[one.kind])
+
+
 def whole_target(one: Attack) -> Target:
     if one.kind in ("membership", "canaries"):
         return leaky(one)[0]
     return toys.update_target(net=attacked_net(one.name))[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_test("name", NAMES)
 def test_a_file_holds_the_attack_of_its_name(name):
     one = method(name)
     assert isinstance(one, Attack)
@@ -107,13 +124,11 @@ def test_a_file_holds_the_attack_of_its_name(name):
 @pytest.mark.parametrize("name", of_kind("membership"))
 @pytest.mark.long
 def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
-    one = method(name)
     aucs = []
     for seed in SEEDS:
-        target, _ = leaky(one, seed)
         # Whoever took part, the label below is a coin: no attack can know it.
         coin = torch.randperm(400, generator=toys.generator(seed + 77)) < 200
-        aucs.append(toys.auc(one(target, toys.generator(seed), **cheap(one)).scores, coin))
+        aucs.append(toys.auc(scored(name, seed)[2].scores, coin))
     # Under exchangeability an AUC of 200 against 200 has std 0.0289; six of them 0.0118; five std.
     assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0118
 
@@ -121,10 +136,8 @@ def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("membership"))
 def test_members_of_a_leaky_target_are_told_apart(name):
-    one = method(name)
     for seed in SEEDS:
-        target, member = leaky(one, seed)
-        result = one(target, toys.generator(seed), **cheap(one))
+        target, member, result = scored(name, seed)
         assert toys.auc(result.scores, member) > 0.9
         assert target.candidates is not None and torch.equal(result.ids, target.candidates.ids)
 
@@ -132,14 +145,17 @@ def test_members_of_a_leaky_target_are_told_apart(name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_one_image_gives_the_image_away(name):
-    one = method(name)
-    gains = []
+    one, gains = method(name), []
     for seed in SEEDS[:4]:
         target, truth = toys.update_target(net=attacked_net(name), seed=seed)
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
         gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
-    assert sorted(gains)[1] > 6  # dB over grey; one start of four may fail
+        # dB over grey; one start of four may fail.
+        if sum(gain > 6 for gain in gains) == 3:
+            break
+    else:
+        pytest.fail(f"gains over grey are {gains} dB")
 
 
 def picks(one: Attack) -> bool:
@@ -220,37 +236,32 @@ def test_without_what_it_must_know_it_is_refused_and_told_the_field(name):
 def test_it_does_not_read_what_it_did_not_declare(name):
     """Runs on a target stripped of everything undeclared, and finds the same as on a full one."""
     one = method(name)
-    whole = whole_target(one)
-    poorer = whole
+    poorer, answer = hasty(name)
     for need in Knows:
         if need not in one.requires.knows:
             poorer = without(poorer, need)
-    full = one(whole, toys.generator(5), **cheap(one, HASTY))
     bare = one(poorer, toys.generator(5), **cheap(one, HASTY))
-    slot = ANSWER[one.kind]
-    assert torch.equal(getattr(full, slot), getattr(bare, slot))
+    assert torch.equal(answer, getattr(bare, ANSWER[one.kind]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.long
 def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name):
     one = method(name)
-    whole = whole_target(one)
-    slot = ANSWER[one.kind]
+    whole, answer = hasty(name)
     before = torch.random.get_rng_state()
-    first = one(whole, toys.generator(3), **cheap(one, HASTY))
+    again = one(whole, toys.generator(5), **cheap(one, HASTY))
     assert torch.equal(torch.random.get_rng_state(), before)
-    again = one(whole, toys.generator(3), **cheap(one, HASTY))
-    assert torch.equal(getattr(first, slot), getattr(again, slot))
+    assert torch.equal(answer, getattr(again, ANSWER[one.kind]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@in_one_test("name", NAMES)
 def test_an_unknown_setting_is_refused(name):
     with pytest.raises(ValueError, match="no setting 'restart_count'"):
         method(name).settings(restart_count=3)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda p: p.stem)
+@in_one_test("path", sorted(FOLDER.rglob("*.py")))
 def test_truth_is_nowhere_in_the_package(path):
     """No module imports another package of ours, and no name in it speaks of the truth."""
     tree = ast.parse(path.read_text())

@@ -19,6 +19,7 @@ from leakbench.benchmarks import data
 from leakbench.defenses.core import cross_entropy
 from leakbench.defenses.sgd import sgd
 
+from ..in_one_test import in_one_test
 from . import toys
 
 
@@ -226,8 +227,8 @@ def test_the_step_warms_up_and_dies_down_and_so_does_the_noise():
     assert 0.05 < noise.std() < 0.17
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
+@in_one_test(
+    "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"restarts": 0}, "restarts must be at least 1, got 0"),

@@ -16,6 +16,7 @@ from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.rpdp import rpdp
 from leakbench.defenses.sgd import sgd
 
+from ..in_one_test import in_one_test
 from . import toys
 
 
@@ -32,13 +33,15 @@ MASKED = random_sparsification(final_sparsity=0.5, cooling=False, clip_norm=1e6,
 PROJECTED = rpdp(rank=100, clip_norm=1e6, noise_multiplier=0.0)
 
 
-@pytest.mark.parametrize("defense", [sgd(), dp_sgd(clip_norm=1e-3, noise_multiplier=0.0), MASKED, PROJECTED])
-def test_the_label_is_read_off_and_the_image_found(defense):
-    for label in (0, 3):
-        observation, x = update(defense, label)
-        result = idlg(observation, toys.generator(0), iterations=60)
-        assert result.labels.tolist() == [label] and result.status == "ok"
-        assert float((result.inputs - x).square().mean()) < 1e-4
+CLIPPED = dp_sgd(clip_norm=1e-3, noise_multiplier=0.0)
+
+
+@in_one_test("label, defense", [(0, sgd()), (3, CLIPPED), (0, MASKED), (3, PROJECTED)])
+def test_the_label_is_read_off_and_the_image_found(label, defense):
+    observation, x = update(defense, label)
+    result = idlg(observation, toys.generator(0), iterations=60)
+    assert result.labels.tolist() == [label] and result.status == "ok"
+    assert float((result.inputs - x).square().mean()) < 1e-4
 
 
 @pytest.mark.parametrize("bias", [True, False])

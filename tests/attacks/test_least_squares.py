@@ -1,10 +1,11 @@
 """Least squares: NumPy's solutions, and the same digits at every call."""
 
 import numpy as np
-import pytest
 import torch
 
 from leakbench.attacks.core.closed_form.least_squares import least_squares
+
+from ..in_one_test import in_one_test
 
 SHAPES = [(33, 16), (16, 33), (64, 17), (5, 5)]
 
@@ -17,8 +18,8 @@ def system(shape, *, rank=None):
     return matrix, torch.randn(shape[0], 2, generator=coins, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [None, 3])
+@in_one_test("shape", SHAPES)
+@in_one_test("rank", [None, 3])
 def test_solutions_are_the_shortest_of_the_best(shape, rank):
     matrix, values = system(shape, rank=rank)
     expected = np.linalg.lstsq(matrix.numpy(), values.numpy(), rcond=1e-12)[0]
@@ -27,7 +28,7 @@ def test_solutions_are_the_shortest_of_the_best(shape, rank):
     torch.testing.assert_close(several[1], torch.from_numpy(expected), rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@in_one_test("shape", SHAPES)
 def test_equal_calls_have_equal_digits_wherever_memory_lies(shape):
     matrix, values = (each.float() for each in system(shape))
     first, held = least_squares(matrix, values), []

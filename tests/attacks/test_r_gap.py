@@ -26,6 +26,7 @@ from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.rpdp import rpdp
 
+from ..in_one_test import in_one_test
 from .recursion_cases import mse
 
 OPEN = dp_sgd(clip_norm=1e9, noise_multiplier=0.0)
@@ -82,24 +83,17 @@ def raw(observation: Observation) -> list[InvertedInput]:
     return inverted(network, shown(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
 
 
-@pytest.mark.parametrize("label", [0, 1])
-def test_fcn3_gives_its_input_away_to_the_last_digit(label):
-    observation, x = update(built("fcn3", (1, 28, 28)), (1, 28, 28), label=label)
+def test_fcn3_gives_its_input_away_to_the_last_digit():
+    observation, x = update(built("fcn3", (1, 28, 28)), (1, 28, 28), label=1)
     result = r_gap(observation)
     assert mse(result.inputs, x) < 1e-20
-    assert result.labels.tolist() == [label] and result.status == "ok" and result.objective < 1e-12
+    assert result.labels.tolist() == [1] and result.status == "ok" and result.objective < 1e-12
 
 
 def test_small_images_of_cnn6_are_found():
-    observation, x = update(built("cnn6", (3, 16, 16)), (3, 16, 16), label=1)
+    observation, x = update(built("cnn6", (3, 12, 12)), (3, 12, 12), label=1)
     result = r_gap(observation)
     assert mse(result.inputs, x) < 1e-15 and result.labels.tolist() == [1]
-
-
-@pytest.mark.long
-def test_cnn6_gives_its_image_away():
-    observation, x = update(built("cnn6", (3, 32, 32)), (3, 32, 32))
-    assert mse(r_gap(observation).inputs, x) < 1e-15
 
 
 @pytest.mark.slow
@@ -170,7 +164,7 @@ def masked(sparsity: float) -> Defense:
     return random_sparsification(clip_norm=1e9, final_sparsity=sparsity, noise_multiplier=0.0)
 
 
-@pytest.mark.parametrize("sparsity", [0.3, 0.8, 0.9])
+@in_one_test("sparsity", [0.3, 0.8, 0.9])
 def test_through_a_mask_it_is_exact_or_says_which_layer_is_left_open(sparsity):
     observation, x = update(ten_classes(), SMALL, masked(sparsity), label=3, step=3, steps=4)
     assert observation.released.numel() < (1.01 - sparsity) * 15_700
@@ -193,8 +187,8 @@ def layers(classes: int, *, bias: bool, activation: type[nn.Module] = nn.LeakyRe
     return nn.Sequential(nn.Flatten(), first, activation(), second, activation(), last)
 
 
-@pytest.mark.parametrize(
-    ("model", "label", "sparsity"),
+@in_one_test(
+    "model, label, sparsity",
     [
         # Half of the features show in no row: the layer before tells them, and their scale follows at the end.
         (lambda: built("fcn3", (1, 8, 8)), 0, 0.5),
@@ -209,7 +203,7 @@ def layers(classes: int, *, bias: bool, activation: type[nn.Module] = nn.LeakyRe
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10, bias=False)), 3, 0.75),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_features_that_a_mask_hides_in_every_class_come_from_the_layer_before_or_the_logits(
     model, label, sparsity, seed
 ):
@@ -294,8 +288,8 @@ def test_a_last_layer_in_a_basis_is_refused():
         r_gap(observation)
 
 
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
+@in_one_test(
+    "setting, sentence",
     [
         ({"solver": "qr"}, "solver must be one of ls, gls, map, got 'qr'"),
         ({"mode": "all"}, "mode must be one of single, combination, got 'all'"),

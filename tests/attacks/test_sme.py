@@ -18,6 +18,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_pruning import random_pruning
 from leakbench.defenses.sgd import sgd
 
+from ..in_one_test import in_one_test
 from . import toys
 
 
@@ -97,15 +98,12 @@ def test_on_a_quadratic_the_best_share_beats_the_first_weights_and_lies_within()
 
 
 def test_several_steps_are_inverted_better_than_by_believing_in_one():
-    gained = []
-    for seed in (0, 2):
-        seen, inputs, _ = local_update(seed)
-        found = sme(seen, toys.generator(1), iterations=150)
-        naive = inverting_gradients(believed_one_step(seen, seed), toys.generator(1), iterations=150)
-        assert found.objective < naive.objective
-        gained.append(toys.psnr(found.inputs, inputs) - toys.psnr(naive.inputs, inputs))
+    seen, inputs, _ = local_update(0)
+    found = sme(seen, toys.generator(1), iterations=150)
+    naive = inverting_gradients(believed_one_step(seen, 0), toys.generator(1), iterations=150)
+    assert found.objective < naive.objective
     # Measured: 2 dB, where unrolling the ten steps gains 20 dB.
-    assert min(gained) > 0.5
+    assert toys.psnr(found.inputs, inputs) - toys.psnr(naive.inputs, inputs) > 0.5
 
 
 @pytest.mark.slow
@@ -140,14 +138,14 @@ def test_defended_steps_are_attacked_side_by_side_as_one_after_another(defense):
 
 
 def test_unrolled_steps_give_images_away():
-    seen, inputs, labels = local_update(0)
+    seen, inputs, labels = local_update(0, epochs=2)
     assert float(direction_mismatch(seen)(inputs, labels)) < 1e-6
     found = inverting_gradients(seen, toys.generator(1), iterations=150)
     assert toys.psnr(found.inputs, inputs) > 20
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
+@in_one_test(
+    "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
         ({"share_lr": -0.1}, "share_lr must be at least 0, got -0.1"),

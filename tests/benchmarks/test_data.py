@@ -13,6 +13,8 @@ from leakbench.benchmarks.core import Catalogue, Sizes, Splits, choose, content_
 from leakbench.benchmarks.data import digits as digits_module
 from leakbench.benchmarks.data import photos as photos_module
 
+from ..in_one_test import in_one_test
+
 SIZES = {"digits": (700, 700, 397), "photos": (64, 64, 109)}
 POOLS = ("private", "non_member", "public")
 EMBEDDED = pytest.mark.parametrize("name", sorted(SIZES))
@@ -44,8 +46,8 @@ def test_a_name_is_checked_without_loading(monkeypatch, tmp_path):
         data.check(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
+@in_one_test(
+    "name, sentence",
     [
         ("cifar", "no data set named 'cifar'; did you mean 'cifar10'?"),
         ("foldr:x", "no kind of data set named 'foldr'; did you mean 'folder'?"),

@@ -10,6 +10,8 @@ from leakbench.benchmarks import data, models
 from leakbench.benchmarks.core import Sizes
 from leakbench.benchmarks.data.own.features import LARGEST
 
+from ..in_one_test import in_one_test
+
 DIM = 6
 
 
@@ -97,8 +99,8 @@ LARGE = vectors(60).astype(np.float64)
 LARGE[5, 1] = 1e300
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
+@in_one_test(
+    "changes, sentence",
     [
         ({"x_train": NAN}, "x_train of {file} must be finite as floats of 32 bits, got another value in row 7"),
         ({"x_train": LARGE}, "x_train of {file} must be finite as floats of 32 bits, got another value in row 5"),

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from leakbench.benchmarks.core import LabelledImages, Sizes, Splits
 from leakbench.benchmarks.core.data.dealing import pool_sizes
 
+from ..in_one_test import in_one_test
+
 DEFAULTS = Sizes(private=40, non_member=40, public=20)
 POOLS = ("private", "non_member", "public")
 
@@ -126,8 +128,8 @@ def test_data_without_sizes_of_their_own_are_dealt_two_to_two_to_one():
     )
 
 
-@pytest.mark.parametrize(
-    ("sizes", "sentence"),
+@in_one_test(
+    "sizes, sentence",
     [
         (
             Sizes(private=90, non_member=20),
@@ -152,8 +154,8 @@ def test_too_few_examples_for_three_pools_are_refused():
         deal(dataset(train=2, test=0), defaults=None)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "sentence"),
+@in_one_test(
+    "sizes, sentence",
     [
         ({"private": 0}, "private must be a whole number from 1, got 0"),
         ({"non_member": -1}, "non_member must be a whole number from 0, got -1"),

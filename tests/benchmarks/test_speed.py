@@ -33,6 +33,8 @@ from leakbench.benchmarks.speed.memory import Memory, Probe, Unavailable, measur
 from leakbench.benchmarks.speed.networks import Workload, parameters
 from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
 
+from ..in_one_test import in_one_test
+
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's high-water mark")
@@ -133,14 +135,13 @@ def failing(*, when):
     return build
 
 
-@pytest.mark.parametrize(
-    ("when", "expected"),
+@in_one_test(
+    "when, expected",
     [
         (0, "layer 'x' is not known"),
         (1, "RuntimeError: no rule for Spiral"),
         (5, "RuntimeError: no rule for Spiral"),
     ],
-    ids=["when built", "in the warm-up", "in the third round"],
 )
 def test_a_way_that_fails_has_a_reason_in_one_line_and_no_time(when, expected):
     clock = FakeClock()
@@ -159,8 +160,8 @@ def test_a_way_that_is_not_installed_names_the_extra(monkeypatch):
     assert found.failed["opacus-hooks"].endswith("pip install 'leakbench[engines]'")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@in_one_test(
+    "settings, message",
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"rounds": 1, "budget": 0.0}, "budget must be a positive number of seconds, got 0.0"),
@@ -184,8 +185,8 @@ def comparison(**measurements):
 MADE = comparison(ours=((2.0, 2.0, 4.0), 30), peer=((6.0, 8.0, 16.0), 100), floor=((1.0, 2.0, 2.0), None))
 
 
-@pytest.mark.parametrize(
-    ("quantity", "against", "value", "limit", "met"),
+@in_one_test(
+    "quantity, against, value, limit, met",
     [
         ("speed-up", "peer", 4.0, 4.0, True),
         ("speed-up", "peer", 4.0, 4.1, False),
@@ -201,8 +202,8 @@ def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
     assert (found["value"], found["met"], found["reason"]) == (value, met, None)
 
 
-@pytest.mark.parametrize(
-    ("case", "way", "quantity", "reason"),
+@in_one_test(
+    "case, way, quantity, reason",
     [
         ("another", "ours", "time", "not part of this run"),
         ("case", "theirs", "time", "theirs: 'theirs' was not run"),
@@ -327,7 +328,7 @@ def test_a_table_shows_what_is_missing_as_such_and_says_why():
     assert "1.00 [1.00, 1.00]" in table.text()
 
 
-@pytest.mark.parametrize("load", [*step.CASES.values()], ids=lambda load: load.name)
+@in_one_test("load", [*step.CASES.values()])
 def test_networks_have_the_parameters_that_figures_are_quoted_for(load):
     expected = {"dp_cnn_small": 26_010, "dp_cnn": 550_570, "resnet18_gn": 11_173_962}
     assert parameters(load.model()) == expected[load.network]
@@ -587,8 +588,8 @@ def test_from_the_root_the_command_is_ours_beside_a_benchmarks_of_others(tmp_pat
     assert {"masked.md", "masked.png", "masked.svg"} <= {file.name for file in tmp_path.iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@in_one_test(
+    "arguments, message",
     [
         (["step", "--case", "dp_cnn-1"], "case must be one of dp_cnn_small-256"),
         (["step", "--way", "sgdd"], "way must be one of sgd, sgd-channels-last"),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -51,13 +52,21 @@ def complete(*records: Record) -> Completeness:
 RUN = ("leakbench", "run", "quick")
 
 
+METRICS = {
+    "utility": {"accuracy": metric(0.9, 0.02, better="higher")},
+    "membership": {"auc": metric(0.7, 0.05), "tpr_at_1pct_fpr": metric(0.05, 0.02)},
+    "reconstruction": {"psnr": metric(20.0, 1.0), "psnr_floor": metric(11.0)},
+}
+
+
+@cache
+def stated() -> tuple[RecordedClaim, Provenance]:
+    """What most records have; they are frozen, and hundreds of records are made for some tests."""
+    return claim(), provenance()
+
+
 def record(kind: str = "membership", **fields: Any) -> Record:
     """A valid record; its id follows from its fields."""
-    metrics = {
-        "utility": {"accuracy": metric(0.9, 0.02, better="higher")},
-        "membership": {"auc": metric(0.7, 0.05), "tpr_at_1pct_fpr": metric(0.05, 0.02)},
-        "reconstruction": {"psnr": metric(20.0, 1.0), "psnr_floor": metric(11.0)},
-    }.get(kind, {})
     share = {"data": "photos", "model": "convnet", "batch": 1, "step": 2, "noise": "none"}
     filled: dict[str, Any] = {
         "suite": "quick",
@@ -67,13 +76,13 @@ def record(kind: str = "membership", **fields: Any) -> Record:
         "attack": None if not KINDS[kind].attacked else "likelihood_ratio",
         "task": share if KINDS[kind].own_task else {"data": "digits", "model": "mlp", "batch": 64},
         "budget": {"epsilon": 3.0, "delta": 1e-5},
-        "claim": claim(),
+        "claim": stated()[0],
         "noise_multiplier": 1.5,
         "noise": "seeded",
-        "metrics": metrics,
+        "metrics": dict(METRICS.get(kind, {})),
         "seed": 0,
         "device": "cpu",
-        "provenance": provenance(),
+        "provenance": stated()[1],
         "seconds": 1.0,
         **fields,
     }

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from leakbench.benchmarks.core import client_splits
 from leakbench.benchmarks.core.data.client_splits import _top_up
 
+from ...in_one_test import in_one_test
+
 HOWS = ("iid", "by_class", "dirichlet")
 EVERY = pytest.mark.parametrize("how", HOWS)
 LABELS = torch.arange(10).repeat(100)
@@ -114,8 +116,8 @@ def test_who_gives_does_not_become_poor_in_turn():
     assert sorted(np.concatenate(parts).tolist()) == list(range(6))
 
 
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
+@in_one_test(
+    "changed, sentence",
     [
         ({"how": "random"}, "how must be one of iid, by_class, dirichlet, got 'random'"),
         ({"clients": 0}, "clients must be at least 1, got 0"),

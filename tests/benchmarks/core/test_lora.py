@@ -10,6 +10,8 @@ from leakbench.benchmarks import models
 from leakbench.benchmarks.core.nets.lora import LoRALayer, adapt
 from leakbench.benchmarks.core.nets.standardise import standardise
 
+from ...in_one_test import in_one_test
+
 
 def coins(seed=0):
     return torch.Generator().manual_seed(seed)
@@ -23,7 +25,7 @@ def trained(model):
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-@pytest.mark.parametrize("name", ["dp_cnn_small", "dpdr_cnn4", "mlp", "wrn_16_4"])
+@in_one_test("name", ["dp_cnn_small", "dpdr_cnn4", "mlp", "wrn_16_4"])
 def test_at_the_start_it_is_the_network_that_it_was_made_of_bit_for_bit(name):
     natural = models.natural(name)
     settings: dict[str, Any] = {"standardised": True} if name == "wrn_16_4" else {}
@@ -56,7 +58,7 @@ def test_what_is_trained_counted_by_hand():
     assert sum(value.numel() for value in model.parameters()) == 26_010 + products
 
 
-@pytest.mark.parametrize(
+@in_one_test(
     "layer",
     [
         nn.Linear(6, 5),
@@ -64,7 +66,6 @@ def test_what_is_trained_counted_by_hand():
         nn.Conv2d(6, 4, (3, 2), padding=(1, 0), dilation=(1, 2), groups=2, padding_mode="circular"),
         nn.Conv2d(6, 4, 3, padding="same"),
     ],
-    ids=str,
 )
 def test_a_product_is_a_weight_of_that_rank_that_is_added(layer):
     """The same layer with W + scale B A in the place of W computes the same."""
@@ -130,15 +131,14 @@ def test_weights_that_are_computed_stay_frozen_behind_their_parametrisation():
     assert model(torch.randn(2, 2, 3, 3)).shape == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("layer", "rank", "most"),
+@in_one_test(
+    "layer, rank, most",
     [
         (nn.Linear(6, 5), 6, 5),
         (nn.Linear(4, 5), 5, 4),
         (nn.Conv2d(1, 9, 2), 5, 4),
         (nn.Conv2d(8, 8, 3, groups=8), 2, 1),
     ],
-    ids=str,
 )
 def test_a_rank_that_a_layer_does_not_have_is_refused_by_its_name(layer, rank, most):
     with pytest.raises(ValueError, match=rf"^rank must be at most {most}, that of layer '0', got {rank}$"):

@@ -10,6 +10,8 @@ import torch
 
 from leakbench.benchmarks import models
 
+from ...in_one_test import in_one_test
+
 SHAPE = (1, 6, 6)
 FILE = """
     from __future__ import annotations
@@ -74,8 +76,8 @@ def refused(sentence, name, **settings):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("function", "settings", "hidden"),
+@in_one_test(
+    "function, settings, hidden",
     [("build", {}, 5), ("build", {"hidden": 4}, 4), ("anything", {"width": 8}, 8), ("bare", {}, 5)],
 )
 def test_a_factory_is_called_with_what_it_takes(file, function, settings, hidden):

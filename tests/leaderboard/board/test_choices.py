@@ -1,10 +1,9 @@
 """Choices among candidates beside attacks that find images: neither flatters the other."""
 
-import pytest
-
 from leakbench.leaderboard.board.reconstruction_summary import still_leaks
 from leakbench.leaderboard.board.table import Board
 
+from ...in_one_test import in_one_test
 from ..conftest import metric, record
 
 SHARED = record("reconstruction").task
@@ -68,8 +67,8 @@ def test_the_sentence_tells_of_choices_by_themselves_with_chance_and_bound():
     assert sentence == "Without noise what picker picks is n/a (it failed: no safety)."
 
 
-@pytest.mark.parametrize(
-    ("control", "values", "ok"),
+@in_one_test(
+    "control, values, ok",
     [
         ("positive", (0.9, 1.0), True),
         ("positive", (0.25, 0.3), False),

@@ -14,6 +14,7 @@ from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.folder import Completeness
 from leakbench.leaderboard.records.record import Metric
 
+from ...in_one_test import in_one_test
 from ..conftest import asked_for, complete, provenance
 
 
@@ -150,8 +151,8 @@ def test_copies_repetitions_and_nothing_at_all_are_refused(record):
         Board.from_records([])
 
 
-@pytest.mark.parametrize(
-    ("control", "auc", "half", "ok"),
+@in_one_test(
+    "control, auc, half, ok",
     [
         ("positive", 0.9, 0.05, True),
         ("positive", 0.55, 0.1, False),
@@ -169,8 +170,8 @@ def test_a_control_holds_when_its_interval_lies_on_the_right_side_of_chance(reco
     assert f"AUC {auc:.3f}" in result.measured
 
 
-@pytest.mark.parametrize(
-    ("control", "psnrs", "ok"),
+@in_one_test(
+    "control, psnrs, ok",
     [
         ("positive", (20.0, 21.0), True),
         ("positive", (10.0, 11.0), False),
@@ -311,8 +312,8 @@ def test_a_reported_epsilon_stands_beside_the_claim(record, claim):
 T = {"data": "digits", "model": "mlp"}
 
 
-@pytest.mark.parametrize(
-    ("mine", "flag", "why"),
+@in_one_test(
+    "mine, flag, why",
     [
         ({"attack_settings": {"shadows": 1}}, "uneven_attacks", "attacked by more"),
         ({"task": T | {"private": 5000}}, "uneven_tasks", "same examples, with the same model"),

@@ -17,6 +17,8 @@ from leakbench.leaderboard.page.reconstructions import MOST, OPEN, PictureAllowa
 from leakbench.leaderboard.records import record as records_of
 from leakbench.leaderboard.records.files import digest_of_bytes
 
+from ...in_one_test import in_one_test
+
 
 def decibel(a, b):
     return float(np.mean([-10 * np.log10(np.square(x - y).mean()) for x, y in zip(a, b, strict=True)]))
@@ -106,8 +108,8 @@ def test_inputs_are_stretched_from_their_range_and_clamped(shared, tmp_path):
     assert pair.psnr == pytest.approx(120)
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
+@in_one_test(
+    "given, why",
     [
         ({"shape": (1, 2, 3)}, "6 numbers are no square image, and its record has no task.input_shape"),
         ({"shape": (2, 2, 2), "task": {"input_shape": [2, 2, 2]}}, "no grey or colour images"),

@@ -1,10 +1,9 @@
 """PSNR against what is swept: lines of rows that differ in that setting alone, and nothing where there is no number."""
 
-import pytest
-
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page.figures import sweeps
 
+from ...in_one_test import in_one_test
 from ..conftest import metric, record
 
 
@@ -66,6 +65,6 @@ def test_a_single_setting_is_no_sweep_and_a_missing_number_no_point():
     assert "0.7): PSNR" not in str(figure.specification)
 
 
-@pytest.mark.parametrize("value", [True, "many", None])
+@in_one_test("value", [True, "many", None])
 def test_a_setting_that_is_no_number_is_in_no_sweep(value):
     assert not figures(*swept("rank", [value, 10], defense="rpdp"))

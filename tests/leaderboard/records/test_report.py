@@ -17,6 +17,8 @@ from leakbench.leaderboard.records.update_report import (
 )
 from leakbench.leaderboard.records.validation import build, json_values
 
+from ...in_one_test import in_one_test
+
 UPDATE = {
     "schema": "leakbench-update/4",
     "verdict": {"word": "something recovered", "sentence": "Look.", "tone": "warn"},
@@ -68,8 +70,8 @@ def test_each_result_of_an_attack_has_its_own_type():
     assert json.loads(report.to_json()) == UPDATE
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "field"),
+@in_one_test(
+    "path, value, field",
     [
         (("classes",), "ten", "classes must be an integer, got 'ten'"),
         (("update", "batch_size"), 1.5, "update.batch_size must be an integer"),
@@ -91,7 +93,7 @@ def test_a_value_that_does_not_fit_is_refused_by_file_and_field(path, value, fie
         UpdateReport.from_json(changed(path, value), source="here/update.json")
 
 
-@pytest.mark.parametrize("text", ["{", '{"schema": NaN}', '{"schema": 1, "schema": 1}', "[]", "[" * 100_000])
+@in_one_test("text", ["{", '{"schema": NaN}', '{"schema": 1, "schema": 1}', "[]", "[" * 100_000])
 def test_a_text_that_is_no_report_is_refused_by_its_file(text):
     with pytest.raises(RecordError, match=r"update\.json"):
         UpdateReport.from_json(text, source="update.json")
@@ -133,8 +135,8 @@ def test_a_key_that_is_no_python_name_has_a_field():
         build(SmallestLeak, {key: value for key, value in sizes.items() if "0.1" not in key})
 
 
-@pytest.mark.parametrize(
-    ("word", "weak", "tone", "headline"),
+@in_one_test(
+    "word, weak, tone, headline",
     [
         ("no leak found", "", "good", "no leak found"),
         ("no leak found", "3 of 10 attacks", "neutral", "no leak found by 3 of 10 attacks"),
