@@ -24,17 +24,11 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
-def nodes(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
-
-
-def docstrings(source: str) -> Iterator[str]:
+def docstrings(source: str) -> list[str]:
     """Docstrings of modules, classes and functions, and strings behind attributes."""
-    for node in nodes(source):
-        for statement in node.body if isinstance(node, DOCUMENTED) else []:
-            lone = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(lone, ast.Constant) and isinstance(lone.value, str):
-                yield lone.value.strip()
+    documented = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    alone = [line.value for node in documented for line in node.body if isinstance(line, ast.Expr)]
+    return [text.value.strip() for text in alone if isinstance(text, ast.Constant) and isinstance(text.value, str)]
 
 
 @cache
@@ -104,15 +98,18 @@ def test_what_is_counted_is_found():
     }
 
 
+def words_of(node: ast.AST) -> set[str]:
+    return set(re.findall(r"\w+", ast.unparse(node)))
+
+
 def empty_names(source: str) -> Iterator[str]:
     """Functions with the variables of theirs that do not say what they hold."""
-    for function in nodes(source):
+    for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
-            bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-            words = set(re.findall(r"\w+", ast.unparse(function)))
-            alone = {name for name, others in PAIRED.items() if not others & words}
-            for name in sorted(bound & (EMPTY | alone)):
+            nodes = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+            bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
+            alone = {name for name in bound & PAIRED.keys() if not PAIRED[name] & words_of(function)}
+            for name in sorted(bound & EMPTY | alone):
                 yield f"{function.name} (line {function.lineno}): {name}"
 
 
