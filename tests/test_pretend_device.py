@@ -256,8 +256,12 @@ def test_every_engine_sums_there_as_on_the_cpu(device, engine):
     torch.testing.assert_close(total.cpu(), expected, rtol=1e-9, atol=1e-12)
 
 
-# Convolutions in one dimension go the way of those in two; one of them will do.
-LAYERS = [name for name in KNOWN if not name.startswith("conv1d") or name == "conv1d_everything"]
+# Convolutions in one dimension go the way of those in two, and most settings of a layer are numbers.
+ALIKE, OTHERS = (
+    ("conv1d_", "conv2d_", "relu_in_place_"),
+    ("everything", "same_even_kernel", "circular", "reflect", "conv"),
+)
+LAYERS = [name for name in KNOWN if not name.startswith(ALIKE) or name.endswith(OTHERS)]
 
 
 @in_one_test("name", LAYERS)

@@ -151,8 +151,8 @@ def test_an_update_of_one_image_gives_the_image_away(name):
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
         gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
-        # dB over grey; one start of four may fail.
-        if sum(gain > 6 for gain in gains) == 3:
+        # dB over grey; one start of four may fail, and two that do not are enough.
+        if sum(1 if gain > 6 else -1 for gain in gains) == 2:
             break
     else:
         pytest.fail(f"gains over grey are {gains} dB")
@@ -177,9 +177,10 @@ def test_who_picks_is_right_on_an_update_of_nothing_else_and_at_chance_on_one_of
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in of_kind("reconstruction") if not picks(method(name))])
-def test_an_update_of_noise_gives_nothing_away(name):
+@pytest.mark.parametrize("seeds", [SEEDS[:1], pytest.param(SEEDS[1:4], marks=pytest.mark.slow)])
+def test_an_update_of_noise_gives_nothing_away(name, seeds):
     one = method(name)
-    for seed in SEEDS[:2]:
+    for seed in seeds:
         target, truth = toys.update_target(net=attacked_net(name), seed=seed, noise=1e3)
         try:
             result = one(target, toys.generator(seed), **cheap(one))

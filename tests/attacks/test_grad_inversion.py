@@ -91,11 +91,11 @@ def test_statistics_of_the_private_batch_help_where_gradients_alone_do_not():
 def test_an_image_is_recovered_and_starts_together_find_it_where_one_alone_fails():
     observation, batch, _ = known_network(1)
     alone, group = (
-        grad_inversion(observation, toys.generator(1), iterations=150, restarts=n, jitter=0.0) for n in (1, 4)
+        grad_inversion(observation, toys.generator(1), iterations=100, restarts=n, jitter=0.0) for n in (1, 4)
     )
     assert toys.psnr(group.inputs, batch.inputs) > 30 and group.status == "ok"
     assert group.objective < alone.objective
-    assert group.history is not None and group.history.shape == (4, 150)
+    assert group.history is not None and group.history.shape == (4, 100)
 
 
 def whole_network(number: int, pixels: int) -> tuple[Observation, Tensor, nn.Sequential, Tensor]:
