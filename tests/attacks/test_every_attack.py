@@ -163,6 +163,7 @@ def picks(one: Attack) -> bool:
     return Knows.PRIOR in one.requires.knows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in of_kind("reconstruction") if picks(method(name))])
 def test_who_picks_is_right_on_an_update_of_nothing_else_and_at_chance_on_one_of_noise(name):
     one, net = method(name), attacked_net(name)
@@ -191,6 +192,7 @@ def test_an_update_of_noise_gives_nothing_away(name, seeds):
         assert result.inputs.min() >= 0 and result.inputs.max() <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", of_kind("labels"))
 def test_an_update_of_one_image_gives_its_label_away_and_one_of_noise_does_not(name):
     one, named = method(name), 0
