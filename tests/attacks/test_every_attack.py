@@ -143,16 +143,18 @@ def test_members_of_a_leaky_target_are_told_apart(name):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("enough", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
-def test_an_update_of_one_image_gives_the_image_away(name):
+def test_an_update_of_one_image_gives_the_image_away(name, enough):
     one, gains = method(name), []
     for seed in SEEDS[:4]:
         target, truth = toys.update_target(net=attacked_net(name), seed=seed)
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
         gains.append(toys.psnr(result.inputs, truth.inputs) - toys.psnr(torch.full((1,), 0.5), truth.inputs))
-        # dB over grey; one start of four may fail, and two that do not are enough.
-        if sum(1 if gain > 6 else -1 for gain in gains) == 2:
+        # dB over grey; one start of four may fail.
+        right = sum(gain > 6 for gain in gains)
+        if right == 3 or right == len(gains) == enough:
             break
     else:
         pytest.fail(f"gains over grey are {gains} dB")
