@@ -189,9 +189,8 @@ def test_rows_are_those_of_a_loop_at_every_call_and_to_the_last_bit_however_larg
 PLANS = tuple(plans(torch.eye(9, dtype=torch.float64)))
 HALVES = {f"conv{1 + dims}d_{option}": PLANS[(i + dims) % 2 :: 2] for i, option in enumerate(CONV1D) for dims in (0, 1)}
 ROUNDED = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
-FORMULAS = [*product(Strategy, [Summation.TILES]), *product([Strategy.FREE], [Summation.VENDOR, Summation.KERNEL])]
-WITH_FORMULAS = pairwise(
 FORMULAS = [*product(Strategy, [Summation.TILES]), (Strategy.FREE, Summation.VENDOR)]
+WITH_FORMULAS = pairwise(
     FORMULAS,
     ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without"),
 )
