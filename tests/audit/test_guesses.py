@@ -22,6 +22,8 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 from leakbench.defenses.random_sparsification import random_sparsification
 
+from ..parameters import subtests
+
 SHAPE, CLASSES = (2, 6, 6), 3
 
 
@@ -77,8 +79,8 @@ def shared(defense: Defense, *, batch: int = 1, step: int = 1, model: nn.Module 
     return target, labels
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", DEFENSES)
+@subtests("batch", [1, 3])
+@subtests("name", DEFENSES)
 def test_several_guesses_at_once_give_what_each_gives_alone(name, batch):
     target, labels = shared(DEFENSES[name](), batch=batch)
     guesses = drawn(4, batch, *SHAPE, seed=2).requires_grad_()
@@ -147,7 +149,7 @@ class _Twice(nn.Module):
         return self.head(self.layer(self.layer(inputs).tanh()))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("model", "shape"),
     [
         (_Twice(), (4,)),
@@ -155,7 +157,6 @@ class _Twice(nn.Module):
         (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, CLASSES)), SHAPE),
         (nn.Sequential(nn.Linear(4, 4), nn.Flatten(), nn.Linear(12, CLASSES)), (3, 4)),
     ],
-    ids=["a layer called twice", "layer norm", "groups", "linear on a sequence"],
 )
 def test_what_is_not_known_is_left_to_the_reference_which_gives_the_same(model, shape):
     model = model.double()

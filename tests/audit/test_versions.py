@@ -4,11 +4,11 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from leakbench import audit
 from leakbench.audit import versions
 from leakbench.audit.versions import CORE, EXTRAS, Environment, environments, installed, verdict
+
+from ..parameters import subtests
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OLD = Environment("lowest", "3.11", "2026-01-02", {"python": "3.11", "torch": "2.10.0", "scipy": "1.11.1"})
@@ -29,7 +29,7 @@ def test_every_dependency_is_known_and_no_other():
         assert set(distributions) == names(PROJECT["optional-dependencies"][extra])
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("here", "expected"),
     [
         ({"python": "3.13", "torch": "2.15.0", "scipy": "1.18.1"}, "tested together (newest versions on Python 3.13, "),
@@ -88,7 +88,7 @@ def test_the_lowest_versions_that_are_admitted_were_tested():
         assert numbers(lowest.versions[bound[1]]) <= numbers(bound[2] + ".0" * 3), bound[0]
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@subtests("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_that_is_admitted_was_tested(python):
     assert python in {one.python for one in environments()}
     assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]

@@ -19,6 +19,7 @@ from leakbench.audit.run.provenance import third_party
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.defenses.core import Adapted
 
+from ...parameters import subtests
 from ..conftest import SUITE
 
 ROOT = Path(__file__).parents[3]
@@ -168,7 +169,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("path", WRONG)
+@subtests("path", WRONG)
 def test_what_is_wrong_with_a_file_is_one_sentence_that_names_it_before_any_compute(suite_of, mine, path):
     for name, content in FILES.items():
         (mine / name).write_text(content)
@@ -284,7 +285,7 @@ OWN_NOISE = {
 }
 
 
-@pytest.mark.parametrize("source", OWN_NOISE)
+@subtests("source", OWN_NOISE)
 def test_noise_that_a_file_decides_by_itself_is_refused(suite_of, mine, source):
     """It would pass over the budget of a suite, and what the user asked `leakbench epsilon` about."""
     assert OWN_NOISE[source] != PLAIN

@@ -14,6 +14,8 @@ from leakbench.benchmarks import models
 from leakbench.leaderboard.page.shared_update import build_update_report
 from leakbench.leaderboard.records.record import RecordError, read_all
 
+from ...parameters import subtests
+
 
 @pytest.fixture(scope="module")
 def folder(overfitted, tmp_path_factory):
@@ -58,9 +60,7 @@ def test_an_overfitted_model_refutes_a_small_claim(leakbench, tmp_path):
     assert all(record.claim is not None and record.claim.epsilon is None for record in records)
 
 
-@pytest.mark.parametrize(
-    "named", ["feature_names = ['f0', 'f1', 'f2']", "feature_names_in_ = np.array(['f0', 'f1', 'f2'])"]
-)
+@subtests("named", ["feature_names = ['f0', 'f1', 'f2']", "feature_names_in_ = np.array(['f0', 'f1', 'f2'])"])
 def test_a_table_has_the_columns_that_a_model_names(leakbench, tmp_path, named):
     draw = np.random.default_rng(0)
     for name in ("m", "n"):
@@ -196,7 +196,7 @@ def test_scores_without_a_model(leakbench, tmp_path):
     assert "broken: score:auc.high<0.9" in err
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "told"),
     [
         (("model", "model.safetensors", *FILES[4:]), "--model must be given"),
@@ -290,7 +290,7 @@ def test_the_image_behind_one_gradient_is_reconstructed(leakbench, shared, tmp_p
     assert named["labels"] == {str(int(shared[1][0])): 1}
 
 
-@pytest.mark.parametrize("form", [("eight.safetensors",), ("after.safetensors", "--lr", "0.1")])
+@subtests("form", [("eight.safetensors",), ("after.safetensors", "--lr", "0.1")])
 def test_candidates_of_a_batch_are_told_from_others(leakbench, shared, form):
     asked = ("--batch-size", "8", "--candidates", "batch.npz", "--attacks", "gaussian_others", "--json")
     code, out, _ = leakbench(*UPDATE, *form, *asked)
@@ -406,7 +406,7 @@ def test_a_difference_of_weights_is_named_and_a_last_layer_alone_is_attacked(lea
 ONE = (*UPDATE, "one.safetensors", "--batch-size")
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "told"),
     [
         (ONE[:-1], "--batch-size"),
@@ -494,7 +494,7 @@ def test_a_transcript_shows_half_of_the_noise(leakbench, folder, tmp_path, share
     assert "not tested: noise on coordinates without a gradient" in out
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "told"),
     [
         (WATCHED, "a transcript is held against a claim; give --claim"),

@@ -3,6 +3,8 @@
 import pytest
 from scipy.stats import norm
 
+from ...parameters import subtests
+
 ONE = ["epsilon", "--defense", "dp_sgd", "--sample-rate", 1.0, "--steps", 4, "--sampling", "full", "--delta", 1e-5]
 ASKED = ["--advantage", "--tpr-at-fpr", 0.01, "--tpr-at-fpr", 0.001, "--delta-at", 2.0]
 
@@ -22,7 +24,7 @@ def test_what_is_asked_for_is_in_the_document_and_in_words(document, command):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("wanted", "sigma"),
     [
         ("advantage=0.3829249", 2.0),
@@ -34,7 +36,7 @@ def test_noise_is_found_for_what_is_wanted(document, wanted, sigma):
     assert document(*ONE, "--calibrate", wanted)["noise_multiplier"] == pytest.approx(sigma, rel=1e-4)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         ([], "one of --noise-multiplier and --calibrate must be given"),

@@ -8,6 +8,8 @@ import pytest
 
 from leakbench.audit.cli import app as cli
 
+from ...parameters import subtests
+
 RUNS = ("--trials", "runs", "--method", "clopper_pearson", "--threshold", "fixed:1", "--delta", "1e-5")
 CANARIES = ("--trials", "canaries", "--method", "one_run", "--delta", "1e-5")
 LABELS = ("--trials", "labels", "--method", "one_run", "--guesses", "60+60", "--delta", "1e-5")
@@ -88,7 +90,7 @@ def test_scores_and_truth_of_two_files_are_joined_by_id(command):
     assert code == 2 and "truth.csv must have every id once, and lacks 598, as 'r2'" in err
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("text", "sentence"),
     [
         ("id,score\na,1\n", "scores.csv must have the columns id, score, member, and lacks member"),
@@ -108,7 +110,7 @@ def test_files_that_prove_nothing_are_refused(command, text, sentence):
     assert code == 2 and out == "" and sentence in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         ((*RUNS[:4], "--delta", "0"), "--threshold must be given for runs"),

@@ -13,6 +13,8 @@ from leakbench import watch
 from leakbench.audit.cli.app import main
 from leakbench.benchmarks import models
 
+from ...parameters import subtests
+
 MODEL = "--model mlp --members members.npz --non-members non_members.npz --attacks loss_threshold --no-gradients"
 STEP = "--model mlp --batch-size 1 --attacks label_recovery,bias_division --seed 3"
 CLAIM = "--claim epsilon=3,noise_multiplier=4,steps=3"
@@ -72,7 +74,7 @@ def steady(told):
     return [steady(one) for one in told] if isinstance(told, list) else told
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
+@subtests("name", SPELLINGS)
 def test_both_spellings_end_in_the_same_report(audit, name):
     (old_code, old, old_err), (code, new, err) = (audit(f"{line} --json") for line in SPELLINGS[name])
     assert code == old_code == (1 if name == "model" else 0)
@@ -90,7 +92,7 @@ def test_a_file_may_be_named_as_a_command(audit, folder):
     assert (code, err) == (0, "") and "runs  loss_threshold" in out
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("line", "told"),
     [
         ("", "a checkpoint and --model must be given, or --scores"),

@@ -6,6 +6,8 @@ import pytest
 
 from leakbench.audit.cli import app as cli
 
+from ...parameters import subtests
+
 FCN = ("fcn3", "--input-shape", "1,4,4")
 
 
@@ -46,7 +48,7 @@ def test_masks_are_rows_of_the_document_and_points_of_the_picture(command, tmp_p
     assert (tmp_path / "here/ranks.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         (["cnn7"], "no model named 'cnn7'"),

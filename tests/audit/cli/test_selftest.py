@@ -9,6 +9,7 @@ from leakbench.audit.selftest import battery, certificate, scenarios
 from leakbench.audit.selftest.bugs import PlantedBug
 from leakbench.audit.selftest.certificate import Candidate
 
+from ...parameters import subtests
 from ..selftest.mechanisms import gaussian_mechanism
 
 HONEST = """
@@ -91,7 +92,7 @@ def test_a_missed_bug_is_a_failure(command, short):
     assert out.endswith("0 of 1 planted bugs caught\n")
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         (("--trainer", "honest.py:train", "--bug", "half_noise"), "--trainer is examined by itself"),

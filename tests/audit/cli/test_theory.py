@@ -9,6 +9,8 @@ from leakbench.audit.cli import app as cli
 from leakbench.audit.theory import claims, symmetry
 from leakbench.audit.theory.claim import Comparison, Measured, Panel, Setup, TheoryClaim, claim
 
+from ...parameters import subtests
+
 
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path):
@@ -69,7 +71,7 @@ def test_a_verdict_that_is_not_the_known_one_is_a_failure(command, monkeypatch, 
     assert code == 1 and said in out and out.endswith("not as known: one_is_two\n")
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "code", "sentence"),
     [
         (["--claim", "theorem"], 2, "no claim named 'theorem'; there are sparsification_sensitivity, "),

@@ -13,6 +13,8 @@ from leakbench.audit.evidence.one_run import Guesses, one_run
 from leakbench.audit.evidence.pairs import canary_guesses, pair_guesses
 from leakbench.audit.evidence.thresholds import DeclaredThresholds, FixedThreshold
 
+from ...parameters import subtests
+
 COINS = np.random.default_rng(0)
 IN, OUT = COINS.normal(2, 1, 1000), COINS.normal(0, 1, 1000)
 
@@ -46,7 +48,7 @@ def test_scores_of_zeros_and_ones_prove_what_scores_with_other_digits_prove():
     assert plain.detail["guessed"] == 100 and plain.detail["correct"] == 100
 
 
-@pytest.mark.parametrize("share", [0.9, 0.75, 0.25])
+@subtests("share", [0.9, 0.75, 0.25])
 def test_coins_that_are_plainly_not_fair_are_refused(share):
     member, scores = np.arange(1000) < 1000 * share, np.random.default_rng(0).normal(size=1000)
     more: dict[str, Any]
@@ -92,7 +94,7 @@ def test_a_random_split_proves_what_it_is_said_to_and_never_more_than_the_truth(
     assert np.mean(values["one_run_f_dp"]) == pytest.approx(3.90, abs=0.55)
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.of == "errors"])
+@subtests("method", [name for name, row in METHODS.items() if row.of == "errors"])
 def test_runs_give_a_bound_with_all_that_is_said_beside_it(method):
     found = audit_runs(IN, OUT, method=method, choice=DeclaredThresholds((0.5, 1.0, 1.5)), delta=1e-5)
     assert 0 < found.value <= found.ceiling and found.looks == 3
@@ -102,7 +104,7 @@ def test_runs_give_a_bound_with_all_that_is_said_beside_it(method):
     assert found.to_dict()["value"] == found.value
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.of == "guesses"])
+@subtests("method", [name for name, row in METHODS.items() if row.of == "guesses"])
 def test_canaries_give_a_bound_and_several_numbers_of_guesses_share_the_level(method):
     scores = np.concatenate([IN, OUT])
     included = np.arange(2000) < 1000
@@ -118,7 +120,7 @@ def test_a_claim_below_the_bound_is_refuted_and_no_other_is_called_right():
     assert judge(found, epsilon=found.value, delta=1e-5, relation="add_remove") == "no violation found"
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("changes", "sentence"),
     [
         ({"delta": 1e-6}, "must be at the delta of the claim, 1e-06, got 1e-05"),
@@ -146,7 +148,7 @@ def test_what_a_claim_implies_of_replacement_holds_for_a_gaussian():
     assert of_replacement(1.0, 0.0) == (2.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("call", "sentence"),
     [
         (

@@ -20,8 +20,10 @@ from leakbench.audit.evidence.claim_bounds import (
     largest_tpr,
 )
 
+from ...parameters import subtests
 
-@pytest.mark.parametrize(
+
+@subtests(
     ("mu", "auc", "at_01pct", "at_1pct"),
     [
         (0.5, 0.638163, 0.0047956, 0.033899),
@@ -35,7 +37,7 @@ def test_a_gaussian_of_known_shift_has_its_known_auc_and_tpr(mu, auc, at_01pct, 
     assert gaussian_tpr(mu, 0.01) == pytest.approx(at_1pct, abs=5e-7)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("mu", "epsilon", "within"),
     [
         (0.5, 1.9931, 5e-5),
@@ -92,7 +94,7 @@ def test_hand_worked_corners_of_the_largest_auc():
     assert largest_tpr(5000.0, 0.0, 0.0) == 0.0
 
 
-@pytest.mark.parametrize(("k", "n", "bound"), [(0, 1000, 0.0037), (500, 1000, 0.5315), (5, 1000, 0.0116)])
+@subtests(("k", "n", "bound"), [(0, 1000, 0.0037), (500, 1000, 0.5315), (5, 1000, 0.0116)])
 def test_known_upper_bounds_of_a_proportion(k, n, bound):
     assert clopper_pearson_upper(k, n, 0.025) == pytest.approx(bound, abs=5e-5)
 
@@ -104,7 +106,7 @@ def test_clopper_pearson_is_scipys_exact_interval(n, data):
     np.testing.assert_allclose(clopper_pearson(k, n), (theirs.low, theirs.high), atol=1e-9)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("call", "sentence"),
     [
         (lambda: largest_auc(-1.0, 0.0), "epsilon must be >= 0"),
@@ -119,7 +121,7 @@ def test_arguments_outside_their_range_are_refused(call, sentence):
         call()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("misses", "members", "alarms", "non_members", "delta", "expected"),
     [
         (0, 1000, 0, 1000, 1e-5, 5.6006),

@@ -18,8 +18,10 @@ from leakbench.audit.evidence.counts import (
     sampled_gaussian,
 )
 
+from ...parameters import subtests
 
-@pytest.mark.parametrize(
+
+@subtests(
     ("errors", "delta", "epsilon", "shift"),
     [
         ((0, 1000, 0, 1000), 1e-5, 5.6006, 5.3598),
@@ -58,8 +60,8 @@ def drawn(shift: float, n: int, trials: int, seed: int) -> list[Errors]:
     return [Errors(int(a), n, int(b), n) for a, b in zip(misses, alarms, strict=True)]
 
 
-@pytest.mark.parametrize("shift", [0.0, 1.0])
-@pytest.mark.parametrize("bound", [clopper_pearson, gaussian])
+@subtests("shift", [0.0, 1.0])
+@subtests("bound", [clopper_pearson, gaussian])
 def test_a_bound_exceeds_the_truth_seldom_and_is_not_idle(shift, bound):
     truth = gaussian_epsilon(shift, 1e-5)
     values = np.array([bound(errors, 1e-5, 0.95) for errors in drawn(shift, 1000, 500, seed=1)])
@@ -110,13 +112,13 @@ def test_the_posterior_quantile_is_that_of_draws():
     assert bayesian(errors, delta) == pytest.approx(float(np.quantile(drawn_epsilon, 0.05)), abs=5e-3)
 
 
-@pytest.mark.parametrize("counts", [(1, 0, 0, 5), (-1, 5, 0, 5), (6, 5, 0, 5), (0, 5, 6, 5)])
+@subtests("counts", [(1, 0, 0, 5), (-1, 5, 0, 5), (6, 5, 0, 5), (0, 5, 6, 5)])
 def test_counts_that_cannot_be_are_refused(counts):
     with pytest.raises(ValueError, match="must be between 0 and a number of trials"):
         Errors(*counts)
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, math.nan])
+@subtests("level", [0.0, 1.0, math.nan])
 def test_a_level_that_is_none_is_refused(level):
     with pytest.raises(ValueError, match="level must be in"):
         clopper_pearson(Errors(0, 5, 0, 5), 0.0, level)

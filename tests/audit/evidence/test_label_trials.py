@@ -8,6 +8,8 @@ import pytest
 from leakbench.audit.evidence.audit import audit_labels
 from leakbench.audit.evidence.label_trials import given_away, label_scores, shown_labels
 
+from ...parameters import subtests
+
 CLASSES, RECORDS = 50, 2000
 
 
@@ -26,7 +28,7 @@ def of_randomised_response(epsilon: float, seed: int) -> tuple[np.ndarray, np.nd
     return label_scores(target, proxy, shown) + 1e-9 * draws.random(RECORDS), coins
 
 
-@pytest.mark.parametrize("proxy_error", [0.0, 0.001])
+@subtests("proxy_error", [0.0, 0.001])
 def test_bound_exceeds_the_epsilon_of_randomised_response_as_rarely_as_it_says_and_proves_much_of_it(proxy_error):
     bounds = []
     for seed in range(100):
@@ -79,7 +81,7 @@ def test_shown_label_is_the_training_label_where_the_coin_says_so_and_the_proxys
     assert abs(coins.mean() - 0.5) < 0.04
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "words"),
     [
         ({"proxy_error": 1.5}, "proxy_error must be a distance in total variation"),
@@ -94,7 +96,7 @@ def test_audit_refuses(change, words):
         audit_labels(np.arange(4.0), np.array([True, False, True, False]), **asked)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("labels", "proxy", "words"),
     [
         ([0, 2], [[0.5, 0.5]] * 2, r"integers in \[0, 1\]"),

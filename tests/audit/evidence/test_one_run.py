@@ -20,8 +20,10 @@ from leakbench.audit.evidence.one_run import (
     surest_errors,
 )
 
+from ...parameters import subtests
 
-@pytest.mark.parametrize(
+
+@subtests(
     ("guesses", "delta", "epsilon"),
     [
         ((100, 100, 75), 0.0, 0.7022),
@@ -36,7 +38,7 @@ def test_golden_values_without_an_assumption(guesses, delta, epsilon):
     assert one_run(Guesses(*guesses), delta) == pytest.approx(epsilon, abs=5e-5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("guesses", "shift", "epsilon"),
     [
         ((1000, 1000, 700), 0.3572, 1.3720),
@@ -50,7 +52,7 @@ def test_golden_values_of_the_gaussian_curve(guesses, shift, epsilon):
     assert one_run_f_dp(Guesses(*guesses), 1e-5) == pytest.approx(epsilon, abs=2e-4)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("guesses", "epsilon", "delta", "p"),
     [
         ((100, 100, 75), 0.5, 0.0, 0.0048047),
@@ -118,8 +120,8 @@ def drawn(shift: float, m: int, r: int, trials: int, seed: int) -> np.ndarray:
     return (np.take_along_axis(z > 0, order, 1) == np.take_along_axis(flags, order, 1)).sum(axis=1)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("method", ["one_run", "one_run_f_dp", "order_statistics"])
+@subtests("shift", [0.0, 0.5, 1.0])
+@subtests("method", ["one_run", "one_run_f_dp", "order_statistics"])
 def test_a_true_shift_is_refuted_in_at_most_its_share_of_audits(shift, method):
     m, r, trials = 500, 50, 2000
     correct = drawn(shift, m, r, trials, seed=3)
@@ -163,7 +165,7 @@ def test_perfect_guesses_have_a_ceiling():
     )
 
 
-@pytest.mark.parametrize("counts", [(0, 0, 0), (10, 11, 5), (10, 5, 6), (10, 5, -1)])
+@subtests("counts", [(0, 0, 0), (10, 11, 5), (10, 5, 6), (10, 5, -1)])
 def test_guesses_that_cannot_be_are_refused(counts):
     with pytest.raises(ValueError, match="guesses must be 0 <= correct"):
         Guesses(*counts)

@@ -15,6 +15,8 @@ from leakbench.audit.evidence.thresholds import (
     judged,
 )
 
+from ...parameters import subtests
+
 GRID = tuple(np.linspace(-2.5, 2.5, 21))
 
 
@@ -27,10 +29,9 @@ def test_errors_count_a_score_at_the_threshold_as_with_the_record():
     assert errors == Errors(misses=1, positives=3, alarms=1, negatives=2)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "choice",
     [FixedThreshold(0.5), DeclaredThresholds(GRID), SplitThreshold(), SplitThreshold(splits=5)],
-    ids=["fixed", "declared", "split", "five splits"],
 )
 def test_on_null_data_a_valid_choice_proves_nothing_in_its_share_of_audits(choice):
     coins, wrong = np.random.default_rng(1), 0
@@ -66,7 +67,7 @@ def test_a_level_is_shared_by_all_looks():
     assert halves.looks == 3 and halves.errors.positives == halves.errors.negatives == 100
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("scores", "choice", "sentence"),
     [
         (([], [1.0]), FixedThreshold(0.0), "positives must be scores of at least one trial"),
@@ -79,7 +80,7 @@ def test_trials_that_prove_nothing_are_refused(scores, choice, sentence):
         judged(np.array(scores[0]), np.array(scores[1]), choice, bound, level=0.95)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("make", "sentence"),
     [
         (lambda: DeclaredThresholds(()), "thresholds must be distinct and at least one"),

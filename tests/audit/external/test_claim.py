@@ -8,6 +8,8 @@ import pytest
 from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.external.claim import StatedClaim
 
+from ...parameters import subtests
+
 
 def test_a_claim_is_read_with_what_is_behind_it():
     found = StatedClaim.parse("epsilon=3, delta=1e-6,sampling=poisson,sample_rate=0.01,noise_multiplier=1.1,steps=1000")
@@ -15,7 +17,7 @@ def test_a_claim_is_read_with_what_is_behind_it():
     assert found.complete
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("text", "told"),
     [
         ("delta=1e-5", "must say epsilon"),

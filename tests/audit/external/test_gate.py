@@ -5,11 +5,13 @@ import pytest
 from leakbench.audit.external.gate import rules
 from leakbench.leaderboard.records.record import Metric
 
+from ...parameters import subtests
+
 AUC = Metric(value=0.62, low=0.58, high=0.66, n=400, better="lower")
 FOUND = {("rmia", "auc"): AUC, ("", "auc"): Metric(value=0.6, low=0.55, high=0.65, n=200, better="lower")}
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("text", "breaks"),
     [
         ("rmia:auc>0.57", True),  # the lower end is above
@@ -48,7 +50,7 @@ def test_a_proved_lower_bound_is_its_own_lower_end():
     assert "no high end" in str(excluded.broken(bound))
 
 
-@pytest.mark.parametrize("text", ["auc", "auc>", "auc>nan", "auc>=0.5", "auc=0.5", "auc>0.5>0.4", ">0.5", "auc>inf"])
+@subtests("text", ["auc", "auc>", "auc>nan", "auc>=0.5", "auc=0.5", "auc>0.5>0.4", ">0.5", "auc>inf"])
 def test_what_is_no_rule_is_refused(text):
     with pytest.raises(ValueError, match="--fail-if must be"):
         rules([text], ["rmia"])

@@ -9,6 +9,8 @@ from torch import nn
 
 from leakbench.audit.isolation.channel import MOST_BYTES, Channel, GarbledError, flat, tensor
 
+from ...parameters import subtests
+
 VALUES = [
     torch.tensor([torch.nan, torch.inf, -0.0, 1e-45]),
     torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16),
@@ -30,7 +32,7 @@ def ends():
         yield Channel(here), there
 
 
-@pytest.mark.parametrize("values", VALUES, ids=range(len(VALUES)))
+@subtests("values", VALUES)
 def test_a_tensor_arrives_bit_for_bit_and_in_its_order(ends, values):
     here, there = ends
     told, content = flat(values)
@@ -61,7 +63,7 @@ def test_what_is_no_message_is_refused(ends, sent, sentence):
         here.receive(5)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "changed",
     [{"dtype": "object"}, {"shape": [3]}, {"shape": [-1, -2]}, {"order": [0, 0]}, {"order": 3}, {"device": "nowhere"}],
 )

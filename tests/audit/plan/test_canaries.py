@@ -13,6 +13,7 @@ from leakbench.audit.plan.expand import plan
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.defenses.core import Engine, Layout, cross_entropy, per_example_gradients
 
+from ...parameters import subtests
 from ..conftest import SUITE
 
 CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def made(suite, name: str = "toy") -> Any:
     return drawn(request, splits, model, planned(request, len(splits.private)), CPU), splits, model
 
 
-@pytest.mark.parametrize("kind", GRADIENT_KINDS)
+@subtests("kind", GRADIENT_KINDS)
 def test_the_gradient_of_a_canary_is_its_direction_wherever_the_model_is(suite_of, kind):
     canaries, splits, model = made(suite_of(with_table(f'kind = "{kind}", number = 30, norm = 7.0')))
     layout = Layout.of(model)
@@ -64,7 +65,7 @@ def test_examples_do_not_see_the_canaries_of_a_model(suite_of):
     torch.testing.assert_close(found, 10.0 * canaries.directions[0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["blank", "crafted", "mislabelled"])
+@subtests("kind", ["blank", "crafted", "mislabelled"])
 def test_canaries_of_the_input_space_are_valid_and_distinct_records(suite_of, kind):
     canaries, splits, _ = made(suite_of(with_table(f'kind = "{kind}", number = 100')))
     inputs, labels = canaries.examples.inputs, canaries.examples.labels
@@ -105,7 +106,7 @@ def test_a_training_without_canaries_keeps_its_id(suite_of):
     assert all('"canaries": {"kind": "blank", "number": 30}' in one for one in tasks(table))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("words", "sentence"),
     [
         (
@@ -141,7 +142,7 @@ def test_a_model_with_dropout_has_no_gradient_canaries(suite_of):
     assert "'1' has some" in why_none(request, drops, splits, steps) and why_none(request, model, splits, steps) == ""
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("words", "sentence"),
     [
         ('kind = "blank", number = 19', "task.canaries.number: must be >= 20, got 19"),

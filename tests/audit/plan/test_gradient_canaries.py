@@ -6,6 +6,8 @@ import torch
 from leakbench.audit.plan.gradient_canaries import LinearLogit, as_records, unit_directions
 from leakbench.defenses.core import Coordinates, Layout, Subspace, cross_entropy, keyed, per_example_gradients
 
+from ...parameters import subtests
+
 DIM = 12
 
 
@@ -13,7 +15,7 @@ def coins(seed=0):
     return keyed(seed)
 
 
-@pytest.mark.parametrize("kind", ["dirac", "random", "orthonormal"])
+@subtests("kind", ["dirac", "random", "orthonormal"])
 def test_a_canary_is_a_record_with_that_gradient(kind):
     directions = unit_directions(kind, 5, DIM, coins())
     records = as_records(directions, 7.0)
@@ -31,7 +33,7 @@ def test_kinds_are_what_they_are_called():
     assert not torch.equal(unit_directions("random", 2, DIM, coins(1)), unit_directions("random", 2, DIM, coins(2)))
 
 
-@pytest.mark.parametrize("kind", ["dirac", "random", "orthonormal"])
+@subtests("kind", ["dirac", "random", "orthonormal"])
 def test_canaries_of_an_epoch_lie_in_its_mask_and_survive_it_whole(kind):
     """Those of another epoch do not: they are drawn anew with the mask."""
     masks = [Coordinates(torch.randperm(DIM, generator=coins(epoch))[:5].sort().values, dim=DIM) for epoch in range(2)]
@@ -41,7 +43,7 @@ def test_canaries_of_an_epoch_lie_in_its_mask_and_survive_it_whole(kind):
         assert bool(torch.isclose(kept, torch.ones(4), atol=1e-5).all()) is whole
 
 
-@pytest.mark.parametrize("kind", ["random", "orthonormal"])
+@subtests("kind", ["random", "orthonormal"])
 def test_canaries_lie_in_a_subspace(kind):
     basis = torch.linalg.qr(torch.randn(DIM, 4, generator=coins())).Q
     codec = Subspace.of(basis)

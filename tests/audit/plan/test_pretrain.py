@@ -20,6 +20,8 @@ from leakbench.audit.suite.task import PretrainTable, StatisticsTable, Training
 from leakbench.benchmarks.core import Sizes, Split
 from leakbench.defenses.core import poisson, seeded, train
 
+from ...parameters import subtests
+
 SPLITS = load_data("digits", 0, Sizes(private=100, non_member=50, public=60))
 LARGE = load_data("digits", 0, Sizes(private=200, non_member=50, public=200))
 SETTINGS = {"epochs": 2, "lr": 0.5, "batch": 20, "optimizer": "sgd", "train": "all"}
@@ -72,7 +74,7 @@ def test_no_private_example_and_no_non_member_is_read(seed, optimizer, train):
         started(request, replace(SPLITS, public=poisoned(SPLITS.public)))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@subtests("optimizer", ["sgd", "adam"])
 def test_it_is_mean_cross_entropy_on_shuffled_batches(optimizer):
     """One full batch an epoch has no order: plain PyTorch gives the same weights."""
     model = build_model(asked(), SPLITS)
@@ -127,7 +129,7 @@ def test_what_is_kept_is_nobodys_to_change():
     assert same(started(asked()), before)
 
 
-@pytest.mark.parametrize("model", ["mlp", "linear"])
+@subtests("model", ["mlp", "linear"])
 def test_a_linear_probe_trains_the_last_linear_layer_alone(model):
     made = starting_model(asked(model=model, train="last"), SPLITS, SPLITS.public)
     trained = [(name, value) for name, value in made.named_parameters() if value.requires_grad]
@@ -148,7 +150,7 @@ def test_low_rank_adaptation_starts_from_the_pretrained_outputs_with_products_of
 
 
 @pytest.mark.long  # what a frozen layer asks of every method, again
-@pytest.mark.parametrize("name", catalog.names("defenses"))
+@subtests("name", catalog.names("defenses"))
 def test_no_defense_moves_what_low_rank_adaptation_has_frozen(name):
     """Plans are of the trained parameters alone, whatever they are made of."""
     request = asked(train="lora", rank=2)
@@ -218,7 +220,7 @@ class Twice(nn.Module):
         return self.layer(self.layer(x.flatten(1)))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("model", "sentence"),
     [
         (nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4)), "must have an nn.Linear .* got LayerNorm"),
@@ -238,7 +240,7 @@ def test_it_leaves_the_mode_of_every_part_as_it_was():
     assert model.training and model.features.training and not model.drop.training
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("splits", "changes", "sentence"),
     [
         (replace(SPLITS, public=poisoned(SPLITS.public)), {}, r"public labels must be in \[0, 10\), got -1"),

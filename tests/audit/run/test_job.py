@@ -1,6 +1,5 @@
 """What an exception makes of a cell: a refusal, or a failure."""
 
-import pytest
 import torch
 
 from leakbench.attacks.core import InconsistentObservation, NotApplicable, RankDeficient
@@ -10,6 +9,8 @@ from leakbench.audit.run import job
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.audit.suite.suite import load
 
+from ...parameters import subtests
+
 CELLS = plan(load("quick")).cells
 
 
@@ -17,7 +18,7 @@ def of(kind: str, noise: str | None) -> Cell:
     return next(c for c in CELLS if c.request.kind == kind and c.request.release_noise == noise)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("error", "kind", "noise", "refused"),
     [
         (NotApplicable("two\nparts"), "reconstruction", "none", True),

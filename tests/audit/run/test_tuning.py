@@ -14,6 +14,8 @@ from leakbench.audit.run.tuning import tune
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.leaderboard.records.record import read_all
 
+from ...parameters import subtests
+
 CPU = torch.device("cpu")
 TUNED = """
 name = "toy"
@@ -211,7 +213,7 @@ def test_public_data_that_do_not_serve_are_refused_before_training(suite_of, tmp
         tuned(suite_of(TUNED.replace(old, new)), tmp_path)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("old", "new", "words"),
     [
         ("clip_norm = [0.5, 1.0]", "clip_nrm = [0.5]", "tune.clip_nrm: no defense of this suite has this setting; did"),

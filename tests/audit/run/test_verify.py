@@ -14,6 +14,7 @@ from leakbench.audit.scoring import membership
 from leakbench.leaderboard.metrics import METRICS
 from leakbench.leaderboard.records.record import Metric, Record, RecordError
 
+from ...parameters import subtests
 from ..conftest import INVERSION, SHARE, SUITE
 from .runs import run
 
@@ -38,7 +39,7 @@ def test_records_as_they_were_written_contradict_nothing(shelf):
     assert contradiction(plain, folder) == contradiction(informed, folder) == ""
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("name", "detail"),
     [
         # What a board chooses the strongest attack by, and what it shows of that one.
@@ -66,7 +67,7 @@ def test_a_number_that_older_records_lack_is_not_missed(shelf):
     assert contradiction(replace(record, metrics=record.metrics | {"auc": older}), folder) == ""
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "words"),
     [
         ({"flags": ("participation_known",)}, "against its access, BLACK_BOX"),
@@ -167,7 +168,7 @@ def test_the_claim_of_a_share_follows_from_the_steps_that_its_client_shares(tmp_
     assert "its steps cannot be counted" in contradiction(replace(record, task=bare), folder)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "words"),
     [
         (
@@ -184,14 +185,14 @@ def test_what_a_claim_says_beside_its_epsilon_follows_from_its_steps(shelf, chan
     assert words in contradiction(claimed(record, **change), folder)
 
 
-@pytest.mark.parametrize("name", ["DP_SGD", "dp_sgd ", "dp-sgd", "dp_sgd\u200b"])
+@subtests("name", ["DP_SGD", "dp_sgd ", "dp-sgd", "dp_sgd\u200b"])
 def test_the_claim_of_a_defense_that_nobody_knows_is_not_verified(shelf, name):
     folder, record, _ = shelf
     other = replace(record, defense=replace(record.defense, name=name))
     assert "is none that is known here" in contradiction(other, folder)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "budget",
     [
         {"noise_multiplier": 1.0, "delta": 1e-5},
@@ -207,7 +208,7 @@ def test_noise_that_is_not_what_a_budget_gives_is_no_proof(shelf, budget):
     assert "its budget" in contradiction(louder, folder)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "broken",
     [
         {"noise_multiplier": 1e-300},

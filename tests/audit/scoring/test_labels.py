@@ -9,6 +9,8 @@ from leakbench.attacks.core import LabelEstimate
 from leakbench.audit.scoring.labels import LabelledBatch, label_columns, labels_again, public_shares, score_labels
 from leakbench.audit.scoring.truth import GroundTruth
 
+from ...parameters import subtests
+
 
 def batch(found: list[int], labels: list[int], public: list[int] | None = None) -> LabelledBatch:
     truth = torch.tensor(labels)
@@ -40,7 +42,7 @@ def test_the_floor_is_what_shares_of_public_classes_overlap():
     assert without.value is None and without.reason == "there are no public examples to guess from"
 
 
-@pytest.mark.parametrize("public", [[0, 1, 1, 2], None])
+@subtests("public", [[0, 1, 1, 2], None])
 def test_the_columns_of_a_record_give_its_metrics_again(public):
     batches = [batch([2, 0], [0, 1, 2], public), batch([], [1, 1, 1], public), batch([1, 1, 0], [1, 0, 1], public)]
     assert labels_again(pd.DataFrame(label_columns(batches))) == score_labels(batches)
@@ -70,7 +72,7 @@ def test_an_estimate_is_scored_against_the_truth_by_hand():
         audit.score(estimate([1]), GroundTruth())
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "sentence"),
     [
         ({"counts": torch.tensor([1.0, 2.0])}, "counts must be torch.int64"),

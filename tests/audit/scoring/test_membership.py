@@ -23,6 +23,8 @@ from leakbench.audit.scoring.membership import (
 )
 from leakbench.leaderboard.records.record import Metric
 
+from ...parameters import subtests
+
 SCORES = st.lists(st.integers(-5, 5).map(float) | st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
 
 
@@ -63,7 +65,7 @@ def test_the_variance_of_the_auc_is_the_one_worked_by_hand():
     assert (low, high) == (pytest.approx(7 / 8 - 1.959964 * math.sqrt((62 + 54) / 64 / 20), abs=1e-6), 1.0)
 
 
-@pytest.mark.parametrize("mu", [0.0, 1.0, 2.5])
+@subtests("mu", [0.0, 1.0, 2.5])
 def test_delongs_interval_covers_as_often_as_it_says(mu):
     held = 0
     for seed in range(1000):
@@ -251,7 +253,7 @@ def rare(share: float) -> list[Values]:
     ]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("scores", "p", "q"),
     [
         (Values([0.995, 0.005], [0.995, 0.005]), 50, 1000),  # in most samples no member is above the rest
@@ -403,7 +405,7 @@ def test_a_gaussian_mechanism_implies_no_more_than_its_epsilon_and_not_far_less(
     assert min(values) > 2.0
 
 
-@pytest.mark.parametrize(
+@subtests(
     "share",  # of examples that answer at all
     [1.0, 0.3, 0.02],
 )

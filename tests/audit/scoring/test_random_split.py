@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
-import pytest
 
 from leakbench.audit.evidence.audit import audit_random_split
 from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
 from leakbench.audit.evidence.pairs import seed_of_split
 from leakbench.audit.scoring.random_split import epsilon_lower, not_a_random_split
+
+from ...parameters import subtests
 
 DELTA = 1e-5
 
@@ -74,7 +75,7 @@ def test_scores_at_the_ends_of_float64_are_compared_without_overflow():
     assert epsilon_lower(ids, tiny, members, DELTA).value == epsilon_lower(ids, np.sign(tiny), members, DELTA).value
 
 
-@pytest.mark.parametrize("shift", [0.5, 1.0])
+@subtests("shift", [0.5, 1.0])
 def test_of_a_gaussian_mechanism_it_is_below_the_truth_and_above_zero(shift):
     # Two scores of a pair differ by twice the shift between the two worlds, over sqrt 2 deviations.
     truth = gaussian_epsilon(2 * shift / math.sqrt(2), DELTA)
@@ -110,7 +111,7 @@ def test_few_pairs_and_tied_scores_prove_nothing():
     assert epsilon_lower(ids, np.zeros(400), members, DELTA).value == 0
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("knows", "flags", "words"),
     [
         (["OTHERS"], [], "who else took part"),
@@ -125,7 +126,7 @@ def test_what_is_no_random_split_is_named(knows, flags, words):
     assert (words in why) if words else why == ""
 
 
-@pytest.mark.parametrize(("epsilon", "least"), [(0.0, 0.0), (1.0, 0.7), (2.0, 1.7)])
+@subtests(("epsilon", "least"), [(0.0, 0.0), (1.0, 0.7), (2.0, 1.7)])
 def test_answers_of_yes_and_no_prove_what_a_random_response_leaks_and_no_more(epsilon, least):
     """Each record says whether it is a member, and lies with chance 1 / (1 + e^epsilon): replacing one turns two."""
     values = []

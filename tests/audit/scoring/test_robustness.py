@@ -15,8 +15,10 @@ from leakbench.audit.scoring.robustness import bound_metric, gaussian_bound, rec
 from leakbench.defenses.core import Ledger, full
 from leakbench.leaderboard.records.record import Metric
 
+from ...parameters import subtests
 
-@pytest.mark.parametrize(("steps", "sigma", "golden"), [(1, 1, 0.389144), (1, 2, 0.217239), (100, 4, 0.888473)])
+
+@subtests(("steps", "sigma", "golden"), [(1, 1, 0.389144), (1, 2, 0.217239), (100, 4, 0.888473)])
 def test_the_closed_form_has_its_golden_values(steps, sigma, golden):
     bound = reconstruction_bound(0.1, noise_multiplier=sigma, steps=steps)
     assert bound.value == pytest.approx(golden, abs=5e-7)
@@ -101,7 +103,7 @@ def test_a_batch_gives_each_guess_as_many_chances():
     assert bound_metric(ledger, 3, batch=8).value == 1.0
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "sentence"),
     [
         ({"kappa": 1.0}, r"kappa must be in \(0, 1\), got 1.0"),

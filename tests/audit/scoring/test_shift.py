@@ -13,6 +13,8 @@ from leakbench.audit.scoring.membership import auc
 from leakbench.audit.scoring.shift import LEAST, LEVEL, _of_hard_labels, features_of, of_labels, shift_between
 from leakbench.benchmarks import data
 
+from ...parameters import subtests
+
 
 def examples(inputs, labels=None):
     count = len(inputs)
@@ -39,7 +41,7 @@ def test_exchangeable_halves_are_not_flagged(halves):
     assert found.detectable is not None and 0.55 < found.detectable < 0.6
 
 
-@pytest.mark.parametrize(
+@subtests(
     "shifted",
     [
         lambda x, y, draw: (x * 0.97, y),  # as of another scanner
@@ -48,7 +50,6 @@ def test_exchangeable_halves_are_not_flagged(halves):
         lambda x, y, draw: (x, torch.where(torch.rand(len(y), generator=draw) < 0.3, torch.ones_like(y), y)),
         lambda x, y, draw: (x[y < 8], y[y < 8]),
     ],
-    ids=["dimmer", "rounded", "moved", "other labels", "fewer classes"],
 )
 def test_a_test_set_that_was_collected_apart_is_flagged(halves, shifted):
     members, others = halves
@@ -128,9 +129,7 @@ def part_changed(inputs, labels, draw, kind):
     return inputs[kept], labels[kept]
 
 
-@pytest.mark.parametrize(
-    ("kind", "by"), [("wrong labels", "hard labels"), ("mirrored", "hard labels"), ("balance", "labels")]
-)
+@subtests(("kind", "by"), [("wrong labels", "hard labels"), ("mirrored", "hard labels"), ("balance", "labels")])
 def test_a_shift_of_a_small_part_that_moves_losses_is_found(halves, kind, by):
     members, others = halves
     found = [

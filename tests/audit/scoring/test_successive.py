@@ -18,6 +18,7 @@ from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.sgd import sgd
 
 from ...defenses import duties
+from ...parameters import subtests
 
 
 def scored(updates: torch.Tensor):
@@ -42,7 +43,7 @@ def test_three_pairs_worked_out_by_hand():
     assert found.detail["first_tenth"] == pytest.approx(root) and found.detail["last_tenth"] == pytest.approx(0)
 
 
-@pytest.mark.parametrize(("sign", "cosine"), [(1.0, 1.0), (-1.0, -1.0)])
+@subtests(("sign", "cosine"), [(1.0, 1.0), (-1.0, -1.0)])
 def test_one_direction_gives_1_and_turning_round_at_each_step_gives_minus_1(sign, cosine):
     lengths = torch.rand(60, 1, generator=torch.Generator().manual_seed(0)) + 0.1
     found = scored(lengths * sign ** torch.arange(60)[:, None] * torch.tensor([[3.0, -4.0, 1.0]]))
@@ -93,7 +94,7 @@ def test_a_zero_update_leaves_out_the_pairs_on_both_sides():
     assert found.detail["first_tenth"] == 1.0
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("updates", "reason"),
     [
         ([[1.0, 0.0]], "fewer than two pairs of successive updates that are not zero: 0 in 1 steps, 0 of them zero"),
@@ -135,7 +136,7 @@ def test_a_run_that_begins_anew_forgets_the_one_before():
     assert meter.score() == fresh.score()
 
 
-@pytest.mark.parametrize(
+@subtests(
     "defense",
     [
         sgd(),
@@ -144,7 +145,6 @@ def test_a_run_that_begins_anew_forgets_the_one_before():
         pcdp(clip_norm=0.5, rank=2, noise_multiplier=1.0),
         dp_zo(noise_multiplier=1.0),
     ],
-    ids=["dense", "noisy", "sparse", "projected", "one number"],
 )
 def test_it_is_the_cosine_of_how_the_parameters_moved(defense):
     """Without momentum a step moves the parameters by its update, whatever space that was released in."""

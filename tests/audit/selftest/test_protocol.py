@@ -12,6 +12,8 @@ from leakbench.audit.selftest.protocol import TrainerClaim, TrainerTask, of_func
 from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
 
+from ...parameters import subtests
+
 EXAMPLES = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64)
 TASK = TrainerTask(noise_multiplier=2.0, sample_rate=0.5, steps=3, lr=0.5)
 
@@ -46,7 +48,7 @@ def test_a_mapping_states_releases_and_a_claim():
     assert answer.published == {"seed": 1}
 
 
-@pytest.mark.parametrize("hidden", [0.0, 1e-3])
+@subtests("hidden", [0.0, 1e-3])
 def test_releases_that_are_not_what_moved_the_model_are_refused(hidden):
     """A trainer that adds noise to what it shows, and none to what it publishes as the model, is not asked at all."""
 
@@ -64,7 +66,7 @@ def test_releases_that_are_not_what_moved_the_model_are_refused(hidden):
         asked(train)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("returned", "sentence"),
     [
         (3, "must return a model, or a mapping"),

@@ -19,6 +19,7 @@ from leakbench.defenses.core.randomness.noise import CipherNoise
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.records.record import read_all
 
+from ...parameters import subtests
 from ..run.runs import run
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):
     assert found(suite, "sgd", "positive").metrics[NAME].value > 3
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", "blank", "crafted", "random", "orthonormal"])
+@subtests("kind", ["mislabelled", "blank", "crafted", "random", "orthonormal"])
 def test_every_kind_is_put_in_and_bounded(suite_of, kind):
     text = SUITE.replace('"dirac", number = 1000', f'"{kind}", number = 80')
     outcome = found(suite_of(text.replace("noise_multiplier = 1.732", "noise_multiplier = 0.3")))
@@ -129,7 +130,7 @@ def test_under_poisson_sampling_nothing_is_assumed_of_the_mechanism(suite_of):
     assert metric.detail["delta_at_verdict"] < 1e-9 and metric.value < outcome.claim["epsilon"]
 
 
-@pytest.mark.parametrize("defense", ["random_sparsification", "pcdp", "dpdr", "gep", "diff2", "dpsur"])
+@subtests("defense", ["random_sparsification", "pcdp", "dpdr", "gep", "diff2", "dpsur"])
 def test_masks_subspaces_and_two_blocks_take_canaries(suite_of, defense):
     text = SUITE.replace("dp_sgd", defense).replace('"dirac", number = 1000', '"random", number = 100')
     outcome = found(suite_of(text.replace("noise_multiplier = 1.732", "noise_multiplier = 0.5")), defense)
@@ -196,7 +197,7 @@ MASKED = SUITE.replace('{ name = "dp_sgd" }', '{ name = "random_sparsification",
 )
 
 
-@pytest.mark.parametrize("kind", ["dirac", "orthonormal"])
+@subtests("kind", ["dirac", "orthonormal"])
 def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(suite_of, kind):
     job = job_of(suite_of(MASKED.replace("dirac", kind)), "random_sparsification")
     model: Any = TrainedModel(job.cells, CPU).model
@@ -213,7 +214,7 @@ def test_canaries_are_drawn_anew_with_each_mask_and_are_whole_in_all_of_them(sui
     assert not [remark for remark in model.run.remarks if "unverified" in remark]
 
 
-@pytest.mark.parametrize("defense", ["random_sparsification", "pcdp"])
+@subtests("defense", ["random_sparsification", "pcdp"])
 def test_directions_that_a_step_brings_together_are_no_trials_by_themselves(suite_of, defense):
     """Random ones overlap in a mask, and whatever is in a subspace."""
     kind = "random" if defense == "random_sparsification" else "dirac"

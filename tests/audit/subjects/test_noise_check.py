@@ -8,9 +8,11 @@ from scipy import stats
 
 from leakbench.audit.subjects.noise_check import dependence, deviations, looked_over
 
+from ...parameters import subtests
 
-@pytest.mark.parametrize("degrees", [1, 2, 5, 30, 1000, 10**6])
-@pytest.mark.parametrize("score", [2.0, 4.0, 6.0])
+
+@subtests("degrees", [1, 2, 5, 30, 1000, 10**6])
+@subtests("score", [2.0, 4.0, 6.0])
 def test_honest_noise_is_called_too_much_about_as_often_as_a_normal_number_is_large(degrees, score):
     # Where the sum is so large as the score says, at the chance of a normal number of it: never more than 1.2 times.
     low, high = 0.0, 1e3 * degrees + 1e3
@@ -25,7 +27,7 @@ def test_half_and_two_thirds_of_the_noise_lie_below_and_three_halves_above():
     assert abs(deviations(300.0, 300)) < 0.1
 
 
-@pytest.mark.parametrize("size", [2, 3, 30])
+@subtests("size", [2, 3, 30])
 def test_scores_of_dependence_are_standard_normal_however_few_coordinates_there_are(size):
     coins = torch.Generator().manual_seed(size)
     drawn = torch.randn(2000, 2, size, generator=coins, dtype=torch.float64)

@@ -15,6 +15,8 @@ from leakbench.benchmarks import models
 from leakbench.defenses.core import FeatureStatistics, calibrate, poisson
 from leakbench.defenses.dp_sgd import dp_sgd
 
+from ...parameters import subtests
+
 LITTLE = 5_000_000
 """Examples that a small suite may train on, tuning included: ten minutes of two cores at 4,000 a second."""
 
@@ -61,27 +63,27 @@ def examples(name):
     return seen
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@subtests("name", PAPERS)
 def test_a_papers_suite_has_a_small_twin_that_asks_the_same(name):
     small = twin(name)
     assert small is not None, f"{name} has no small twin"
     assert asked(name) <= asked(small)
 
 
-@pytest.mark.parametrize("small", sorted(set(SMALL) - OURS))
+@subtests("small", sorted(set(SMALL) - OURS))
 def test_a_small_suite_asks_nothing_that_its_papers_do_not(small):
     papers = [name for name in PAPERS if twin(name) == small]
     assert papers, f"{small} is nobody's twin"
     assert asked(small) == set().union(*map(asked, papers))
 
 
-@pytest.mark.parametrize("small", SMALL)
+@subtests("small", SMALL)
 def test_a_small_suite_is_small(small):
     assert load(small).task.data in ("mnist", "digits")
     assert examples(small) <= LITTLE
 
 
-@pytest.mark.parametrize("name", PAPERS)
+@subtests("name", PAPERS)
 def test_every_figure_of_a_paper_stands_beside_a_cell(name):
     suite = load(name)
     cells = [(choice, budget) for choice in suite.defense_grid() for budget in budgets_of(suite, choice)]
@@ -129,7 +131,7 @@ def test_features_that_a_reader_has_not_made_are_named_before_anything_is_comput
     assert other.task.data == "features:mine.npz"
 
 
-@pytest.mark.parametrize("name", ["mnist_every_defense", "membership", "reconstruction", "reconstruction_small"])
+@subtests("name", ["mnist_every_defense", "membership", "reconstruction", "reconstruction_small"])
 def test_a_suite_of_every_defense_has_them_all(name):
     asked = {choice.name for choice in load(name).defense_grid()}
     assert asked == set(catalog.names("defenses"))

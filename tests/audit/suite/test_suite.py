@@ -13,6 +13,7 @@ from leakbench.audit.suite.small import small_forms
 from leakbench.audit.suite.suite import SuiteError, check_sizes, load
 from leakbench.leaderboard.metrics import METRICS, reported
 
+from ...parameters import subtests
 from ..conftest import SUITE
 
 GOOD = """
@@ -102,7 +103,7 @@ without = ["share.step", "defense.dp_sgd.batch"]
     assert suite_of(text.replace("[small]", '[small]\nname = "tiny"'), small=True).name == "tiny"
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("table", "sentence"),
     [
         ("", r"has no \[small\] table"),
@@ -194,7 +195,7 @@ def test_reported_figures_belong_to_the_cells_that_their_selectors_name(suite_of
     assert suite.reported_for(suite.defense_grid()[0], weak) == []
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("old", "new", "expected"),
     [
         ("seeds =", "sedes =", ["seeds: is missing", "sedes: unknown key; did you mean 'seeds'?"]),
@@ -409,7 +410,7 @@ def test_a_mistake_is_one_line_that_names_its_key(suite_of, old, new, expected):
     assert found == expected
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("old", "new", "sentence"),
     [
         ("lr = 0.5", "learning = 0.5", "task.lr: is missing"),
@@ -451,7 +452,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once(suite_of):
     assert "defense[0].name" in keys
 
 
-@pytest.mark.parametrize(
+@subtests(
     "text",
     [
         "",
@@ -545,7 +546,7 @@ def test_overrides_replace_values_and_change_the_digest(suite_of):
     ]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("override", "sentence"),
     [
         ("task.epoch=5", "task.epoch: unknown key; did you mean 'epochs'?"),
@@ -612,7 +613,7 @@ def test_a_paper_can_report_every_metric_that_is_scored():
     assert scored <= set(METRICS)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("row", "why"),
     [
         ('metric = "epsilon", attack = "loss_threshold"', "'epsilon' is no attack's, so it must go without attack"),

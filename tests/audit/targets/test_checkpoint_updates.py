@@ -17,6 +17,8 @@ from leakbench.defenses.magnitude_dropping import magnitude_dropping
 from leakbench.defenses.random_dropping import random_dropping
 from leakbench.defenses.ranked import ranked
 
+from ...parameters import subtests
+
 LR, MOMENTUM, DECAY = 0.2, 0.9, 0.05
 
 
@@ -54,8 +56,8 @@ def trained(
     return models, velocities
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": DECAY}, {"momentum": MOMENTUM, "weight_decay": DECAY}])
+@subtests("dtype", [torch.float64, torch.float32])
+@subtests("settings", [{}, {"weight_decay": DECAY}, {"momentum": MOMENTUM, "weight_decay": DECAY}])
 def test_two_checkpoints_give_back_the_update_that_pytorch_took(dtype, settings):
     updates = [drawn(seed) * mask() for seed in (0, 1)]
     models, velocities = trained(updates, dtype, **settings)
@@ -80,11 +82,10 @@ def test_the_update_of_a_private_step_is_the_one_that_is_shared():
     assert torch.allclose(found.update, shared.released, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
+@subtests("dtype", [torch.float64, torch.float32])
+@subtests(
     "wrong",
     [{"lr": 0.1}, {"lr": 0.21}, {"momentum": 0.85}, {"momentum": 0.0}, {"weight_decay": 0.0}, {"weight_decay": 0.06}],
-    ids=str,
 )
 def test_what_moves_outside_of_the_mask_shows_a_wrong_story(dtype, wrong):
     # A mask of its own in each step, so that the first leaves a velocity where the second releases nothing.
@@ -154,7 +155,7 @@ def test_what_two_checkpoints_cannot_tell_is_refused():
             audit.update_between(*models, **{"lr": LR, **settings})
 
 
-@pytest.mark.parametrize("made_by", [magnitude_dropping, random_dropping])
+@subtests("made_by", [magnitude_dropping, random_dropping])
 def test_a_mask_that_is_not_the_one_that_its_defense_makes_is_refused(made_by):
     defense = made_by(noise_multiplier=0.0)
     inputs, labels = drawn(5)[:24].view(4, 6), torch.arange(4) % 3

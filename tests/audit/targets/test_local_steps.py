@@ -24,6 +24,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.sgd import sgd
 
+from ...parameters import subtests
 from .test_observe import holds, reachable
 
 LR = 0.3
@@ -69,8 +70,8 @@ def by_hand(local: LocalTraining, clip_norm: float = math.inf) -> Tensor:
     return (start - torch.cat([p.detach().flatten() for p in model.parameters()])) / LR
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-@pytest.mark.parametrize(("defense", "clip_norm"), [(sgd(), math.inf), (dp_sgd(clip_norm=0.4), 0.4)])
+@subtests("epochs", [1, 2])
+@subtests(("defense", "clip_norm"), [(sgd(), math.inf), (dp_sgd(clip_norm=0.4), 0.4)])
 def test_the_released_sum_is_that_of_a_loop_by_hand(epochs, defense, clip_norm):
     local = LocalTraining(epochs=epochs, batch=2)
     seen, expected = shared(defense.with_noise(0.0), local), by_hand(local, clip_norm)
@@ -79,7 +80,7 @@ def test_the_released_sum_is_that_of_a_loop_by_hand(epochs, defense, clip_norm):
     assert (seen.released - by_hand(LocalTraining(batch=4), clip_norm) * 2 * epochs).norm() > 1e-2
 
 
-@pytest.mark.parametrize(
+@subtests(
     "defense",
     [
         dp_sgd(clip_norm=0.4, noise_multiplier=1.3),
@@ -102,7 +103,7 @@ SUMMED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@subtests("name", SUMMED)
 def test_without_noise_the_same_data_simulate_what_was_released(name):
     inputs, labels = data()
     seen = shared(catalog.defense(name, {}).with_noise(0.0))
@@ -150,7 +151,7 @@ def test_coordinates_that_a_fixed_mask_holds_do_not_count():
     assert (pruned.released != 0).double().mean() > 0.5  # ReLUs are off for the rest
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@subtests("name", SUMMED)
 def test_the_residual_is_in_units_of_the_noise_of_all_steps(name):
     # Noise of one step moves the gradients of the next; at a small learning rate hardly.
     (inputs, labels), defense = data(), catalog.defense(name, {}).with_noise(2.0)
@@ -167,7 +168,7 @@ def test_the_deviation_of_the_noise_grows_with_the_root_of_the_steps():
     assert torch.allclose(seen.noise_std, torch.full_like(seen.noise_std, 2.0 * 0.4 * 2))
 
 
-@pytest.mark.parametrize("batch", [2, 4])
+@subtests("batch", [2, 4])
 def test_an_example_pays_for_the_steps_that_it_is_in_one_an_epoch(batch):
     defense = dp_sgd(clip_norm=0.4, noise_multiplier=2.0)
     found = simulate_share(net(), *data(), defense, local=LocalTraining(epochs=3, batch=batch), noise=seeded(0))
@@ -179,7 +180,7 @@ def test_an_example_pays_for_the_steps_that_it_is_in_one_an_epoch(batch):
     assert found.claim(1e-5).epsilon == pytest.approx(composed.claim(1e-5).epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("name", "reads"),
     [
         ("dpdr", "follows from what the earlier ones released"),
@@ -234,7 +235,7 @@ def test_more_steps_than_are_unrolled_are_left_to_sme():
     assert sme(seen, coins, iterations=2).inputs.isfinite().all()
 
 
-@pytest.mark.parametrize("closed_form", [r_gap, spear, bias_division, label_recovery])
+@subtests("closed_form", [r_gap, spear, bias_division, label_recovery])
 def test_closed_forms_read_one_gradient_and_say_that_this_is_none(closed_form: Attack):
     one_image = LocalTraining(epochs=3, batch=1)
     count = 1 if closed_form in (r_gap, bias_division) else 4
@@ -267,7 +268,7 @@ def test_the_model_that_is_asked_is_the_one_that_was_sent():
     assert torch.equal(shared(sgd()).logits(inputs), net()(inputs))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+@subtests("share", [0.0, 0.25, 1.0])
 def test_what_an_example_adds_at_a_point_between_is_its_bounded_gradient_there(share):
     update = shared(dp_sgd(clip_norm=0.4, noise_multiplier=0.0))
     assert update.contributions_between is not None

@@ -52,6 +52,7 @@ from leakbench.defenses.core.randomness.noise import NoiseSource
 
 from ...attacks import walker
 from ...attacks.toys import LargestMade
+from ...parameters import subtests
 from ...test_every_defense import REPRESENTATIVES
 
 _DRAW = torch.Generator().manual_seed(0)
@@ -132,8 +133,8 @@ def unless_alike(names):
     return [pytest.param(name, marks=pytest.mark.slow) if name in ours else name for name in names]
 
 
-each = pytest.mark.parametrize("name", unless_alike(ALL))
-each_with_noise = pytest.mark.parametrize("name", unless_alike(NOISY))
+each = subtests("name", unless_alike(ALL))
+each_with_noise = subtests("name", unless_alike(NOISY))
 
 
 class Overheard:
@@ -348,7 +349,7 @@ def test_with_everybody_else_removed_there_is_noise_and_for_who_took_part_its_co
             torch.testing.assert_close(remainder[z].float(), left_out, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dp_sgd", "diff2", "dpdr"])
+@subtests("name", ["dp_sgd", "diff2", "dpdr"])
 def test_contributions_are_of_the_views_that_a_step_drew_and_the_final_model_is_the_average(name):
     """Views are drawn by public coins for each record, so that who knows a record knows its views."""
 
@@ -430,8 +431,8 @@ def others_removed(view: RunView, step: int) -> Tensor:
     return found()
 
 
-@pytest.mark.parametrize("fit", [True, False])
-@pytest.mark.parametrize("room", [residual_noise._KEPT, 0])
+@subtests("fit", [True, False])
+@subtests("room", [residual_noise._KEPT, 0])
 def test_what_is_left_is_asked_for_by_parts_and_is_that_of_all(monkeypatch, fit, room):
     run = trained("dpdr", 1.0)
     whole = others_removed(view_of(run), 2)
@@ -502,7 +503,7 @@ def test_the_steps_of_a_run_can_be_read_again_and_know_their_rate():
     torch.testing.assert_close(likelihood_ratio(seen).scores, likelihood_ratio(seen).scores)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("sampling", "expected"),
     [
         (poisson(0.4), "independent"),

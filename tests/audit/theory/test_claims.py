@@ -24,12 +24,13 @@ from leakbench.audit.theory.claim import (
 from leakbench.audit.theory.claims import CLAIMS, chosen
 
 from ... import pretend_device
+from ...parameters import subtests
 
 SMALL = Setup(draws=40, data="digits", seed=7)
 WRONG_IN_PAPERS = {"reconstruction_under_clipping", "momentum_velocity", "bytes_printed_by_pcdp"}
 
 
-@pytest.mark.parametrize("name", [name for name in CLAIMS if name != "gradient_symmetry"])
+@subtests("name", [name for name in CLAIMS if name != "gradient_symmetry"])
 def test_measurement_and_closed_form_agree(name, monkeypatch):
     monkeypatch.setattr(momentum, "STEPS", 40)  # closed forms are of runs of any length
     found = CLAIMS[name].examine(SMALL)
@@ -90,7 +91,7 @@ def test_a_comparison_holds_within_its_tolerance_alone():
     assert comparison(5.0, relation=">=").holds and not comparison(0.8, relation=">=").holds
 
 
-@pytest.mark.parametrize("relation", ["=", "<=", ">="])
+@subtests("relation", ["=", "<=", ">="])
 def test_what_is_not_a_number_does_not_hold_and_is_null_in_json(relation):
     found = comparison(math.nan, relation=relation)
     assert not found.holds
@@ -118,7 +119,7 @@ def stated(*comparisons, should_hold: bool | None = True, caveat="", instead=())
 GOOD, BAD = comparison(), comparison(9.0)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("made", "verdict", "expected"),
     [
         (stated(GOOD), "holds", True),
@@ -145,7 +146,7 @@ def test_claims_are_chosen_by_name_in_the_order_of_the_table():
         chosen(["noise_nrm"])
 
 
-@pytest.mark.parametrize(("wrong", "sentence"), [({"seed": -1}, "seed must be at least 0"), ({"draws": 1}, "draws")])
+@subtests(("wrong", "sentence"), [({"seed": -1}, "seed must be at least 0"), ({"draws": 1}, "draws")])
 def test_a_setup_that_measures_nothing_is_refused(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         Setup(**wrong)

@@ -27,6 +27,8 @@ from leakbench.defenses.core import (
     seeded,
 )
 
+from ...parameters import subtests
+
 SMALL = Setup(draws=60, data="digits", seed=3)
 
 
@@ -173,7 +175,7 @@ class RepeatedSetup(Setup):
 QUIET = QuietSetup(draws=80, data="digits", seed=3)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("name", "setup"),
     [
         ("sparsification_sensitivity", masked_by(ClipsFirst)),
@@ -223,7 +225,7 @@ class Decomposed(Stateless):
         )
 
 
-@pytest.mark.parametrize(("name", "method"), [("norm_dpdr", Decomposed()), ("norm_gep", Decomposed(leaky=True))])
+@subtests(("name", "method"), [("norm_dpdr", Decomposed()), ("norm_gep", Decomposed(leaky=True))])
 def test_parts_that_do_not_add_up_are_rejected(name, method):
     def defense(_name, _given, *, noise_multiplier=None) -> Defense:
         return Defense(method, noise_multiplier)

@@ -12,6 +12,8 @@ import torch
 from leakbench.audit.external.examples.groups import DataFile, Preprocess, groups_of, read_examples, read_named
 from leakbench.benchmarks.core.data.stored import Reading
 
+from ....parameters import subtests
+
 
 def _npz(folder, **arrays):
     path = folder / "some.npz"
@@ -77,7 +79,7 @@ def test_a_folder_has_a_folder_a_class(tmp_path):
         read_examples(str(tmp_path))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arrays", "told"),
     [
         ({"x": _images()}, "labels under one of the names labels, y, .* got x"),
@@ -199,7 +201,7 @@ def table(path, columns, rows=6, seed=0):
     return read_examples(str(path))
 
 
-@pytest.mark.parametrize("group", ["non_members", "population"])
+@subtests("group", ["non_members", "population"])
 def test_columns_are_matched_by_their_names_and_not_by_their_places(tmp_path, group):
     members = table(tmp_path / "m.parquet", "abcd")
     other = table(tmp_path / "o.parquet", "dbca", seed=20)
@@ -214,7 +216,7 @@ def test_columns_are_matched_by_their_names_and_not_by_their_places(tmp_path, gr
     assert not [note for note in expected.sources[group].notes if "put into the order" in note]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("columns", "words"),
     [("abce", "and lacks d and has e"), ("abc", "and lacks d"), ("abcde", "and has e"), ("ABCD", "and lacks a, b, c")],
 )

@@ -18,6 +18,8 @@ from leakbench.audit.external.examples.groups import groups_of, read_examples, r
 from leakbench.benchmarks import data
 from leakbench.benchmarks.core.data.stored import Reading
 
+from ....parameters import subtests
+
 
 def test_a_bomb_is_refused_by_what_its_header_says_and_by_what_it_holds(tmp_path):
     path = tmp_path / "bomb.npz"
@@ -96,7 +98,7 @@ def test_arrays_of_other_orders_have_the_same_numbers(tmp_path):
         assert found.labels.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("shape", "reading", "made"),
     [
         ((2, 3, 8, 8), Reading(), (2, 3, 8, 8)),
@@ -152,7 +154,7 @@ def test_parquet_of_nested_lists_and_of_encoded_images(tmp_path):
     assert torch.equal(read_examples(str(path)).inputs, torch.from_numpy(pixels).float())
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("columns", "told"),
     [
         ({"x": [[1.0], [2.0]], "label": [0, None]}, "column label of .* got one in row 1"),
@@ -295,7 +297,7 @@ def test_the_whole_of_a_data_set_is_there_by_a_split_of_json(tmp_path):
     assert read_named("digits", path)["members"].names == ("1",)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "form",
     [
         lambda y: y.astype(np.float32),
@@ -311,7 +313,7 @@ def test_labels_are_classes_however_they_are_written(tmp_path, form):
     assert read_examples(str(tmp_path / "some.npz")).labels.tolist() == y.tolist()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("labels", "words"),
     [
         (

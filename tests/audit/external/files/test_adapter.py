@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from leakbench.audit.external.files import FileRefused, read_weights
 
+from ....parameters import subtests
+
 SETTINGS = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["query"], "lora_dropout": 0.1}
 COINS = torch.Generator().manual_seed(0)
 BASE = {
@@ -47,7 +49,7 @@ def query(a, b):
     return {"body.query.lora_A.weight": a, "body.query.lora_B.weight": b}
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("settings", "rank", "scale"),
     [
         ({}, 2, 4.0),
@@ -101,7 +103,7 @@ def test_half_precision_is_merged_in_single(merged, tmp_path):
     torch.testing.assert_close(found, BASE["body.query.weight"].half().float() + 4 * b @ a)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("settings", "words"),
     [
         (
@@ -130,7 +132,7 @@ def test_what_would_be_another_formula_is_refused(merged, settings, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("tensors", "words"),
     [
         (

@@ -13,6 +13,8 @@ from safetensors.torch import save
 from leakbench.audit.external.files import FileRefused, read_tensors
 from leakbench.audit.external.files.checks import check
 
+from ....parameters import subtests
+
 HONEST = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])})
 
 
@@ -123,7 +125,7 @@ ARCHIVE = io.BytesIO()
 torch.save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2])}, ARCHIVE)
 
 
-@pytest.mark.parametrize("name", FILES)
+@subtests("name", FILES)
 def test_the_file_is_refused_in_one_sentence(name, tmp_path):
     content, expected = FILES[name]
     # The name of a file says nothing of what it is.
@@ -148,7 +150,7 @@ def test_they_are_looked_through_within_seconds_and_a_gigabyte_without_torch(tmp
     assert not {"torch", "numpy", "safetensors"} & set(found["modules"])
 
 
-@pytest.mark.parametrize("content", [HONEST, ARCHIVE.getvalue()], ids=["safetensors", "archive"])
+@subtests("content", [HONEST, ARCHIVE.getvalue()])
 def test_whatever_byte_is_exchanged_the_file_is_refused_or_has_the_same_form(content):
     expected, coins = check(io.BytesIO(content)).tensors, random.Random(0)  # noqa: S311 - mutations, not secrets
     refused = 0

@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from leakbench.audit.external.files import FileRefused, read, read_tensors, restricted
 from leakbench.audit.external.files.checks import StoredTensor, check
 
+from ....parameters import subtests
+
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
 HOOKS = b"ccollections\nOrderedDict\n)R"
 
@@ -435,7 +437,7 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("name", FILES)
+@subtests("name", FILES)
 def test_the_archive_is_refused_in_one_sentence_and_nothing_in_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr(read, "converted", lambda *_: pytest.fail("a loader was started"))
     build, expected = FILES[name]

@@ -15,6 +15,8 @@ from leakbench.audit.external.files import FileRefused, read, read_tensors
 from leakbench.audit.external.files.checks import check
 from leakbench.audit.external.files.checks.legacy import START
 
+from ....parameters import subtests
+
 
 class Runs:
     """What a pickle runs when it is read."""
@@ -176,7 +178,7 @@ BROKEN = {
 FILES = HOSTILE | {name: (lambda _, content=content: content, expected) for name, (content, expected) in BROKEN.items()}
 
 
-@pytest.mark.parametrize("name", FILES)
+@subtests("name", FILES)
 def test_the_file_is_refused_in_one_sentence_and_nothing_in_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr(read, "converted", lambda *_: pytest.fail("a loader was started"))
     build, expected = FILES[name]
@@ -199,7 +201,7 @@ def test_the_gadget_works(tmp_path):
     assert sign.exists()
 
 
-@pytest.mark.parametrize("end", [*range(1, len(ONE), 7), len(ONE) - 1])
+@subtests("end", [*range(1, len(ONE), 7), len(ONE) - 1])
 def test_wherever_it_is_cut_it_is_refused(end):
     with pytest.raises(FileRefused):
         check(io.BytesIO(ONE[:end]))

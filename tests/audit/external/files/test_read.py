@@ -14,6 +14,8 @@ from leakbench.audit.external.files import FileRefused, read, read_tensors, rest
 from leakbench.audit.external.files.checks import check
 from leakbench.audit.external.model.network import filled
 
+from ....parameters import subtests
+
 STATE = {
     "conv.weight": torch.arange(24.0).reshape(2, 3, 2, 2),
     "half": torch.tensor([0.5, -1.5], dtype=torch.float16),
@@ -69,7 +71,7 @@ def test_prefixes_come_off_and_the_notes_say_so(tmp_path):
     assert [("'_orig_mod.'" in note, "'module.'" in note) for note in state.notes] == [(True, False), (False, True)]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@subtests("value", [float("nan"), float("inf")])
 def test_entries_that_are_no_numbers_are_refused_by_name(tmp_path, value):
     save_file({"good": torch.ones(3), "bad": torch.tensor([1.0, value, value])}, tmp_path / "a")
     with pytest.raises(FileRefused, match="2 of 3 entries of 'bad' are NaN or infinite"):
@@ -122,7 +124,7 @@ def trained():
     }
 
 
-@pytest.mark.parametrize(
+@subtests(
     "what",
     [
         STATE,
@@ -131,7 +133,6 @@ def trained():
         nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).state_dict(),
         nn.TransformerEncoderLayer(8, 2, 8).state_dict(),
     ],
-    ids=["types", "views", "ordered", "batch_norm", "transformer"],
 )
 def test_what_the_check_says_of_an_archive_is_what_was_saved(what):
     found = check(saved(what))

@@ -8,6 +8,8 @@ from safetensors.torch import save_file
 
 from leakbench.audit.external.files import FileRefused, read_weights
 
+from ....parameters import subtests
+
 STATE = {f"w{number}": torch.arange(4.0) + number for number in range(4)}
 FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
 MAP = {"w0": FIRST, "w1": FIRST, "w2": SECOND, "w3": SECOND}
@@ -65,7 +67,7 @@ def test_pickled_shards_are_read_where_they_are_allowed(tmp_path):
 TWICE = f'{{"weight_map": {{"w0": "{FIRST}", "w1": "{FIRST}", "w0": "{SECOND}"}}}}'
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("mapped", "words"),
     [
         (MAP | {"w3": "model-3.safetensors"}, "names the shard 'model-3.safetensors', which is not in the folder"),

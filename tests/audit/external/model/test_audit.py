@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDat
 from leakbench.audit.external.model.audit import _examples, audit_model
 from leakbench.audit.external.model.preflight import StoppedError
 
+from ....parameters import subtests
+
 QUICK = {"gradients": False, "attacks": [("loss_threshold", {})]}
 
 
@@ -25,7 +27,7 @@ def test_a_model_in_memory_is_audited_and_left_as_it_was(overfitted):
         overfitted.model.eval()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "told"),
     [
         (lambda a, b: (b, a), "are the two groups exchanged"),
@@ -42,7 +44,7 @@ def test_what_would_mean_nothing_is_stopped_as_the_command_does(overfitted, chan
         audit_model(overfitted.model, members=members, non_members=non_members, **QUICK)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "told"),
     [
         (lambda x, y: (x * float("nan"), y), "inputs of members must be finite"),
@@ -106,7 +108,7 @@ class Rows(Dataset):
         return self.row(number)
 
 
-@pytest.mark.parametrize(
+@subtests(
     "form",
     [
         lambda x, y: TensorDataset(x, y),

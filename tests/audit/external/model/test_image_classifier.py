@@ -13,6 +13,8 @@ from torch import nn
 from leakbench.audit.external.files import FileRefused
 from leakbench.audit.external.model.image_classifier import image_classifier
 
+from ....parameters import subtests
+
 SETTINGS = {
     "architectures": ["TinyForImageClassification"],
     "model_type": "tiny",
@@ -169,7 +171,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@subtests("name", REFUSED)
 def test_settings_that_could_run_or_fetch_anything_are_refused(name, folder, transformers):
     settings, expected = REFUSED[name]
     change(folder, **settings)
@@ -178,7 +180,7 @@ def test_settings_that_could_run_or_fetch_anything_are_refused(name, folder, tra
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("content", "expected"),
     [
         (b"", "must be a file of 1 to"),

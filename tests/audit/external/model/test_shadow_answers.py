@@ -7,6 +7,8 @@ from safetensors.torch import save_file
 from leakbench.attacks.core import Examples, NotApplicable, balanced_halves
 from leakbench.audit.external.model.shadow_answers import AnsweredAbout, BankOfAnswers, read_bank
 
+from ....parameters import subtests
+
 MEMBERS, OTHERS, PUBLIC, CLASSES, MODELS = 60, 40, 7, 3, 8
 
 
@@ -69,7 +71,7 @@ def test_views_have_an_axis_of_their_own(read, asked):
     assert torch.equal(read(logits=wide).bank().of(asked.ids).logits, wide)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("other", "told"),
     [
         ({"trained_on": None}, "lacks trained_on"),

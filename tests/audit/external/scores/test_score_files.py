@@ -7,6 +7,8 @@ import torch
 
 from leakbench.audit.external.scores.score_files import read_scores
 
+from ....parameters import subtests
+
 
 def _written(folder, **columns):
     path = folder / "scores.csv"
@@ -33,7 +35,7 @@ def test_parquet_is_known_by_its_bytes(tmp_path):
     assert read_scores(path, delta=1e-5).member.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("columns", "told"),
     [
         ({"score": [1.0, 2.0]}, "must have a column member"),

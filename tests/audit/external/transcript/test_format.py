@@ -12,6 +12,8 @@ import torch
 from leakbench.audit.external.files import FileRefused
 from leakbench.audit.external.transcript.format import TranscriptHeader, TranscriptRefused, read_transcript, step_file
 
+from ....parameters import subtests
+
 PAGE = Path(__file__).parents[4] / "docs" / "transcript_format.md"
 DIM = 6
 
@@ -55,7 +57,7 @@ def test_what_a_writer_of_numpy_alone_wrote_is_read(tmp_path):
     torch.testing.assert_close(steps[0].sums, 4 * steps[0].released)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "message"),
     [
         (lambda s, g: g.update(released=g["released"][:5]), r"released must have shape \[6\], got \[5\]"),
@@ -98,7 +100,7 @@ def test_gaps_exchanged_files_and_cut_ones_are_told_apart(tmp_path):
         read_transcript(short)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "message"),
     [
         ({"format": "mine"}, "format and version"),

@@ -13,6 +13,7 @@ from leakbench.audit.external.claim import StatedClaim
 from leakbench.audit.external.transcript.claim import judge_transcript
 from leakbench.audit.external.transcript.format import TranscriptRefused, read_transcript, step_file
 
+from ....parameters import subtests
 from .watched import BATCH, RECORDS, digits, perceptron, private_steps
 
 STATED: dict[str, Any] = {"noise_multiplier": 1.0, "clip_norm": 1.0, "expected_batch": float(BATCH)}
@@ -163,7 +164,7 @@ def test_what_cannot_be_read_as_a_released_gradient_is_refused(tmp_path):
         optimizer.step()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("made", "settings", "message"),
     [
         (lambda p: torch.optim.LBFGS(p), {}, "got LBFGS"),

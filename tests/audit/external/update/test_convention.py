@@ -14,6 +14,8 @@ from leakbench.audit.external.update.attacks import attack_update, read_update
 from leakbench.audit.external.update.scale import by_examples, by_labels, decay, logit_layer
 from leakbench.audit.targets.observe import World
 
+from ....parameters import subtests
+
 RATE = 0.1
 
 
@@ -93,9 +95,9 @@ def off(shared, gradient):
     return float((shared.gradient - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize("kind", ["mlp", "no bias", "conv"])
-@pytest.mark.parametrize("batch", [1, 4, 12])
-@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0, -RATE, "sum"])
+@subtests("kind", ["mlp", "no bias", "conv"])
+@subtests("batch", [1, 4, 12])
+@subtests("factor", [1.0, 0.5, -1.0, -RATE, "sum"])
 def test_the_factor_of_an_update_is_found_and_its_labels_are_right(digits, kind, batch, factor):
     inputs, labels, public = digits
     model, chosen = network(kind), slice(20, 20 + batch)
@@ -136,7 +138,7 @@ def test_what_fits_is_named(digits):
     assert words(difference, update_is="difference", lr=RATE) == "a difference of weights (after minus before)"
 
 
-@pytest.mark.parametrize("form", ["weights", "difference", "gradient"])
+@subtests("form", ["weights", "difference", "gradient"])
 def test_weight_decay_is_found_and_taken_out(digits, form):
     inputs, labels, public = digits
     model = network()
@@ -178,8 +180,8 @@ def test_the_first_step_of_momentum_is_the_gradient(digits):
     assert off(shared, gradient_of(model, inputs[:4], labels[:4])) < 1e-4
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
-@pytest.mark.parametrize("form", [0, 1])
+@subtests("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+@subtests("form", [0, 1])
 def test_the_first_step_of_adam_is_signs_and_attacks_say_so(digits, optimizer, form):
     inputs, labels, public = digits
     model = network()
@@ -228,7 +230,7 @@ def test_an_update_that_cannot_be_told_names_what_it_may_be_and_the_option(digit
     assert not read_update(model, gradient, batch_size=12, public=public, update_is="gradient").convention.ambiguous
 
 
-@pytest.mark.parametrize("width", [torch.float16, torch.bfloat16])
+@subtests("width", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read(digits, width):
     inputs, labels, public = digits
     model = network()
@@ -339,7 +341,7 @@ def test_buffers_in_an_update_are_no_parameters(digits):
         read_update(model, buffers, batch_size=4, public=public)
 
 
-@pytest.mark.parametrize("form", ["weights", "difference"])
+@subtests("form", ["weights", "difference"])
 def test_what_a_step_did_not_move_is_frozen(digits, form):
     inputs, labels, public = digits
     model = network()
@@ -354,7 +356,7 @@ def test_what_a_step_did_not_move_is_frozen(digits, form):
     assert counts(shared, public) == torch.bincount(labels[:4], minlength=10).tolist()
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@subtests("sign", [1, -1])
 def test_of_clipped_gradients_the_sign_is_found_and_the_length_bounds_the_mean(digits, sign):
     inputs, labels, public = digits
     model = network()
