@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import inspect
+import json
 import sys
 import textwrap
+from functools import cache
 
 import pytest
 
@@ -12,6 +14,8 @@ from leakbench.audit.catalog import explain, listing
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog.methods import CatalogError, MissingExtra
 from leakbench.defenses.core import Adapted, poisson, predict
+
+from ...parameters import subtests
 
 METHOD = '''
     """A defense in a file of its own, for tests.
@@ -110,7 +114,7 @@ def test_settings_of_every_method_can_be_read_and_say_what_they_are():
                     assert setting.conform(setting.default) == setting.default
 
 
-@pytest.mark.parametrize("name", catalog.names("defenses"))
+@subtests("name", catalog.names("defenses"))
 def test_norms_of_gradients_and_what_is_added_to_them_have_their_unit(name):
     for key, setting in catalog.settings("defenses", name).items():
         if key in ("clip_norm", "clip_norm_along", "clip_norm_rest", "regulariser"):
@@ -123,7 +127,7 @@ def test_values_are_taken_as_the_type_says_and_never_as_another(written):
     assert isinstance(resolved["rate"], float)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("given", "sentence"),
     [
         ({}, "defense 'toy_method': rate is missing"),
@@ -198,15 +202,7 @@ def test_two_methods_of_one_name_are_refused(third_party):
         catalog.find("defenses", "dp_sgd")
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind in ("defenses", "attacks") for name in catalog.names(kind)]
-)
-def test_every_setting_of_a_method_has_its_words_in_the_docstring(kind, name):
-    silent = [one.name for one in catalog.settings(kind, name).values() if not one.about]
-    assert not silent, f"`Args:` of {kind}/{name}.py must say what these are, with their unit: {', '.join(silent)}"
-
-
-@pytest.mark.parametrize(
+@subtests(
     ("name", "setting", "value", "sentence"),
     [
         ("dpdr", "clip_norm_along", 0.0, "clip_norm_along must be a positive finite number, got 0.0"),
@@ -233,16 +229,16 @@ def test_a_suite_is_explained_with_the_comment_at_its_head():
     assert "#" not in about and "seeds" not in about
 
 
-def test_everything_can_be_explained():
-    import json
+explained = cache(explain.explain)  # rehearses a defense
 
+
+def test_everything_can_be_explained():
     for kind in catalog.KINDS:
         for name in catalog.names(kind):
-            explained = explain.explain(name).to_dict()
-            assert json.loads(json.dumps(explained, allow_nan=False))["summary"]
-    attack = explain.explain("loss_threshold")
+            assert json.loads(json.dumps(explained(name).to_dict(), allow_nan=False))["summary"]
+    attack = explained("loss_threshold")
     assert attack.requires == {"access": "BLACK_BOX", "knows": [], "controls": []}
-    assert explain.explain("dp_sgd").kind == "defense"
+    assert explained("dp_sgd").kind == "defense"
 
 
 def test_models_and_data_sets_are_explained_with_what_may_be_set():
@@ -265,7 +261,7 @@ BOUNDED = [name for name in catalog.names("defenses") if "bound" in catalog.sett
 
 
 def offers_adaptive(name):
-    offered = next(one for one in explain.explain(name).settings if one.name == "bound")
+    offered = next(one for one in explained(name).settings if one.name == "bound")
     assert "'normalize'" in offered.type
     return "'adaptive'" in offered.type
 
@@ -276,7 +272,7 @@ def test_the_clip_norm_of_most_methods_may_follow_their_rows():
     assert len(found) >= 25 and {"dp_sgd", "pcdp", "rpdp", "random_sparsification", "dp_adam", "band_mf"} <= found
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@subtests("name", BOUNDED)
 def test_the_clip_norm_of_a_method_that_offers_it_follows_its_rows_by_name(name):
     if not offers_adaptive(name):
         with pytest.raises(CatalogError, match=f"defenses/{name}.py cannot have the bound 'adaptive': "):

@@ -21,6 +21,7 @@ from leakbench.audit.run import harness
 from leakbench.leaderboard.records.manifest import read_manifests
 from leakbench.leaderboard.records.record import read, read_all
 
+from ...parameters import subtests
 from ..conftest import INVERSION, SUITE
 from ..run.runs import BROKEN, MEMBERSHIP
 
@@ -72,7 +73,7 @@ def test_two_blocks_cost_what_one_does(document):
     assert one == two
 
 
-@pytest.mark.parametrize(("name", "why"), [("noisy_sgd", "is not bounded"), ("clipped_sgd", "no noise is added")])
+@subtests(("name", "why"), [("noisy_sgd", "is not bounded"), ("clipped_sgd", "no noise is added")])
 def test_an_infinite_epsilon_is_null_with_its_reason(document, command, name, why):
     found = document(*planned(defense=name, steps=20))
     assert found["epsilon"] is None and found["epsilon_rdp"] is None and why in found["reason"]
@@ -87,7 +88,7 @@ def test_epsilon_in_words_has_the_numbers_of_the_document(command):
     assert "as if the sampling were Poisson, as papers do, it would be 2.75" in out
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         (planned(rate=2), "sample_rate must be in (0, 1], got 2.0"),
@@ -128,7 +129,7 @@ def test_bad_usage_is_one_sentence_and_code_2(command, arguments, sentence):
     refused(command(*arguments, "--json"), cli.USAGE, sentence)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("arguments", "sentence"),
     [
         (["run", "gone.toml"], "cannot read suite gone.toml: No such file"),
@@ -161,19 +162,19 @@ def test_a_missing_extra_is_one_sentence_with_the_way_to_get_it(command, site):
     refused(command("run", "toy.toml"), cli.BAD_FILE, "needs kymatio, which is not installed: pip install")
 
 
-@pytest.mark.parametrize("arguments", [[], ["leaderboard"]])
+@subtests("arguments", [[], ["leaderboard"]])
 def test_without_arguments_there_is_help(command, arguments):
     code, out, err = command(*arguments)
     assert (code, err) == (2, "") and "Usage" in out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["epsilon", "--help"]])
+@subtests("arguments", [["--help"], ["run", "--help"], ["epsilon", "--help"]])
 def test_help_is_no_mistake(command, arguments):
     code, out, err = command(*arguments)
     assert (code, err) == (0, "") and "Usage" in out
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@subtests("kind", catalog.KINDS)
 def test_lists_name_everything_with_a_line_each(command, document, kind):
     found = document("list", kind)
     assert tuple(found) == catalog.names(kind)  # what can be counted: a pattern is no method
@@ -394,25 +395,24 @@ def test_an_error_of_the_system_begins_with_its_file(command):
     )
 
 
-@pytest.mark.parametrize("forged", ["nothing", "auc", "claim"])
-def test_a_board_of_forged_numbers_is_no_success(command, forged):
+def test_a_board_of_forged_numbers_is_no_success(command):
     write(FAST)
     assert command("run", "toy.toml", "--jobs", 1)[0] == 0
-    for path in Path("results/toy/records").glob("*.json"):
-        record = read(path)
-        if forged == "auc" and "auc" in record.metrics:
-            auc = record.metrics["auc"]
-            assert auc.value is not None and auc.low is not None
-            moved = replace(auc, value=(auc.value + auc.low) / 2)
-            record = replace(record, metrics=record.metrics | {"auc": moved})
-        if forged == "claim" and record.claim is not None and record.claim.epsilon:
-            record = replace(record, claim=replace(record.claim, epsilon=record.claim.epsilon / 10))
-        path.write_text(record.to_json(), encoding="utf-8")
-    words = {"auc": "its auc is", "claim": "does not follow from its steps"}.get(forged, "")
-    for asked in (["table"], ["build", "--out", "page"]):
-        code, _, err = command("leaderboard", asked[0], "results/toy", *asked[1:], "--verify")
-        assert (code, "not verified" in err) == ((0, False) if forged == "nothing" else (1, True))
-        assert words in err
+    paths = {path: read(path) for path in Path("results/toy/records").glob("*.json")}
+    for forged, words in {"nothing": "", "auc": "its auc is", "claim": "does not follow from its steps"}.items():
+        for path, record in paths.items():
+            if forged == "auc" and "auc" in record.metrics:
+                auc = record.metrics["auc"]
+                assert auc.value is not None and auc.low is not None
+                moved = replace(auc, value=(auc.value + auc.low) / 2)
+                record = replace(record, metrics=record.metrics | {"auc": moved})
+            if forged == "claim" and record.claim is not None and record.claim.epsilon:
+                record = replace(record, claim=replace(record.claim, epsilon=record.claim.epsilon / 10))
+            path.write_text(record.to_json(), encoding="utf-8")
+        for asked in (["table"], ["build", "--out", "page"]):
+            code, _, err = command("leaderboard", asked[0], "results/toy", *asked[1:], "--verify")
+            assert (code, "not verified" in err) == ((1, True) if words else (0, False))
+            assert words in err
 
 
 def test_a_missing_package_is_one_sentence_and_no_verdict(command, monkeypatch):

@@ -1,9 +1,7 @@
 """Planted bugs are caught by the battery, correct trainers are not accused, and the catalogue knows no bug."""
 
 import ast
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from leakbench.audit.selftest import bugs, certificate
 from leakbench.audit.selftest.battery import battery
 from leakbench.audit.selftest.protocol import of_function
+from leakbench.audit.selftest.trainers import VIEWS, of_catalogue, of_nominal_size, plain, under_defense
 
 ROOT = Path(__file__).parents[3]
 # Scenario by which each is caught.
@@ -35,44 +34,28 @@ CAUGHT = {
 BUGS = {bug.name: bug for bug in bugs.BUGS}
 
 
-PREAMBLE = """
-import torch
-from leakbench.audit.selftest.battery import battery
-from leakbench.audit.selftest.bugs import BUGS
-from leakbench.audit.selftest.trainers import VIEWS, of_catalogue, of_nominal_size, plain, under_defense
-torch.set_num_threads(1)
-bugs = {bug.name: bug.trainer for bug in BUGS}
-def ask(trainer, *only):
-    found = battery(trainer, seed=0, only=set(only) or None)
-    print(",".join(found.accused_by), ",".join(found.failed), found.asked)
-"""
-
-
-def in_a_process(program):
-    """What a program prints: in this process every call is checked, and a run of two milliseconds takes thirty."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PREAMBLE + program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    return [line.split(" ") for line in done.stdout.splitlines()]
+def answers(trainer, *scenarios):
+    """Tests that accuse a trainer, scenarios that failed, and the number of those asked."""
+    found = battery(trainer, seed=0, only=set(scenarios) or None)
+    return found.accused_by, found.failed, found.asked
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_planted_bug_is_caught(name):
-    ((accused, failed, _),) = in_a_process(f"ask(bugs[{name!r}], {CAUGHT[name]!r})")
+    accused, failed, _ = answers(BUGS[name].trainer, CAUGHT[name])
     assert accused and not failed
 
 
 @pytest.mark.long
 def test_a_bug_is_caught_and_the_loop_that_it_is_planted_in_is_not_accused():
-    found = in_a_process("ask(bugs['divided_by_batch'], 'count')\nask(under_defense(plain), 'count')")
-    assert found == [["size", "", "1"], ["", "", "1"]]
+    assert answers(BUGS["divided_by_batch"].trainer, "count") == (("size",), (), 1)
+    assert answers(under_defense(plain), "count") == ((), (), 1)
 
 
 def test_the_number_of_records_shows_in_our_default_and_not_with_a_nominal_size():
-    program = "ask(bugs['divided_by_records'], 'count')\nask(under_defense(plain, recipe=of_nominal_size), 'count')"
-    assert in_a_process(program) == [["size", "", "1"], ["", "", "1"]]
+    assert answers(BUGS["divided_by_records"].trainer, "count") == (("size",), (), 1)
+    assert answers(under_defense(plain, recipe=of_nominal_size), "count") == ((), (), 1)
 
 
 def test_there_are_sixteen_and_each_is_asked_for_by_name():
@@ -93,17 +76,17 @@ def test_no_module_but_the_certificate_knows_a_bug():
     assert knowing == ["audit/selftest/certificate.py"]
 
 
-CORRECT = [
-    "under_defense(plain)",
-    "under_defense(plain, augmentation=VIEWS)",
-    "under_defense(plain, recipe=of_nominal_size)",
-]
+CORRECT = {
+    "plain": partial(under_defense, plain),
+    "views": partial(under_defense, plain, augmentation=VIEWS),
+    "nominal_size": partial(under_defense, plain, recipe=of_nominal_size),
+} | {name: partial(of_catalogue, name) for name in certificate.representatives()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", CORRECT + [f"of_catalogue({name!r})" for name in certificate.representatives()])
+@pytest.mark.parametrize("trainer", CORRECT)
 def test_a_correct_trainer_is_not_accused(trainer):
-    assert in_a_process(f"ask({trainer})") == [["", "", "10"]]
+    assert answers(CORRECT[trainer]()) == ((), (), 10)
 
 
 def test_representatives_are_of_different_kinds_and_prove_something():

@@ -151,7 +151,7 @@ def test_models_of_one_stack_and_of_others_differ(suite_of):
     assert torch.equal(unpacked(first(CPU)["logits"]), answers[0])
 
 
-@pytest.mark.parametrize("defense", ["sgd", "dp_sgd"])
+@pytest.mark.parametrize("defense", ["sgd", pytest.param("dp_sgd", marks=pytest.mark.slow)])
 def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch, defense):
     """Up to the coins of sampling and noise: by how much surer they are of what they were trained on."""
     more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 40")

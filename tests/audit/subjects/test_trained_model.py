@@ -219,25 +219,25 @@ def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(su
 PRETRAIN = "pretrain = { epochs = 20, lr = 0.5, batch = 20, train = '%s' }"
 
 
-@pytest.mark.parametrize("train", ["last", "all", "lora"])
-def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsilon(suite_of, train):
+def test_a_pretrained_model_is_attacked_says_so_and_learns_more_at_a_small_epsilon(suite_of):
     """What follows is private; 100 public examples of the same kind tell more than epsilon 1 lets 700 private ones."""
     # The noise of epsilon 1, whose search takes longer than everything else.
     text = CONTROLLED.replace("epsilon = 3.0", "noise_multiplier = 1.742").replace(
         "lr = 0.5,", "lr = 0.5, public = 100,"
     )
-    scratch = outcomes(suite_of(text.replace(ATTACKS, "")))[None]
-    pretrain = (PRETRAIN % train).replace("'lora'", "'lora', rank = 2")
-    found = outcomes(suite_of(text.replace("lr = 0.5,", f"lr = 0.1, {pretrain},")))
-    assert all(not outcome.error for outcome in found.values())
-    for outcome in found.values():
-        # No remark on the noise: it is found as claimed, also where most of the model is frozen.
-        assert remarks(outcome) == ["public_in_distribution", "pretrained_on_public"]
-        assert outcome.claim is not None and 0.99 < outcome.claim["epsilon"] <= 1
-        assert "the public examples are public, and tell nothing of the private ones" in outcome.claim["assumes"]
-    low, high = (one.metrics["accuracy"] for one in (found[None], scratch))
-    assert low.low is not None and high.high is not None and low.low > high.high + 0.2
-    assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(0.5, abs=0.15)
+    scratch = outcomes(suite_of(text.replace(ATTACKS, "")))[None].metrics["accuracy"]
+    for train in ("last", "all", "lora"):
+        pretrain = (PRETRAIN % train).replace("'lora'", "'lora', rank = 2")
+        found = outcomes(suite_of(text.replace("lr = 0.5,", f"lr = 0.1, {pretrain},")))
+        for outcome in found.values():
+            assert not outcome.error, train
+            # No remark on the noise: it is found as claimed, also where most of the model is frozen.
+            assert remarks(outcome) == ["public_in_distribution", "pretrained_on_public"], train
+            assert outcome.claim is not None and 0.99 < outcome.claim["epsilon"] <= 1
+            assert "the public examples are public, and tell nothing of the private ones" in outcome.claim["assumes"]
+        low = found[None].metrics["accuracy"].low
+        assert low is not None and scratch.high is not None and low > scratch.high + 0.2, train
+        assert found["likelihood_ratio"].metrics["auc"].value == pytest.approx(0.5, abs=0.15), train
 
 
 def test_a_linear_probe_moves_the_last_layer_and_not_one_bit_of_the_others(suite_of):
@@ -569,27 +569,24 @@ def test_the_watched_steps_are_spread_out_and_the_last_is_among_them():
 FEW = SUITE.replace("batch = 70", "batch = 20").replace("epsilon", "noise_multiplier")
 
 
-def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, tmp_path):
+@pytest.fixture
+def own(tmp_path) -> str:
+    """Name of 300 examples of noise, beside an official test set of 40."""
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
     np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    text = (
-        FEW.replace('"digits"', f'"npz:{tmp_path / "own.npz"}"')
-        .replace("batch = 70", "batch = 20")
-        .replace("epsilon", "noise_multiplier")
-    )
-    found = outcomes(suite_of(text))
+    return f"npz:{tmp_path / 'own.npz'}"
+
+
+def test_utility_is_measured_on_the_test_set_where_there_is_one(suite_of, own):
+    found = outcomes(suite_of(FEW.replace("digits", own)))
     assert found[None].task["tested_on"] == 40
     assert found[None].metrics["accuracy"].n == 40
     assert found["loss_threshold"].metrics["auc"].n == 200
 
 
-def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_of, tmp_path):
-    draw = np.random.default_rng(0)
-    x, y = draw.integers(0, 256, (340, 8, 8), dtype=np.uint8), draw.integers(0, 3, 340)
-    np.savez(tmp_path / "own.npz", x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
-    everybody = f'"npz:{tmp_path / "own.npz"}", private = 300, non_member = 0, public = 0'
-    text = FEW.replace('"digits"', everybody)
+def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_of, own):
+    text = FEW.replace('"digits"', f'"{own}", private = 300, non_member = 0, public = 0')
     found = outcomes(suite_of(text))
     assert found["loss_threshold"].metrics["auc"].n == 80
     assert found["loss_threshold"].flags == ["non_members_are_test"]
@@ -599,11 +596,8 @@ def test_where_the_test_set_stands_in_for_non_members_the_record_says_so(suite_o
     assert "the negative control trains on public examples; set task.public, or controls = false" in lost
 
 
-def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, tmp_path):
-    draw = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", x=draw.integers(0, 256, (300, 8, 8), dtype=np.uint8), y=draw.integers(0, 3, 300))
-    nobody = f'"npz:{tmp_path / "own.npz"}", public = 0'
-    text = FEW.replace('"digits"', nobody)
+def test_a_method_that_needs_public_data_says_so_where_there_are_none(suite_of, own):
+    text = FEW.replace('"digits"', f'"{own}", public = 0')
     text = text.replace('{ name = "dp_sgd" }', '{ name = "pcdp", rank = 3 }')
     assert "this method needs public data, got none" in outcomes(suite_of(text), "pcdp")[None].error
 

@@ -1,6 +1,8 @@
 """Answers in other forms than logits, of the audited model and of shadow models: converted, or refused."""
 
+import copy
 import math
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +25,15 @@ from leakbench.audit.external.model.audit import audit_model
 from leakbench.audit.external.model.own_shadows import own_shadows
 from leakbench.audit.external.model.shadow_answers import BankOfAnswers, refuse_other_answers
 
+from ....parameters import subtests
+
 N, CLASSES = 200, 4
 # Without gradients: here the type checker wraps what the hook calls, and its wrappers change from pass to pass.
 ATTACKS: list[tuple[str, dict[str, Any]]] = [("loss_threshold", {})]
 LOGITS = 3 * torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("answers", "form"),
     [
         (LOGITS, "logits"),
@@ -61,7 +65,7 @@ def test_a_form_is_known_by_all_answers(answers, form):
         )
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("answers", "form"),
     [
         ((100 * LOGITS.softmax(1)).round() / 100, "probabilities"),
@@ -77,7 +81,7 @@ def test_answers_of_few_digits_are_refused(answers, form):
     refuse_rounded(nn.functional.one_hot(LOGITS.argmax(1)).float(), "probabilities")  # labels alone
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@subtests("dtype", [torch.float16, torch.float32])
 def test_a_probability_that_is_rounded_to_1_is_as_near_as_its_type_can_tell(dtype):
     z = torch.tensor([[5.0], [30.0]])
     one = as_logits(z.sigmoid().to(dtype), "one probability")
@@ -85,7 +89,7 @@ def test_a_probability_that_is_rounded_to_1_is_as_near_as_its_type_can_tell(dtyp
     assert float(one[0, 1] - one[0, 0]) == pytest.approx(5.0, abs=0.1)
 
 
-@pytest.mark.parametrize("scale", [1.0, 20.0])
+@subtests("scale", [1.0, 20.0])
 def test_logarithms_of_probabilities_are_the_same_logits(scale):
     shares = (scale * LOGITS).softmax(1)
     made = as_logits(shares, form_of(shares))
@@ -93,7 +97,7 @@ def test_logarithms_of_probabilities_are_the_same_logits(scale):
     assert as_logits(torch.tensor([[1.0, 0.0]]), "probabilities").isfinite().all()
 
 
-@pytest.mark.parametrize(
+@subtests(
     "outputs",
     [
         LOGITS,
@@ -122,6 +126,7 @@ class Wrapped(nn.Module):
         return self.form(self.model(inputs))
 
 
+@cache
 def groups() -> tuple[nn.Module, dict[str, Any]]:
     coins = torch.Generator().manual_seed(1)
     inputs = torch.randn(400, 8, generator=coins)
@@ -136,7 +141,14 @@ def groups() -> tuple[nn.Module, dict[str, Any]]:
     return model, {"members": (inputs[:200], labels[:200]), "non_members": (inputs[200:], labels[200:])}
 
 
-@pytest.mark.parametrize(
+@cache
+def audited():
+    """The audit of the model of `groups()`, as it is."""
+    model, given = groups()
+    return audit_model(model, attacks=ATTACKS, gradients=False, **given)
+
+
+@subtests(
     ("form", "said"),
     [
         (lambda o: {"logits": o}, "it answers with dict"),
@@ -148,12 +160,19 @@ def groups() -> tuple[nn.Module, dict[str, Any]]:
 def test_an_audit_is_the_same_in_whatever_form_a_model_answers(form, said):
     model, given = groups()
     told: list[str] = []
-    plain = audit_model(model, attacks=ATTACKS, gradients=False, **given)
     other = audit_model(Wrapped(model, form), attacks=ATTACKS, gradients=False, report=told.append, **given)
     assert any(said in line for line in told)
-    for one, two in zip(plain.outcomes, other.outcomes, strict=True):
+    for one, two in zip(audited().outcomes, other.outcomes, strict=True):
         assert not one.why_not and not two.why_not
         assert one.metrics["auc"].value == pytest.approx(two.metrics["auc"].value, abs=1e-3)
+
+
+@cache
+def audited_by_two_logits():
+    """The audit of `binary()`, whose one number is beside a logit of zero."""
+    _, given = groups()
+    two = Wrapped(binary(), lambda o: torch.cat([torch.zeros_like(o), o], 1))
+    return audit_model(two, attacks=ATTACKS[:1], gradients=False, **given)
 
 
 def binary() -> nn.Module:
@@ -167,7 +186,7 @@ def binary() -> nn.Module:
     return nn.Sequential(model[0], model[1], single)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("form", "said"),
     [
         (lambda o: o, "taken for the logit of class 1"),
@@ -181,9 +200,7 @@ def binary() -> nn.Module:
 )
 def test_one_number_of_two_classes_is_audited_as_the_two_logits_that_it_stands_for(form, said):
     _, given = groups()
-    model, told = binary(), []
-    two = Wrapped(model, lambda o: torch.cat([torch.zeros_like(o), o], 1))
-    plain = audit_model(two, attacks=ATTACKS[:1], gradients=False, **given)
+    model, told, plain = binary(), [], audited_by_two_logits()
     found = audit_model(Wrapped(model, form), attacks=ATTACKS[:1], gradients=False, report=told.append, **given)
     assert any(said in line for line in told)
     assert found.verdict.word == plain.verdict.word == "leaks"
@@ -192,7 +209,7 @@ def test_one_number_of_two_classes_is_audited_as_the_two_logits_that_it_stands_f
         assert one.metrics["auc"].value == pytest.approx(other.metrics["auc"].value, abs=1e-2)  # probabilities round
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("model", "change", "words"),
     [
         (
@@ -251,7 +268,7 @@ def bank_of(logits, trained_on):
     return BankOfAnswers(ids=ids, logits=logits[:, :, None], trained_on=trained_on, source="here").bank()
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("change", "words"),
     [
         (lambda o: o, None),
@@ -277,11 +294,11 @@ def test_shadow_models_that_answer_in_another_form_are_refused(change, words):
         refuse_other_answers(LOGITS, asked, bank, CLASSES)
 
 
-@pytest.mark.parametrize("factor", [1e-30, 1e-3, 0.3, 3.0, 1e3, 1e30])
+@subtests("factor", [1e-30, 1e-3, 0.3, 3.0, 1e3, 1e30])
 def test_no_positive_factor_of_logits_changes_what_an_audit_finds(factor):
     model, given = groups()
     found = audit_model(Wrapped(model, lambda o: factor * o), attacks=ATTACKS, gradients=False, **given)
-    plain = audit_model(model, attacks=ATTACKS, gradients=False, **given)
+    plain = audited()
     assert found.verdict.word == plain.verdict.word == "leaks"
     for one, two in zip(plain.outcomes, found.outcomes, strict=True):
         assert one.metrics["auc"].value == pytest.approx(two.metrics["auc"].value, abs=0.05)
@@ -295,11 +312,13 @@ def test_the_likeliest_factor_is_that_of_the_likelihood():
     assert unusual_factor(1e-9 * LOGITS, torch.randint(CLASSES, (N,))) == 1  # of a model that knows nothing
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@subtests("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_a_model_in_another_precision_is_audited_as_in_single(dtype):
     model, given = groups()
     rounded: dict[str, Any] = {name: (x.to(dtype), y) for name, (x, y) in given.items()}
-    found = audit_model(model.to(dtype), attacks=[*ATTACKS, ("gradient_norm", {})], gradients=False, **rounded)
+    found = audit_model(
+        copy.deepcopy(model).to(dtype), attacks=[*ATTACKS, ("gradient_norm", {})], gradients=False, **rounded
+    )
     assert [one.why_not for one in found.outcomes] == ["", ""] and found.verdict.word == "leaks"
 
 

@@ -10,6 +10,8 @@ from leakbench.audit.external.model.fitting import fitting
 from leakbench.audit.external.model.network import architecture, filled, own_tensors
 from leakbench.benchmarks import models
 
+from ....parameters import subtests
+
 
 def test_a_registered_network_takes_its_own_tensors_and_is_in_evaluation_mode():
     state = models.build("mlp", input_shape=(1, 8, 8), classes=10, seed=5).state_dict()
@@ -49,7 +51,7 @@ def test_a_users_code_runs_only_where_it_is_trusted(tmp_path):
     assert sign.exists()
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_module.", "_orig_mod.module."])
+@subtests("prefix", ["module.", "_orig_mod.", "_module.", "_orig_mod.module."])
 def test_prefixes_of_wrappers_come_off_on_either_side(prefix):
     plain, named = nn.Linear(3, 2), OrderedDict()
     for name, tensor in plain.state_dict().items():
@@ -60,7 +62,7 @@ def test_prefixes_of_wrappers_come_off_on_either_side(prefix):
     assert torch.equal(filled(wrapped, plain.state_dict()).get_parameter("module.weight"), plain.weight)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@subtests("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_widths_of_floating_point_are_converted(dtype):
     tensors = {"weight": torch.full((2, 3), 0.5, dtype=dtype), "bias": torch.ones(2, dtype=dtype)}
     model = filled(nn.Linear(3, 2), tensors)
@@ -79,7 +81,7 @@ def test_tied_weights_need_be_there_once():
     del state["1.weight"]
     assert torch.equal(filled(tied(), state).get_parameter("1.weight"), state["0.weight"])
     with pytest.raises(ValueError, match="1 of its 4 tensors are missing"):
-        filled(tied(), {name: tensor for name, tensor in state.items() if name != "0.bias"})
+        filled(tied(), {name: tensor for name, tensor in state.items() if name != "0.bias"}, own_code=True)
 
 
 def test_the_report_has_both_shapes_and_the_closest_network():
@@ -134,8 +136,8 @@ def network():
     return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
 
 
-@pytest.mark.parametrize("prefix", ["", "model.", "net.backbone.", "module.student."])
-@pytest.mark.parametrize("beside", [{}, {"criterion.weight": torch.ones(3), "metric.count": torch.ones(1)}])
+@subtests("prefix", ["", "model.", "net.backbone.", "module.student."])
+@subtests("beside", [{}, {"criterion.weight": torch.ones(3), "metric.count": torch.ones(1)}])
 def test_a_model_is_found_behind_any_prefix_and_beside_other_tensors(prefix, beside):
     state = network().state_dict()
     own, notes = own_tensors(network(), {prefix + name: tensor for name, tensor in state.items()} | beside)
@@ -150,13 +152,13 @@ def test_a_file_that_has_the_model_twice_or_more_of_it_is_not_guessed_at():
     with pytest.raises(ValueError, match=r"has it 2 times, with no prefix and 'ema\.': save the tensors of one"):
         own_tensors(network(), twice)
     with pytest.raises(ValueError, match=r"unexpected: 1.scale \[3\]"):
-        filled(network(), state | {"1.scale": torch.ones(3)})
+        filled(network(), state | {"1.scale": torch.ones(3)}, own_code=True)
     with pytest.raises(ValueError, match="the function must build a network whose tensors have the names") as caught:
         filled(network(), {"0.weight": torch.ones(5, 4)}, own_code=True)
     assert "FILE.py:FUNCTION" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@subtests(
     ("changed", "words"),
     [
         (lambda state: {k: v for k, v in state.items() if k != "2.bias"}, r"1 of its 4 .*\n  missing: 2.bias \[3\]"),
@@ -169,7 +171,7 @@ def test_behind_a_prefix_the_one_tensor_that_differs_is_named_alone(changed, wor
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     file = {f"model.{name}": tensor for name, tensor in changed(model.state_dict()).items()}
     with pytest.raises(ValueError, match=words) as caught:
-        filled(model, file)
+        filled(model, file, own_code=True)
     assert "model.0" not in str(caught.value)
 
 
@@ -218,7 +220,7 @@ def test_labels_beyond_the_classes_of_a_file_are_said_to_be_that():
         fitting("mlp", state, input_shape=(4,), least=4, lowest=1, trust_code=False)
 
 
-@pytest.mark.parametrize("body", ["nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))"])
+@subtests("body", ["nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))"])
 def test_a_network_with_one_output_is_found_where_two_do_not_fit(tmp_path, body):
     (tmp_path / "one.py").write_text(f"from torch import nn\ndef build():\n    return {body}\n")
     name, about = f"{tmp_path / 'one.py'}:build", {"input_shape": (4,), "least": 2, "trust_code": True}
