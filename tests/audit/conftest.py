@@ -1,9 +1,11 @@
 """Suite files, and methods of a third party as an installed distribution would bring them."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from leakbench.audit.catalog import listing
+from leakbench.audit.isolation import worker
 from leakbench.audit.suite import suite as suites
+
+from .forked import Forked
 
 SUITE = """
 name = "toy"
@@ -26,6 +31,12 @@ controls = false
 
 SHARE = '\nshare = { data = "photos", model = "mlp", step = 1, images = 1 }\n'
 INVERSION = '{ name = "inverting_gradients", iterations = 3 }'
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_attacks() -> None:
+    """Processes of third parties' attacks start in milliseconds."""
+    worker.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Forked})  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -142,11 +143,14 @@ def auc(scores: torch.Tensor, member: torch.Tensor) -> float:
     return float((above > below).double().mean() + (above == below).double().mean() / 2)
 
 
-def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine, site):
+def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine, site, monkeypatch):
     site.add("attacks", "digger", MINE.replace("def mine(", "def digger("))
     target, member = model_access()
     held = granted(target.candidates).inputs[member].clone()  # as a training holds them
-    for name in (mine, "digger"):  # by path, and of another distribution
+    monkeypatch.setattr(worker, "_free", [])
+    # By path, in the program that a run starts, and of another distribution.
+    for name, started in ((mine, subprocess), ("digger", worker.subprocess)):
+        monkeypatch.setattr(worker, "subprocess", started)
         assert auc(catalog.attack_here(name)(target, mode="dig").scores, member) == 1.0
         assert auc(catalog.attack(name)(target, mode="dig").scores, member) == 0.5
     assert len(held) == 20
@@ -259,6 +263,7 @@ def test_neither_the_folder_nor_the_variables_nor_open_files_lead_to_the_results
     with (secret / "records").open("w") as handle:
         os.set_inheritable(handle.fileno(), True)
         monkeypatch.setattr(worker, "_free", [])  # so that its process starts now
+        monkeypatch.setattr(worker, "subprocess", subprocess)  # as a run starts it
         with pytest.raises(ValueError, match="leakbench-attack-") as caught:
             catalog.attack(mine)(model_access()[0], mode="inherited")
     assert "where_the_truth_is" not in str(caught.value)
