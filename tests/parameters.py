@@ -13,7 +13,8 @@ import torch
 def subtests(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Callable[..., None]], Any]:
     """Runs a test for every value, as `pytest.mark.parametrize` does, as one case that reports all failures.
 
-    PyTorch's generator is seeded before each value; fixtures are shared, so a test that patches must patch anew.
+    PyTorch's generator is seeded before each value, and `tmp_path` is a folder of its own; other fixtures are shared,
+    so a test that patches must patch anew.
 
     Args:
         names: parameters of the test, separated by commas.
@@ -25,11 +26,16 @@ def subtests(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[C
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run_all(**fixtures: Any) -> None:
-            failures = []
-            for run in runs:
+            failures, skips, folder = [], [], fixtures.get("tmp_path")
+            for number, run in enumerate(runs):
                 torch.manual_seed(0)
+                if folder is not None:
+                    fixtures["tmp_path"] = folder / str(number)
+                    fixtures["tmp_path"].mkdir()
                 try:
                     test(**fixtures, **dict(zip(parameters, run, strict=True)))
+                except pytest.skip.Exception as skip:
+                    skips.append(skip)
                 except (Exception, pytest.fail.Exception) as failure:
                     failure.add_note(f"with {', '.join(parameters)} = {', '.join(map(repr, run))}")
                     failures.append(failure)
@@ -37,6 +43,8 @@ def subtests(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[C
                 raise failures[0]
             if failures:
                 raise BaseExceptionGroup(f"{len(failures)} of {len(runs)} runs fail", failures)
+            if skips:
+                raise skips[0]
 
         signature = inspect.signature(test)
         fixtures = [given for name, given in signature.parameters.items() if name not in parameters]

@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from .in_one_test import in_one_test
+from .parameters import subtests
 
 ROOT = Path(__file__).parents[1]
 METHODS = [
@@ -53,25 +53,25 @@ def names(node: ast.AST, package: str, name: str) -> bool:
     return isinstance(node, ast.Import) and any(alias.name == f"leakbench.{package}.{name}" for alias in node.names)
 
 
-@in_one_test("package, name", METHODS)
+@subtests("package, name", METHODS)
 def test_every_method_file_has_a_function_of_its_name(package, name):
     found = getattr(importlib.import_module(f"leakbench.{package}.{name}"), name, None)
     assert callable(found), f"{package}/{name}.py must hold a function named {name}"
 
 
-@in_one_test("package, name", METHODS)
+@subtests("package, name", METHODS)
 def test_every_method_has_a_test_of_its_own(package, name):
     path = ROOT / "tests" / package / f"test_{name}.py"
     assert path.is_file(), f"{package}/{name}.py needs {path.relative_to(ROOT)}"
 
 
-@in_one_test("package, name", METHODS)
+@subtests("package, name", METHODS)
 def test_every_method_has_one_row_in_the_readme_beside_it(package, name):
     rows = re.findall(rf"^\| `{name}` \|", (ROOT / package / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(rows) == 1, f"{package}/README.md needs a row that starts with | `{name}` |, got {len(rows)}"
 
 
-@in_one_test("package, name", METHODS)
+@subtests("package, name", METHODS)
 def test_no_other_module_names_a_method(package, name):
     found = [
         f"{path.relative_to(ROOT)}:{line}"
@@ -97,7 +97,7 @@ def test_the_search_for_mentions_finds_them():
     assert mentions('"""Like dp_sgd, but not."""', "defenses", "dp_sgd") == []
 
 
-@in_one_test("name", [name for package, name in METHODS if package == "defenses"])
+@subtests("name", [name for package, name in METHODS if package == "defenses"])
 def test_every_defense_says_what_it_guarantees(name):
     told = ast.get_docstring(ast.parse((ROOT / "defenses" / f"{name}.py").read_text(encoding="utf-8"))) or ""
     assert re.search(r"^Guarantee:", told, re.MULTILINE)

@@ -9,7 +9,7 @@ from dp_accounting.pld import PLDAccountant
 
 from leakbench.defenses.core import cyclic, partition, poisson, predict
 
-from .in_one_test import in_one_test
+from .parameters import subtests
 from .test_every_defense import PROVED, factory
 
 RATE, SIGMA, STEPS, DELTA = 0.031, 1.37, 43, 3e-6
@@ -52,7 +52,7 @@ def test_what_is_released_beside_the_steps_is_composed_with_them(name):
     assert found.epsilon == pytest.approx(composed(events), rel=1e-5)
 
 
-@in_one_test("name", CORRELATED)
+@subtests("name", CORRELATED)
 def test_correlated_noise_costs_one_gaussian_for_a_pass(name):
     found = predict(factory(name)(SIGMA), sampling=partition(1 / STEPS), steps=STEPS).claim(DELTA)
     assert found.epsilon == pytest.approx(composed([(1.0, SIGMA, 1)]), rel=1e-4)

@@ -13,7 +13,7 @@ import leakbench
 from leakbench.defenses.core import Defense
 from leakbench.lazy_names import homes
 
-from .in_one_test import in_one_test
+from .parameters import subtests
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard")
@@ -50,7 +50,7 @@ def test_a_method_is_an_attribute_of_its_package_whichever_way_it_was_imported()
         leakbench.defenses.pcpd  # noqa: B018 # pyright: ignore[reportAttributeAccessIssue]
 
 
-@in_one_test(
+@subtests(
     "package",
     ["leakbench", *(f"leakbench.{one}" for one in ("attacks.core", "audit", "benchmarks.core", "leaderboard"))],
 )
@@ -82,7 +82,7 @@ for words in ([], ["--version"], ["--help"], ["list"]):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@in_one_test("part", PARTS)
+@subtests("part", PARTS)
 def test_a_part_by_its_bare_name_is_refused_with_the_right_one(part, tmp_path):
     done = run(f"import {part}", tmp_path)
     assert done.returncode == 1

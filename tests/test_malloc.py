@@ -10,7 +10,7 @@ import pytest
 
 from leakbench import malloc
 
-from .in_one_test import in_one_test
+from .parameters import subtests
 
 # Six blocks of 10 MiB at a time, as the activations of a step; page faults of ten such steps, and of ten after a trim.
 STEPS = """
@@ -66,7 +66,7 @@ def test_memory_is_given_back_on_demand(kept):
     assert PAGES / 2 < kept["after"] < 2 * PAGES
 
 
-@in_one_test("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+@subtests("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_limits_of_the_environment_are_left_alone(name, monkeypatch):
     calls = []
     with monkeypatch.context() as patch:

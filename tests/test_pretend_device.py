@@ -52,7 +52,7 @@ from . import pretend_device
 from .defenses import duties
 from .defenses.core.gradients.engines.architectures import problem
 from .defenses.core.gradients.engines.test_layerwise import KNOWN
-from .in_one_test import in_one_test
+from .parameters import subtests
 from .test_every_defense import FACTORIES, NAMES, unless_alike
 
 HERE = torch.device("cpu")
@@ -92,14 +92,14 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-@in_one_test("name, mix", MIXED.items())
+@subtests("name, mix", MIXED.items())
 def test_tensors_of_two_devices_do_not_meet(device, name, mix):
     near = drawn(3, 4)
     with pytest.raises(RuntimeError, match="of the CPU"):
         mix(near.to(device), near)
 
 
-@in_one_test(
+@subtests(
     "draw",
     [
         lambda coins, device: torch.randn(3, generator=coins, device=device),
@@ -261,7 +261,7 @@ ALIKE, KEPT = ("conv1d_", "conv2d_", "relu_in_place_"), ("everything", "same_eve
 LAYERS = [name for name in KNOWN if not name.startswith(ALIKE) or name.endswith(KEPT)]
 
 
-@in_one_test("name", LAYERS)
+@subtests("name", LAYERS)
 def test_every_layer_of_our_engine_is_summed_there_as_on_the_cpu(device, name):
     sums = []
     for where in (HERE, device):

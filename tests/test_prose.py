@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from .in_one_test import in_one_test
+from .parameters import subtests
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("attacks", "audit", "benchmarks", "defenses", "leaderboard", "leakbench")
@@ -67,7 +67,7 @@ def first_word(text: str) -> str:
     return text.split()[0].strip("`*:,.")
 
 
-@in_one_test("part", PARTS)
+@subtests("part", PARTS)
 def test_docstrings_and_comments_begin_with_a_noun_or_a_verb(part):
     found = [
         f"{path}: {text.splitlines()[0]}"
@@ -78,7 +78,7 @@ def test_docstrings_and_comments_begin_with_a_noun_or_a_verb(part):
     assert not found, "begin with the field's noun, or with a verb like Returns or Computes"
 
 
-@in_one_test("part", PARTS)
+@subtests("part", PARTS)
 def test_pronouns_are_rare(part):
     texts = [text for source in sources(part).values() for text in (*docstrings(source), *comments(source))]
     found = {word: round(rate, 1) for word, rate in rates(texts).items() if rate > MOST[word]}
@@ -113,7 +113,7 @@ def empty_names(source: str) -> Iterator[str]:
                 yield f"{function.name} (line {function.lineno}): {name}"
 
 
-@in_one_test("part", PARTS)
+@subtests("part", PARTS)
 def test_variables_are_named_for_what_they_hold(part):
     assert [f"{name} {place}" for name, source in sources(part).items() for place in empty_names(source)] == []
 

@@ -24,7 +24,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from .recursion_cases import mse
 
 SHAPE = (1, 6, 6)
@@ -75,8 +75,8 @@ def length(model: nn.Module, x: torch.Tensor, label: int) -> float:
     return float(update(model, x, label, bounded(1e9)).released.norm())
 
 
-@in_one_test("share, label", [(0.1, 0), (0.98, 1)])
-@in_one_test(
+@subtests("share, label", [(0.1, 0), (0.98, 1)])
+@subtests(
     "kind, activation, classes",
     [("fcn3", "leaky", 1), ("dense", "relu", 2), ("conv", "leaky", 1), ("linear", "none", 1), ("linear", "none", 2)],
 )

@@ -23,7 +23,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 PIXELS = 784
@@ -388,7 +388,7 @@ def test_a_dead_layer_says_so():
         bias_division(update(model, drawn(1, 36), [2]))
 
 
-@in_one_test(
+@subtests(
     "layers, batch, sentence",
     [
         ([nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3)], 1, "must be linear on the flattened input, got 0"),
@@ -427,7 +427,7 @@ def test_a_batch_that_is_said_to_be_one_example_is_found_out():
         bias_division(update(network(36, 12, 4), drawn(2, 36), [2, 1], told=1))
 
 
-@in_one_test(
+@subtests(
     "settings, sentence", [({"estimator": "mean"}, "estimator must be one of"), ({"restarts": 0}, "restarts must be")]
 )
 def test_settings_out_of_range_are_refused(settings, sentence):

@@ -8,7 +8,7 @@ import torch
 from leakbench.attacks.canary_alignment import canary_alignment
 from leakbench.attacks.core import Controls, Examples, NotApplicable, SeenTranscript
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 CANARIES, DIM, STEPS = 120, 160, 3
@@ -59,8 +59,8 @@ def test_canaries_that_overlap_are_told_apart_exactly_where_there_is_no_noise():
     assert scores[included].min() > scores[~included].max() + 0.4
 
 
-@in_one_test("others", [0.0, 20.0])
-@in_one_test("share, least, most", [(1.0, 0.86, 0.99), (0.7, 0.6, 0.95)])
+@subtests("others", [0.0, 20.0])
+@subtests("share, least, most", [(1.0, 0.86, 0.99), (0.7, 0.6, 0.95)])
 def test_coins_are_found_through_noise_as_well_as_the_noise_allows(share, least, most, others):
     """What records add that are like public ones makes no difference."""
     aucs = []

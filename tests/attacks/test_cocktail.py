@@ -16,7 +16,7 @@ from leakbench.attacks.core import (
     RankDeficient,
 )
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 SIDE, WIDTH = 10, 24
@@ -184,7 +184,7 @@ def test_an_update_that_is_not_finite_or_of_another_length_is_a_named_error():
             cocktail(replace(target, released=other), toys.generator(1))
 
 
-@in_one_test("settings, sentence", [({"iterations": 0}, "iterations must be"), ({"steps": -1}, "steps")])
+@subtests("settings, sentence", [({"iterations": 0}, "iterations must be"), ({"steps": -1}, "steps")])
 def test_settings_out_of_range_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         cocktail(shared(1)[0], toys.generator(1), **settings)

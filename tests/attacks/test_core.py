@@ -32,13 +32,13 @@ from leakbench.attacks.core import (
 from leakbench.attacks.core.targets.narrow import enabled_by
 from leakbench.attacks.core.threat_model.requires import MEANING
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys, walker
 
 UPDATE = toys.update_target()[0]
 
 
-@in_one_test(
+@subtests(
     "change, sentence",
     [
         ({"released": torch.zeros(2, 3)}, r"released must be floats of shape \[m\]"),
@@ -133,7 +133,7 @@ def ways_to_hand_out_a_function(secret: torch.Tensor) -> list:
     return [auditor, auditor.answer, functools.partial(auditor.answer), functools.partial(torch.mul, secret), cached]
 
 
-@in_one_test("way", range(5))
+@subtests("way", range(5))
 def test_a_view_has_functions_and_not_what_they_belong_to(way):
     secret = torch.tensor([41.0, 42.0, 43.0])
     function = ways_to_hand_out_a_function(secret)[way]
@@ -231,7 +231,7 @@ def test_a_function_of_another_shape_is_not_an_attack():
         attack(access=Access.UPDATE)(positional)
 
 
-@in_one_test(
+@subtests(
     "change, sentence",
     [
         ({"inputs": torch.full((1, 3), float("nan"))}, "inputs must be finite"),
@@ -249,7 +249,7 @@ def test_a_reconstruction_that_is_none_is_refused(change, sentence):
         replace(good, **change)
 
 
-@in_one_test(
+@subtests(
     "change, sentence",
     [
         ({"scores": torch.zeros(2)}, "scores must be float64"),
@@ -279,7 +279,7 @@ def test_scores_come_back_in_the_order_of_the_candidates():
     assert found.ids.tolist() == [30, 10, 20] and found.scores.tolist() == [3.0, 1.0, 2.0]
 
 
-@in_one_test(
+@subtests(
     "ids, sentence",
     [
         ([10, 20], "got 2: 0 are of no candidate, and 1 candidates have no score"),
@@ -300,7 +300,7 @@ def test_an_answer_of_another_kind_is_refused():
         checked_reconstruction(scores_of([1]), 1)
 
 
-@in_one_test(
+@subtests(
     "answer, field, check",
     [
         (scores_of([10, 20, 30]), "dependence", lambda answer: checked_scores(answer, IDS)),

@@ -20,7 +20,7 @@ from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.rpdp import rpdp
 from leakbench.defenses.sgd import sgd
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -208,7 +208,7 @@ def test_one_logit_has_two_classes():
     assert result.labels.tolist() == [1] and result.objective < 1e-9
 
 
-@in_one_test(
+@subtests(
     "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),

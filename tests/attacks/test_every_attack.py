@@ -30,7 +30,7 @@ from leakbench.attacks.core import (
     attack,
 )
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 FOLDER = Path(inspect.getfile(attacks)).parent
@@ -113,7 +113,7 @@ def whole_target(one: Attack) -> Target:
     return toys.update_target(net=attacked_net(one.name))[0]
 
 
-@in_one_test("name", NAMES)
+@subtests("name", NAMES)
 def test_a_file_holds_the_attack_of_its_name(name):
     one = method(name)
     assert isinstance(one, Attack)
@@ -260,13 +260,13 @@ def test_equal_coins_give_equal_results_and_global_randomness_is_left_alone(name
     assert torch.equal(answer, getattr(again, ANSWER[one.kind]))
 
 
-@in_one_test("name", NAMES)
+@subtests("name", NAMES)
 def test_an_unknown_setting_is_refused(name):
     with pytest.raises(ValueError, match="no setting 'restart_count'"):
         method(name).settings(restart_count=3)
 
 
-@in_one_test("path", sorted(FOLDER.rglob("*.py")))
+@subtests("path", sorted(FOLDER.rglob("*.py")))
 def test_truth_is_nowhere_in_the_package(path):
     """No module imports another package of ours, and no name in it speaks of the truth."""
     tree = ast.parse(path.read_text())

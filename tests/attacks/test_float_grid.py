@@ -12,7 +12,7 @@ from leakbench.attacks.float_grid import compared, evidence, float_grid
 from leakbench.defenses.core import clip, from_os, secure, seeded
 from leakbench.defenses.core.gradients.exact_sums import whole_units
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 DIM = 40_000
@@ -81,15 +81,15 @@ def auc(found: Tensor) -> float:
     return toys.auc(found, torch.arange(len(found)) < len(found) // 2)
 
 
-@in_one_test("std", [2.0, 10.0])
+@subtests("std", [2.0, 10.0])
 @pytest.mark.parametrize("release", [from_generator, cast, *PEERS])
 def test_noise_in_single_precision_gives_every_release_away(release, std):
     found = compared(*suppositions(release, std, 4, DIM))
     assert (found[:4] > 1).all() and (found[4:] < -1).all()
 
 
-@in_one_test("std", [2.0, 10.0])
-@in_one_test("release", [ours_os, ours_secure])
+@subtests("std", [2.0, 10.0])
+@subtests("release", [ours_os, ours_secure])
 def test_nothing_is_found_in_ours(release, std):
     found = suppositions(release, std, 60, 2_000)
     assert (compared(*found) == 0).all()
@@ -128,7 +128,7 @@ def test_the_noise_of_a_continuum_gives_evidence_around_zero_whatever_its_size()
         assert abs(found[3].mean()) < 0.5 and 0.7 < found[3].std() < 1.3  # its spread is that of a largest of 16
 
 
-@in_one_test("offset", [0, 1, 7, 13])
+@subtests("offset", [0, 1, 7, 13])
 def test_pairs_are_found_wherever_a_tensor_begins(offset):
     drawn = torch.cat([torch.zeros(offset), torch.randn(8_000, generator=toys.generator(1))]).double()[None]
     assert evidence(drawn, drawn + 1e-3, torch.ones(drawn.shape[1], dtype=torch.float64))[3] > 20

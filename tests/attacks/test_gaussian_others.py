@@ -15,11 +15,11 @@ from leakbench.attacks.gaussian_others import gaussian_others
 from leakbench.attacks.gradient_similarity import gradient_similarity
 from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
-@in_one_test("q, m", [(30, 6), (10, 50), (3, 40)])
+@subtests("q, m", [(30, 6), (10, 50), (3, 40)])
 def test_the_covariance_is_scikit_learn_s_shrunk_one_plus_noise(q, m):
     coins = toys.generator(q)
     vectors = torch.randn(q, m, generator=coins, dtype=torch.float64) * torch.linspace(0.1, 3, m) + 2

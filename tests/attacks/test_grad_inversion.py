@@ -19,7 +19,7 @@ from leakbench.benchmarks import data
 from leakbench.defenses.core import cross_entropy
 from leakbench.defenses.sgd import sgd
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -227,7 +227,7 @@ def test_the_step_warms_up_and_dies_down_and_so_does_the_noise():
     assert 0.05 < noise.std() < 0.17
 
 
-@in_one_test(
+@subtests(
     "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),

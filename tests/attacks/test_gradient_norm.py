@@ -11,7 +11,7 @@ from leakbench.attacks.gradient_norm import gradient_norm
 from leakbench.audit.targets.gradient_norms import GradientNorms
 from leakbench.defenses.core import cross_entropy
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -27,7 +27,7 @@ def white_box(model: nn.Module, candidates: Examples) -> ModelAccess:
     )
 
 
-@in_one_test("make", [toys.conv_net, lambda: toys.relu_net((1, 8, 8)), lambda: toys.linear_net((1, 8, 8))])
+@subtests("make", [toys.conv_net, lambda: toys.relu_net((1, 8, 8)), lambda: toys.linear_net((1, 8, 8))])
 def test_scores_are_minus_the_norms_of_autograd_s_gradients_one_example_at_a_time(make):
     model, candidates = make(), toys.examples(7, (1, 8, 8), seed=1)
     target = white_box(model, candidates)

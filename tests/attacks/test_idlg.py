@@ -16,7 +16,7 @@ from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.rpdp import rpdp
 from leakbench.defenses.sgd import sgd
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -36,7 +36,7 @@ PROJECTED = rpdp(rank=100, clip_norm=1e6, noise_multiplier=0.0)
 CLIPPED = dp_sgd(clip_norm=1e-3, noise_multiplier=0.0)
 
 
-@in_one_test("label, defense", [(0, sgd()), (3, CLIPPED), (0, MASKED), (3, PROJECTED)])
+@subtests("label, defense", [(0, sgd()), (3, CLIPPED), (0, MASKED), (3, PROJECTED)])
 def test_the_label_is_read_off_and_the_image_found(label, defense):
     observation, x = update(defense, label)
     result = idlg(observation, toys.generator(0), iterations=60)

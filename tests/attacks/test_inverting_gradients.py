@@ -10,7 +10,7 @@ from leakbench.attacks.core import Examples, Observation
 from leakbench.attacks.core.search.gradient_matching import direction_mismatch, squared_distances
 from leakbench.attacks.inverting_gradients import inverting_gradients
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -106,7 +106,7 @@ def test_inputs_that_are_not_images_have_no_total_variation():
     assert torch.equal(smooth, rough)
 
 
-@in_one_test(
+@subtests(
     "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
@@ -138,7 +138,7 @@ def test_the_likelihood_is_the_whitened_squared_distance_and_knows_how_long_an_u
     assert values.item() == pytest.approx(0.5, rel=0.1) and mismatches.item() < 0.01
 
 
-@in_one_test("noise", [0.0, 1e-3])
+@subtests("noise", [0.0, 1e-3])
 def test_an_image_is_found_by_likelihood_too_under_noise_and_without(noise):
     target, batch = toys.conv_step(noise=noise, dtype=torch.float32)
     found = inverting_gradients(target, toys.generator(1), iterations=150, objective="likelihood")

@@ -23,7 +23,7 @@ from leakbench.defenses.pcdp import pcdp
 from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_freeze import random_freeze
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 QUIET = dp_sgd(noise_multiplier=0.0, clip_norm=1e6)
@@ -88,8 +88,8 @@ def overlap(found: Tensor, truth: list[int]) -> float:
     return sum((Counter(found.tolist()) & Counter(truth)).values()) / len(truth)
 
 
-@in_one_test("bias", [True, False])
-@in_one_test("built", [linear, tanh_net, conv])
+@subtests("bias", [True, False])
+@subtests("built", [linear, tanh_net, conv])
 def test_the_label_of_one_example_is_certain_whatever_stands_before_the_last_layer(built, bias):
     for seed in range(3):
         model = built(bias=bias, seed=seed)
@@ -313,7 +313,7 @@ def test_a_batch_that_is_said_to_be_one_example_is_found_out():
         label_recovery(told)
 
 
-@in_one_test(
+@subtests(
     "expected, total, counts",
     [
         ([1.4, 0.7, 0.9], 3, [1, 1, 1]),
@@ -327,7 +327,7 @@ def test_counts_add_up_by_largest_remainders(expected, total, counts):
     assert largest_remainder(torch.tensor(expected), total).tolist() == counts
 
 
-@in_one_test("settings, sentence", [({"level": 0.0}, "level must be in"), ({"public": 0}, "public must be at least 1")])
+@subtests("settings, sentence", [({"level": 0.0}, "level must be in"), ({"public": 0}, "public must be at least 1")])
 def test_settings_out_of_range_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         label_recovery(shared(linear(), [1]), **settings)

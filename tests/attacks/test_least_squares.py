@@ -5,7 +5,7 @@ import torch
 
 from leakbench.attacks.core.closed_form.least_squares import least_squares
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 SHAPES = [(33, 16), (16, 33), (64, 17), (5, 5)]
 
@@ -18,8 +18,8 @@ def system(shape, *, rank=None):
     return matrix, torch.randn(shape[0], 2, generator=coins, dtype=torch.float64)
 
 
-@in_one_test("shape", SHAPES)
-@in_one_test("rank", [None, 3])
+@subtests("shape", SHAPES)
+@subtests("rank", [None, 3])
 def test_solutions_are_the_shortest_of_the_best(shape, rank):
     matrix, values = system(shape, rank=rank)
     expected = np.linalg.lstsq(matrix.numpy(), values.numpy(), rcond=1e-12)[0]
@@ -28,7 +28,7 @@ def test_solutions_are_the_shortest_of_the_best(shape, rank):
     torch.testing.assert_close(several[1], torch.from_numpy(expected), rtol=1e-8, atol=1e-9)
 
 
-@in_one_test("shape", SHAPES)
+@subtests("shape", SHAPES)
 def test_equal_calls_have_equal_digits_wherever_memory_lies(shape):
     matrix, values = (each.float() for each in system(shape))
     first, held = least_squares(matrix, values), []

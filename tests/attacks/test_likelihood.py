@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leakbench.attacks.core import Evidence, log_likelihood_ratio, relative_residual, subsampled
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 N = 50_000  # with, and as many without the canary: 10^5 releases
@@ -94,7 +94,7 @@ def tpr_at_1pct(scores: Tensor, member: Tensor) -> float:
     return float((scores[member] > threshold).double().mean())
 
 
-@in_one_test("release", RELEASES)
+@subtests("release", RELEASES)
 def test_a_canary_that_fills_its_bound_has_the_power_that_theory_gives(release):
     signal, std = RELEASES[release]()
     remainder, member = simulated(signal, std.double(), seed=21)
@@ -103,8 +103,8 @@ def test_a_canary_that_fills_its_bound_has_the_power_that_theory_gives(release):
     assert abs(tpr_at_1pct(scores, member) - GOLDEN_TPR) < 3 * SE_TPR
 
 
-@in_one_test("scale", [2 / 3, 3 / 2])
-@in_one_test("release", RELEASES)
+@subtests("scale", [2 / 3, 3 / 2])
+@subtests("release", RELEASES)
 def test_noise_of_a_wrong_scale_would_be_noticed(release, scale):
     signal, std = RELEASES[release]()
     remainder, member = simulated(signal, std.double(), seed=22, scale=scale)
@@ -136,7 +136,7 @@ def test_two_parts_must_be_weighed_by_their_own_noise():
     assert toys.auc(blunt, member) < GOLDEN_AUC - 10 * SE_AUC
 
 
-@in_one_test("share", [0.1, 0.5, 0.9])
+@subtests("share", [0.1, 0.5, 0.9])
 def test_the_power_of_two_parts_does_not_depend_on_how_the_budget_is_shared(share):
     signal, std = two_part(share)
     assert ((signal / std) ** 2).sum().item() == pytest.approx(1.0, rel=1e-6)
@@ -172,7 +172,7 @@ def test_single_precision_costs_no_more_than_its_rounding():
     torch.testing.assert_close(ratio, exact, rtol=1e-5, atol=0)
 
 
-@in_one_test("q", [0.01, 0.3, 1.0])
+@subtests("q", [0.01, 0.3, 1.0])
 def test_subsampling_mixes_the_two_densities(q):
     ratio = torch.tensor([-50.0, -1.0, 0.0, 2.0, 30.0], dtype=torch.float64)
     torch.testing.assert_close(subsampled(ratio, q), torch.log(1 - q + q * ratio.exp()))
@@ -185,7 +185,7 @@ def test_subsampling_neither_overflows_nor_forgets():
     )
 
 
-@in_one_test("q", [0.0, -0.1, 1.5])
+@subtests("q", [0.0, -0.1, 1.5])
 def test_an_impossible_sample_rate_is_refused(q):
     with pytest.raises(ValueError, match=r"sample_rate must be in \(0, 1\]"):
         subsampled(torch.zeros(1), q)

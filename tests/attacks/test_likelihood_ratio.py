@@ -9,7 +9,7 @@ from leakbench.attacks.core import AccessError, SeenTranscript
 from leakbench.attacks.likelihood_ratio import likelihood_ratio
 from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -23,7 +23,7 @@ def test_scores_of_a_transcript_are_the_sums_of_the_scores_of_its_steps():
     assert result.exact and not result.deterministic and result.dependence == "per_model"
 
 
-@in_one_test("last", ["known", "independent", "dependent"])
+@subtests("last", ["known", "independent", "dependent"])
 def test_it_is_the_most_powerful_test_unless_who_joins_a_step_depends_on_others(last):
     """One step of batches that are dealt is enough: the product is then not the likelihood ratio of the run."""
     target, _ = toys.transcript(noise=1.0, steps=3)

@@ -10,7 +10,7 @@ from leakbench.attacks.core import NotApplicable, SeenTranscript, Steps
 from leakbench.attacks.loss_threshold import loss_threshold
 from leakbench.attacks.loss_trace import loss_trace
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -26,7 +26,7 @@ def by_hand(target: SeenTranscript, positions: list[int]) -> np.ndarray:
     return np.array(rows)
 
 
-@in_one_test("points, positions", [(20, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (2, [0, 6])])
+@subtests("points, positions", [(20, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (2, [0, 6])])
 def test_scores_are_the_drop_and_the_interquartile_range_of_the_losses(points, positions):
     target, _ = toys.learned_transcript(steps=7, count=30)
     trace = by_hand(target, positions)

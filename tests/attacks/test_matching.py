@@ -14,7 +14,7 @@ from leakbench.attacks.core.search.gradient_matching import (
     squared_distance,
 )
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -81,8 +81,8 @@ def test_the_squared_distance_is_in_units_of_the_noise_and_takes_class_probabili
     assert squared_distance(toys.conv_step()[0])(batch.inputs, batch.labels) == 0
 
 
-@in_one_test("objective", [direction_mismatch, squared_distance])
-@in_one_test("release", ["dense", "masked", "projected", "noisy", "batch of two, clipped"])
+@subtests("objective", [direction_mismatch, squared_distance])
+@subtests("release", ["dense", "masked", "projected", "noisy", "batch of two, clipped"])
 def test_its_gradient_agrees_with_finite_differences(release, objective):
     dim = toys.parameters_of_conv_net()
     coins = toys.generator(74)

@@ -26,7 +26,7 @@ from leakbench.defenses.per_layer import per_layer
 from leakbench.defenses.random_sparsification import random_sparsification
 from leakbench.defenses.rpdp import rpdp
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from .recursion_cases import mse
 
 OPEN = dp_sgd(clip_norm=1e9, noise_multiplier=0.0)
@@ -165,7 +165,7 @@ def masked(sparsity: float) -> Defense:
     return random_sparsification(clip_norm=1e9, final_sparsity=sparsity, noise_multiplier=0.0)
 
 
-@in_one_test("sparsity", [0.3, 0.8, 0.9])
+@subtests("sparsity", [0.3, 0.8, 0.9])
 def test_through_a_mask_it_is_exact_or_says_which_layer_is_left_open(sparsity):
     observation, x = update(ten_classes(), SMALL, masked(sparsity), label=3, step=3, steps=4)
     assert observation.released.numel() < (1.01 - sparsity) * 15_700
@@ -188,7 +188,7 @@ def layers(classes: int, *, bias: bool, activation: type[nn.Module] = nn.LeakyRe
     return nn.Sequential(nn.Flatten(), first, activation(), second, activation(), last)
 
 
-@in_one_test(
+@subtests(
     "model, label, sparsity",
     [
         # Half of the features show in no row: the layer before tells them, and their scale follows at the end.
@@ -289,7 +289,7 @@ def test_a_last_layer_in_a_basis_is_refused():
         r_gap(observation)
 
 
-@in_one_test(
+@subtests(
     "setting, sentence",
     [
         ({"solver": "qr"}, "solver must be one of ls, gls, map, got 'qr'"),

@@ -14,7 +14,7 @@ from leakbench.attacks.core.closed_form.recursion.observed_gradients import show
 from leakbench.attacks.core.closed_form.recursion.ranks import rank_analysis
 from leakbench.benchmarks import models
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from .recursion_cases import case, drawn, mse
 from .recursion_networks import LEAKY, NETWORKS, Parallel, Skip, built, conv
 
@@ -28,7 +28,7 @@ def test_a_network_is_inverted_from_one_gradient(name):
     assert found.residual < 1e-10
 
 
-@in_one_test(
+@subtests(
     "channels, projection, alone, together",
     [
         # One main path's gradient alone leaves 36 of 72, 54 of 216 and 72 of 288 dimensions open.
@@ -65,7 +65,7 @@ def test_two_layers_of_one_input_are_solved_with_their_sum():
     assert mse(inverted(made.network, made.gradients)[0].x, made.x) < 1e-20
 
 
-@in_one_test("solver", ["ls", "gls", "map"])
+@subtests("solver", ["ls", "gls", "map"])
 def test_branches_together_under_a_mask_and_under_noise(solver):
     model = built("branches of a sum together, batch norm")
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -78,7 +78,7 @@ def test_branches_together_under_a_mask_and_under_noise(solver):
         assert mse(inverted(made.network, made.gradients, solver=solver)[0].x, made.x) < most
 
 
-@in_one_test("name", ["biases and strides", "ten classes, three convolutions", "projection skip"])
+@subtests("name", ["biases and strides", "ten classes, three convolutions", "projection skip"])
 def test_an_unknown_clip_factor_is_found(name):
     made = case(built(name), (1, 6, 6), factor=0.01)
     found = inverted(made.network, made.gradients)[0]
@@ -87,7 +87,7 @@ def test_an_unknown_clip_factor_is_found(name):
         inverted(made.network, made.gradients, clipped=False)
 
 
-@in_one_test(
+@subtests(
     "model, sentence",
     [
         (lambda: conv(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), features=16), "has none|is not"),

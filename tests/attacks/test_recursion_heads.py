@@ -16,11 +16,11 @@ from leakbench.attacks.core.closed_form.recursion.invert import layers_of
 from leakbench.attacks.core.closed_form.recursion.operations import invert
 from leakbench.attacks.core.targets.network import Operation
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from .recursion_cases import case, drawn
 
 
-@in_one_test("mu", [-30.0, -1.0, -1e-6, 0.3, 1.0, 1.27, 1.4, 5.0, 40.0])
+@subtests("mu", [-30.0, -1.0, -1e-6, 0.3, 1.0, 1.27, 1.4, 5.0, 40.0])
 def test_the_margin_of_one_logit_is_among_the_roots(mu):
     h = -mu / (1 + math.exp(mu))
     found = margins(h)
@@ -55,9 +55,9 @@ def head_case(
     return HeadGradient(weight=weight, bias=shift, gradient=gradient, bias_gradient=shared), x, label
 
 
-@in_one_test("classes", [3, 10])
-@in_one_test("bias, shown", [(False, False), (True, True), (True, False)])
-@in_one_test("factor", [1.0, 0.9995, 0.2])
+@subtests("classes", [3, 10])
+@subtests("bias, shown", [(False, False), (True, True), (True, False)])
+@subtests("factor", [1.0, 0.9995, 0.2])
 def test_a_softmax_head_gives_its_input_its_label_and_the_clip_factor(classes, bias, shown, factor):
     for seed in range(20):
         head, x, label = head_case(classes, bias=bias, factor=factor, seed=seed, shown=shown)
@@ -141,7 +141,7 @@ def test_features_that_stay_open_are_as_many_as_the_equations_of_a_last_layer_la
     assert open_features(seen[:4], torch.zeros(4, dtype=torch.bool)) == 12
 
 
-@in_one_test("offset", [0.0, -3.0, 0.7, 5.0])
+@subtests("offset", [0.0, -3.0, 0.7, 5.0])
 def test_margins_beside_a_bias_are_the_roots_of_the_scalar(offset):
     for h in (2.0, 0.0, -0.01, -0.2):
         try:
@@ -155,7 +155,7 @@ def test_margins_beside_a_bias_are_the_roots_of_the_scalar(offset):
             assert -mu / (1 + math.exp(mu + offset)) == pytest.approx(h, abs=1e-12)
 
 
-@in_one_test("kind", ["leaky_relu", "relu", "tanh", "sigmoid"])
+@subtests("kind", ["leaky_relu", "relu", "tanh", "sigmoid"])
 def test_activations_are_inverted_with_their_slopes(kind):
     before = drawn(50).requires_grad_()
     operation = Operation(name="a", kind=kind, inputs=("x",), shape=(50,), settings={"slope": 0.1})

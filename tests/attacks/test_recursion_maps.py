@@ -20,7 +20,7 @@ from leakbench.attacks.core.closed_form.recursion.maps import (
     Then,
 )
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from .recursion_cases import drawn, mse
 
 CONVOLUTIONS = {
@@ -62,7 +62,7 @@ def assert_consistent(one: LinearMap) -> None:
     torch.testing.assert_close(one.gram(weights), (columns * weights.flatten()) @ columns.T, rtol=1e-12, atol=1e-12)
 
 
-@in_one_test("name", CONVOLUTIONS)
+@subtests("name", CONVOLUTIONS)
 def test_normal_matrices_of_a_convolution_are_those_of_its_equations(name):
     layer, output, gradient, k = equations_of(name)
     assert_consistent(output)

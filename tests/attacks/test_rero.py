@@ -25,7 +25,7 @@ from leakbench.attacks.core import (
 )
 from leakbench.attacks.rero import AT_ONCE, rero
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -120,8 +120,8 @@ def test_the_objective_is_half_the_squared_distance_in_units_of_the_noise():
     assert rero(target).objective == pytest.approx(float(left.square().sum() / 2))
 
 
-@in_one_test("count", [1, 3])
-@in_one_test("space", ["dense", "masked", "projected"])
+@subtests("count", [1, 3])
+@subtests("space", ["dense", "masked", "projected"])
 def test_real_updates_give_the_record_away_in_any_space_once_the_others_are_known(count, space):
     dim = toys.parameters_of_conv_net()
     encoder = {

@@ -10,7 +10,7 @@ from leakbench.attacks.core import Examples, ModelAccess, NotApplicable, Shadows
 from leakbench.attacks.core.membership.shadow_statistics import label_log_probability
 from leakbench.attacks.rmia import GRID, best_slope, dominated, rmia, taylor_log_probability
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -70,7 +70,7 @@ def by_hand(target: ModelAccess, *, online: bool, a: float, gamma: float) -> lis
     return shares
 
 
-@in_one_test("online, a, gamma", [(True, 0.3, 1.0), (False, 0.3, 1.0), (False, 0.8, 1.2), (False, 1.0, 0.9)])
+@subtests("online, a, gamma", [(True, 0.3, 1.0), (False, 0.3, 1.0), (False, 0.8, 1.2), (False, 1.0, 0.9)])
 def test_scores_are_the_paper_s_double_loop_up_to_what_breaks_its_ties(online, a, gamma):
     target, _ = world()
     found = rmia(target, shadows=8, online=online, a=a, gamma=gamma).scores

@@ -10,7 +10,7 @@ from leakbench.attacks.core import Access, Box, Knows, Observation, Reconstructi
 from leakbench.attacks.core.search.gradient_matching import squared_distance
 from leakbench.attacks.core.search.restarts import Descent, best_of, signed_adam, signed_adams
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -93,7 +93,7 @@ def test_the_best_of_several_starts_is_returned_with_the_history_of_all():
     assert found.history.shape == (3, 3) and found.history[2].equal(descents[2].history)
 
 
-@in_one_test(
+@subtests(
     "objective, history, status",
     [
         (1.0, [0.1, 2.0, 2.0], "ok"),

@@ -18,7 +18,7 @@ from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_pruning import random_pruning
 from leakbench.defenses.sgd import sgd
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -144,7 +144,7 @@ def test_unrolled_steps_give_images_away():
     assert toys.psnr(found.inputs, inputs) > 20
 
 
-@in_one_test(
+@subtests(
     "settings, sentence",
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),

@@ -23,7 +23,7 @@ from leakbench.attacks.core.closed_form.keep_rate import random_update, recovere
 from leakbench.attacks.core.closed_form.low_rank import completed, factorised, rounding_floor
 from leakbench.attacks.spear import spear
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -94,8 +94,8 @@ def test_in_float32_the_inputs_are_exact_to_its_digits():
     assert errors(result.inputs, shared.inputs).max() < 1e-8 and whole(result)
 
 
-@in_one_test("relative", [1e-6, 1e-3, 1e-1])
-@in_one_test("dtype", [torch.float64, torch.float32])
+@subtests("relative", [1e-6, 1e-3, 1e-1])
+@subtests("dtype", [torch.float64, torch.float32])
 def test_nothing_is_certified_under_noise(relative, dtype):
     size = random_update(4, width=200, inputs=100, seed=5)[0].released.square().mean().sqrt().item()
     # Below what float32 rounds there is no noise to see.
@@ -198,7 +198,7 @@ def alike(batch: int, spread: float, *, seed: int) -> tuple[Observation, Example
     )
 
 
-@in_one_test("spread, seed, share", [(0.5, 1, 0.38), (0.3, 1, 0.55), (0.2, 2, 0.69)])
+@subtests("spread, seed, share", [(0.5, 1, 0.38), (0.3, 1, 0.55), (0.2, 2, 0.69)])
 def test_neurons_that_are_on_for_all_eight_examples_do_not_hide_them(spread, seed, share):
     update, shared, on = alike(8, spread, seed=seed)
     assert on == pytest.approx(share, abs=0.01)
@@ -246,7 +246,7 @@ def test_neighbours_whose_sum_is_that_of_twice_their_mean_are_not_certified_as_i
     assert result.status == "degraded" and result.certified is not None and not result.certified.any()
 
 
-@in_one_test("seed", [1, 2, 4])
+@subtests("seed", [1, 2, 4])
 def test_mixtures_of_examples_for_which_the_same_neurons_are_on_are_told_though_lambda_is_1(seed):
     update, shared = random_update(3, width=20, inputs=30, seed=seed)
     inputs = shared.inputs.clone()
@@ -257,8 +257,8 @@ def test_mixtures_of_examples_for_which_the_same_neurons_are_on_are_told_though_
     assert result.status == "degraded" and result.certified is not None and not result.certified.any()
 
 
-@in_one_test("dtype", [torch.float32, torch.float64])
-@in_one_test("batch", [2, 4])
+@subtests("dtype", [torch.float32, torch.float64])
+@subtests("batch", [2, 4])
 def test_a_mean_of_examples_is_not_taken_for_copies_where_the_loss_is_saturated(batch, dtype):
     """Both are taken for another class for certain, and the same neurons are on: their sum is twice their mean's."""
     update, shared = random_update(batch, width=200, inputs=100, seed=1, dtype=dtype)
@@ -341,7 +341,7 @@ def test_parts_that_were_bounded_apart_are_refused():
         spear(apart, toys.generator(1))
 
 
-@in_one_test(
+@subtests(
     "change, sentence",
     [
         ({"kind": "tanh"}, "must have a ReLU behind it, and the network has none|cannot be undone"),

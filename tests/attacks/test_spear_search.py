@@ -6,7 +6,7 @@ from leakbench.attacks.core import RankDeficient
 from leakbench.attacks.core.closed_form.keep_rate import random_update
 from leakbench.attacks.spear_search import spear_search
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import toys
 
 
@@ -26,7 +26,7 @@ def test_descents_that_do_not_find_every_direction_are_refused():
         spear_search(update, toys.generator(1), starts=512)
 
 
-@in_one_test("setting", ["starts", "iterations", "together"])
+@subtests("setting", ["starts", "iterations", "together"])
 def test_settings_must_be_positive(setting):
     with pytest.raises(ValueError, match=f"{setting} must be at least 1, got 0"):
         spear_search(random_update(1, width=10, inputs=5)[0], None, **{setting: 0})

@@ -13,7 +13,7 @@ from leakbench.benchmarks.core import Catalogue, Sizes, Splits, choose, content_
 from leakbench.benchmarks.data import digits as digits_module
 from leakbench.benchmarks.data import photos as photos_module
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 SIZES = {"digits": (700, 700, 397), "photos": (64, 64, 109)}
 POOLS = ("private", "non_member", "public")
@@ -46,7 +46,7 @@ def test_a_name_is_checked_without_loading(monkeypatch, tmp_path):
         data.check(name)
 
 
-@in_one_test(
+@subtests(
     "name, sentence",
     [
         ("cifar", "no data set named 'cifar'; did you mean 'cifar10'?"),

@@ -10,7 +10,7 @@ from leakbench.benchmarks import data, models
 from leakbench.benchmarks.core import Sizes
 from leakbench.benchmarks.data.own.features import LARGEST
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 DIM = 6
 
@@ -99,7 +99,7 @@ LARGE = vectors(60).astype(np.float64)
 LARGE[5, 1] = 1e300
 
 
-@in_one_test(
+@subtests(
     "changes, sentence",
     [
         ({"x_train": NAN}, "x_train of {file} must be finite as floats of 32 bits, got another value in row 7"),

@@ -18,7 +18,7 @@ from leakbench.benchmarks.core import Catalogue
 from leakbench.defenses.core import Layout, cross_entropy
 from leakbench.defenses.core.gradients.choose import choose
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 COLOUR, GREY, SMALL = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 # Of the papers, at 10 classes; the settings of a wide network: plain, with biases, standardised.
@@ -103,7 +103,7 @@ def test_every_architecture_has_a_stated_size():
     assert {entry[0] for entry in COUNTS + BINARY} == set(models.names())
 
 
-@in_one_test(
+@subtests(
     "name, shape, classes, settings, expected",
     [(name, shape, 10, settings, expected) for name, shape, settings, expected in COUNTS]
     + [(name, COLOUR, classes, settings, expected) for name, classes, settings, expected in OF_MORE_CLASSES]
@@ -133,7 +133,7 @@ def test_all_are_counted_without_memory_or_computation():
     assert devices == {"meta"} and torch.equal(torch.get_rng_state(), before)
 
 
-@in_one_test("name", models.names())
+@subtests("name", models.names())
 def test_every_file_has_one_row_in_the_readme_with_its_input_and_its_count(name):
     readme = (Path(models.__file__).parent / "README.md").read_text(encoding="utf-8")
     rows = re.findall(rf"^\| `{name}` \|(.*)\|$", readme, re.MULTILINE)
@@ -199,7 +199,7 @@ def test_no_example_changes_the_logits_of_another_in_training_or_evaluation(name
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
-@in_one_test(
+@subtests(
     "name, shape",
     [
         ("dp_cnn", (3, 7, 32)),
@@ -356,7 +356,7 @@ def test_open_ended_kinds_of_names_are_listed():
     assert all(line.endswith(".") for line in models.patterns().values())
 
 
-@in_one_test("name", models.names())
+@subtests("name", models.names())
 def test_it_says_what_it_is(name):
     assert models.describe(name).endswith((".", ")"))
 

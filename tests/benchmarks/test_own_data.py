@@ -15,7 +15,7 @@ from leakbench.benchmarks import data
 from leakbench.benchmarks.core import Sizes
 from leakbench.benchmarks.core.data import images
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 10\n"
 
@@ -142,7 +142,7 @@ def test_images_below_a_class_are_found_at_any_depth_and_through_links(tmp_path)
     assert everything(data.load(f"folder:{tmp_path / 'x'}"))[1].tolist() == [0] * 8 + [1] * 4
 
 
-@in_one_test("test", ["test", "val", "validation"])
+@subtests("test", ["test", "val", "validation"])
 def test_a_folder_of_parts_has_an_official_test_set(tmp_path, test):
     folders(tmp_path / "train", {"a": 10, "b": 10, "c": 10})
     folders(tmp_path / test, {"a": 2, "c": 3}, side=8)
@@ -173,7 +173,7 @@ def test_too_few_images_are_refused(tmp_path):
     refused(name, "folder:x must have examples left for private and non_member and public, got 2 of 2")
 
 
-@in_one_test("content", [b"", b"\xff\xd8 nothing", encoded(picture(0))[:60], encoded(picture(0), "JPEG")[:300]])
+@subtests("content", [b"", b"\xff\xd8 nothing", encoded(picture(0))[:60], encoded(picture(0), "JPEG")[:300]])
 def test_a_damaged_image_is_named(tmp_path, content):
     name = folders(tmp_path / "x", {"a": 5, "b": 5})
     (tmp_path / "x" / "b" / "002.png").write_bytes(content)
@@ -192,7 +192,7 @@ def test_once_a_damaged_image_is_replaced_the_folder_is_read_again(tmp_path):
     assert data.load(name).digest != first.digest
 
 
-@in_one_test(
+@subtests(
     "mode, got", [("L", "000.png in colour and"), ("RGBA", "mode 'RGBA'"), ("P", "mode 'P'"), ("CMYK", "mode 'CMYK'")]
 )
 def test_an_image_of_another_mode_is_named_and_all_can_be_converted(tmp_path, mode, got):
@@ -268,7 +268,7 @@ def test_a_git_lfs_pointer_is_named_wherever_it_lies(tmp_path):
         refused(f"{kind}:{tmp_path / f'x.{kind}'}", "a Git-LFS pointer to them; fetch them with 'git lfs pull'")
 
 
-@in_one_test("kept", [0, 3, 200, -1])
+@subtests("kept", [0, 3, 200, -1])
 def test_a_truncated_file_is_named(tmp_path, kept):
     for name in (
         table(tmp_path / "x.parquet", [encoded(picture(i)) for i in range(10)], [0, 1] * 5),
@@ -311,7 +311,7 @@ def test_columns_may_have_the_other_names_of_the_hub_and_plain_bytes(tmp_path):
     assert data.load(f"parquet:{tmp_path / 'b.parquet'}").digest == first.digest
 
 
-@in_one_test(
+@subtests(
     "columns, sentence",
     [
         (
@@ -350,7 +350,7 @@ def test_labels_with_gaps_are_renumbered_in_their_order(tmp_path):
         assert everything(splits)[1].tolist() == [1, 0, 2] * 4
 
 
-@in_one_test(
+@subtests(
     "labels, sentence",
     [
         ([0] * 10, "must have at least two classes, got 1"),
@@ -368,8 +368,8 @@ def test_a_test_part_with_a_class_of_its_own_is_refused(tmp_path):
     refused(name, "must have every class in its training part, got class 2 in the test part alone")
 
 
-@in_one_test("shape, input_shape", [((9, 6, 5), (1, 6, 5)), ((9, 6, 5, 3), (3, 6, 5)), ((9, 1, 6, 5), (1, 6, 5))])
-@in_one_test("dtype", [np.uint8, np.float64, np.float16])
+@subtests("shape, input_shape", [((9, 6, 5), (1, 6, 5)), ((9, 6, 5, 3), (3, 6, 5)), ((9, 1, 6, 5), (1, 6, 5))])
+@subtests("dtype", [np.uint8, np.float64, np.float16])
 def test_arrays_may_have_their_channels_first_last_or_none(tmp_path, shape, input_shape, dtype):
     x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     stored = x if dtype == np.uint8 else (x / 255).astype(dtype)
@@ -393,7 +393,7 @@ def test_an_archive_with_a_test_part_has_an_official_test_set(tmp_path):
 X, Y = np.zeros((6, 4, 4), np.uint8), np.array([0, 1] * 3)
 
 
-@in_one_test(
+@subtests(
     "arrays, sentence",
     [
         ({"a": X, "b": Y}, "must have arrays x_train and y_train, x and y, images and labels"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from leakbench.benchmarks.core import LabelledImages, Sizes, Splits
 from leakbench.benchmarks.core.data.dealing import pool_sizes
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 DEFAULTS = Sizes(private=40, non_member=40, public=20)
 POOLS = ("private", "non_member", "public")
@@ -128,7 +128,7 @@ def test_data_without_sizes_of_their_own_are_dealt_two_to_two_to_one():
     )
 
 
-@in_one_test(
+@subtests(
     "sizes, sentence",
     [
         (
@@ -154,7 +154,7 @@ def test_too_few_examples_for_three_pools_are_refused():
         deal(dataset(train=2, test=0), defaults=None)
 
 
-@in_one_test(
+@subtests(
     "sizes, sentence",
     [
         ({"private": 0}, "private must be a whole number from 1, got 0"),

@@ -8,7 +8,7 @@ import torch
 
 from leakbench.benchmarks import models
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 from . import ranks
 
 # Unknowns, rows of W, rows of K, rank of the stacked system; of the first layer to the last convolution.
@@ -45,7 +45,7 @@ def system(name, layer):
     return uses(name)[layer - 1], SYSTEMS[name][layer - 1]
 
 
-@in_one_test("name, layer", EACH)
+@subtests("name, layer", EACH)
 def test_the_system_of_a_layer_has_the_stated_size(name, layer):
     use, (unknowns, rows_of_weights, rows_of_gradient, _) = system(name, layer)
     assert ranks.of_weights(use).shape == (rows_of_weights, unknowns)
@@ -77,7 +77,7 @@ def test_the_bound_of_the_rank_is_tight_at_the_layer_that_fails():
     assert of_weights + of_gradient - filters**2 == rank
 
 
-@in_one_test("name, layer", EACH)
+@subtests("name, layer", EACH)
 def test_the_matrices_give_the_outputs_and_the_gradient(name, layer):
     use, _ = system(name, layer)
     np.testing.assert_allclose(
@@ -90,7 +90,7 @@ def test_the_matrices_give_the_outputs_and_the_gradient(name, layer):
     np.testing.assert_allclose(found, gradient.flatten(2).mT.numpy(), rtol=0, atol=1e-12 * scale)
 
 
-@in_one_test("name, layer", EACH)
+@subtests("name, layer", EACH)
 def test_every_pair_of_filters_makes_one_row_redundant(name, layer):
     """sum_cab W[g,c,a,b] (K x)[f,c,a,b] = sum_pos k[f,pos] (W x)[g,pos], for any x."""
     use, _ = system(name, layer)

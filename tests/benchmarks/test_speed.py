@@ -33,7 +33,7 @@ from leakbench.benchmarks.speed.memory import Memory, Probe, Unavailable, measur
 from leakbench.benchmarks.speed.networks import Workload, parameters
 from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -135,7 +135,7 @@ def failing(*, when):
     return build
 
 
-@in_one_test(
+@subtests(
     "when, expected",
     [
         (0, "layer 'x' is not known"),
@@ -160,7 +160,7 @@ def test_a_way_that_is_not_installed_names_the_extra(monkeypatch):
     assert found.failed["opacus-hooks"].endswith("pip install 'leakbench[engines]'")
 
 
-@in_one_test(
+@subtests(
     "settings, message",
     [
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
@@ -185,7 +185,7 @@ def comparison(**measurements):
 MADE = comparison(ours=((2.0, 2.0, 4.0), 30), peer=((6.0, 8.0, 16.0), 100), floor=((1.0, 2.0, 2.0), None))
 
 
-@in_one_test(
+@subtests(
     "quantity, against, value, limit, met",
     [
         ("speed-up", "peer", 4.0, 4.0, True),
@@ -202,7 +202,7 @@ def test_a_target_is_judged_by_the_median(quantity, against, value, limit, met):
     assert (found["value"], found["met"], found["reason"]) == (value, met, None)
 
 
-@in_one_test(
+@subtests(
     "case, way, quantity, reason",
     [
         ("another", "ours", "time", "not part of this run"),
@@ -328,7 +328,7 @@ def test_a_table_shows_what_is_missing_as_such_and_says_why():
     assert "1.00 [1.00, 1.00]" in table.text()
 
 
-@in_one_test("load", [*step.CASES.values()])
+@subtests("load", [*step.CASES.values()])
 def test_networks_have_the_parameters_that_figures_are_quoted_for(load):
     expected = {"dp_cnn_small": 26_010, "dp_cnn": 550_570, "resnet18_gn": 11_173_962}
     assert parameters(load.model()) == expected[load.network]
@@ -588,7 +588,7 @@ def test_from_the_root_the_command_is_ours_beside_a_benchmarks_of_others(tmp_pat
     assert {"masked.md", "masked.png", "masked.svg"} <= {file.name for file in tmp_path.iterdir()}
 
 
-@in_one_test(
+@subtests(
     "arguments, message",
     [
         (["step", "--case", "dp_cnn-1"], "case must be one of dp_cnn_small-256"),

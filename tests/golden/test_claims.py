@@ -13,7 +13,7 @@ import pytest
 from leakbench.audit.catalog import methods as catalog
 from leakbench.defenses.core import Sampling, predicted
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 FILE = Path(__file__).with_name("claims.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def claimed(name, sampling):
     }
 
 
-@in_one_test("name", list(GOLDEN))
+@subtests("name", list(GOLDEN))
 def test_a_claim_is_what_it_was(name):
     for sampling, golden in GOLDEN[name].items():
         # A number to nine digits, words exactly.

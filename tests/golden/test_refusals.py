@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from leakbench.audit.cli import app as cli
 from leakbench.benchmarks import models
 
-from ..in_one_test import in_one_test
+from ..parameters import subtests
 
 FILE = Path(__file__).with_name("refusals.json")
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
@@ -78,7 +78,7 @@ def folder(tmp_path_factory):
     return written(tmp_path_factory.mktemp("refusals"))
 
 
-@in_one_test("line", list(GOLDEN))
+@subtests("line", list(GOLDEN))
 def test_a_mistake_has_its_code_and_its_sentence(line, folder, monkeypatch):
     monkeypatch.chdir(folder)
     code, first = refused(line)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from leakbench.benchmarks.core import client_splits
 from leakbench.benchmarks.core.data.client_splits import _top_up
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 HOWS = ("iid", "by_class", "dirichlet")
 EVERY = pytest.mark.parametrize("how", HOWS)
@@ -116,7 +116,7 @@ def test_who_gives_does_not_become_poor_in_turn():
     assert sorted(np.concatenate(parts).tolist()) == list(range(6))
 
 
-@in_one_test(
+@subtests(
     "changed, sentence",
     [
         ({"how": "random"}, "how must be one of iid, by_class, dirichlet, got 'random'"),

@@ -26,7 +26,7 @@ from leakbench.benchmarks.data import cifar10_jpeg as jpeg_module
 from leakbench.benchmarks.data import imagenet as imagenet_module
 from leakbench.benchmarks.data import mnist as mnist_module
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 TRAIN, TEST = 60, 20
 SMALL = Sizes(private=20, non_member=20, public=20)
@@ -235,7 +235,7 @@ def test_svhn_is_read_with_zero_as_class_zero(folder, monkeypatch):
     is_the_small_one(data.load("svhn", sizes=SMALL), test_pixels=pixels(TEST, 3, 32, 32))
 
 
-@in_one_test(
+@subtests(
     "name, files",
     [
         ("mnist", "MNIST/raw/train-images-idx3-ubyte.gz, MNIST/raw/train-labels-idx1-ubyte.gz, MNIST/raw/t10k-images"),

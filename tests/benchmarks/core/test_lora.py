@@ -10,7 +10,7 @@ from leakbench.benchmarks import models
 from leakbench.benchmarks.core.nets.lora import LoRALayer, adapt
 from leakbench.benchmarks.core.nets.standardise import standardise
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 
 def coins(seed=0):
@@ -25,7 +25,7 @@ def trained(model):
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-@in_one_test("name", ["dp_cnn_small", "dpdr_cnn4", "mlp", "wrn_16_4"])
+@subtests("name", ["dp_cnn_small", "dpdr_cnn4", "mlp", "wrn_16_4"])
 def test_at_the_start_it_is_the_network_that_it_was_made_of_bit_for_bit(name):
     natural = models.natural(name)
     settings: dict[str, Any] = {"standardised": True} if name == "wrn_16_4" else {}
@@ -58,7 +58,7 @@ def test_what_is_trained_counted_by_hand():
     assert sum(value.numel() for value in model.parameters()) == 26_010 + products
 
 
-@in_one_test(
+@subtests(
     "layer",
     [
         nn.Linear(6, 5),
@@ -131,7 +131,7 @@ def test_weights_that_are_computed_stay_frozen_behind_their_parametrisation():
     assert model(torch.randn(2, 2, 3, 3)).shape == (2, 3)
 
 
-@in_one_test(
+@subtests(
     "layer, rank, most",
     [
         (nn.Linear(6, 5), 6, 5),

@@ -10,7 +10,7 @@ import torch
 
 from leakbench.benchmarks import models
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 SHAPE = (1, 6, 6)
 FILE = """
@@ -76,7 +76,7 @@ def refused(sentence, name, **settings):
     assert "\n" not in str(refusal.value)
 
 
-@in_one_test(
+@subtests(
     "function, settings, hidden",
     [("build", {}, 5), ("build", {"hidden": 4}, 4), ("anything", {"width": 8}, 8), ("bare", {}, 5)],
 )

@@ -3,7 +3,7 @@
 from leakbench.leaderboard.board.reconstruction_summary import still_leaks
 from leakbench.leaderboard.board.table import Board
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 from ..conftest import metric, record
 
 SHARED = record("reconstruction").task
@@ -67,7 +67,7 @@ def test_the_sentence_tells_of_choices_by_themselves_with_chance_and_bound():
     assert sentence == "Without noise what picker picks is n/a (it failed: no safety)."
 
 
-@in_one_test(
+@subtests(
     "control, values, ok",
     [
         ("positive", (0.9, 1.0), True),

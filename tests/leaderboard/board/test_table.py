@@ -14,7 +14,7 @@ from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.folder import Completeness
 from leakbench.leaderboard.records.record import Metric
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 from ..conftest import asked_for, complete, provenance
 
 
@@ -151,7 +151,7 @@ def test_copies_repetitions_and_nothing_at_all_are_refused(record):
         Board.from_records([])
 
 
-@in_one_test(
+@subtests(
     "control, auc, half, ok",
     [
         ("positive", 0.9, 0.05, True),
@@ -170,7 +170,7 @@ def test_a_control_holds_when_its_interval_lies_on_the_right_side_of_chance(reco
     assert f"AUC {auc:.3f}" in result.measured
 
 
-@in_one_test(
+@subtests(
     "control, psnrs, ok",
     [
         ("positive", (20.0, 21.0), True),
@@ -312,7 +312,7 @@ def test_a_reported_epsilon_stands_beside_the_claim(record, claim):
 T = {"data": "digits", "model": "mlp"}
 
 
-@in_one_test(
+@subtests(
     "mine, flag, why",
     [
         ({"attack_settings": {"shadows": 1}}, "uneven_attacks", "attacked by more"),

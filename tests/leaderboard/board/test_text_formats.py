@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from leakbench.leaderboard.board.table import Board
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 from ..conftest import complete, provenance
 
 
@@ -50,7 +50,7 @@ def broken(record, metric):
 FORMS = ("to_text", "to_markdown", "to_latex")
 
 
-@in_one_test("form", FORMS)
+@subtests("form", FORMS)
 def test_failed_controls_are_the_first_thing_a_reader_sees(broken, form):
     text = getattr(broken, form)()
     at = text.index("CONTROLS FAILED, do not trust this board")
@@ -58,14 +58,14 @@ def test_failed_controls_are_the_first_thing_a_reader_sees(broken, form):
     assert not re.search("CONTROLS FAILED", getattr(broken, form)()[at + 10 :])
 
 
-@in_one_test("form", FORMS)
+@subtests("form", FORMS)
 def test_violated_claims_are_on_top_and_in_their_row(board, form):
     text = getattr(board, form)()
     assert "CLAIM VIOLATED" in text[:200]
     assert text.count("VIOLATED") >= 3  # banner, beside the epsilon it refutes, flags
 
 
-@in_one_test("form", FORMS)
+@subtests("form", FORMS)
 def test_missing_numbers_are_n_a_with_their_reason_never_zero(board, form):
     text = getattr(board, form)()
     assert "n/a" in text
@@ -73,7 +73,7 @@ def test_missing_numbers_are_n_a_with_their_reason_never_zero(board, form):
     assert not re.search(r"(?<![\d.])0(\.0+)?(?![\d.])(?= *[|&])", text)
 
 
-@in_one_test("width", [40, 80, 100, 120, 200])
+@subtests("width", [40, 80, 100, 120, 200])
 def test_text_fits_its_terminal_and_cuts_no_number(board, width):
     text = board.to_text(width=width)
     # A terminal too narrow for the numbers of a row gets a wider table rather than cut numbers.

@@ -12,7 +12,7 @@ from leakbench.leaderboard.page.checkpoint import build_report
 from leakbench.leaderboard.records.files import digest_of_bytes
 from leakbench.leaderboard.records.record import RecordError
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 EVIL = '"><script>alert(1)</script>'
 
@@ -193,7 +193,7 @@ def test_files_of_another_audit_are_refused(tmp_path):
         build_report(tmp_path)
 
 
-@in_one_test("key", ["verdict", "groups", "attacks", "epsilon", "accuracy", "gradients", "provenance"])
+@subtests("key", ["verdict", "groups", "attacks", "epsilon", "accuracy", "gradients", "provenance"])
 def test_a_document_that_lacks_a_part_is_one_sentence(tmp_path, key):
     folder = _folder(tmp_path / "report")
     told = json.loads((folder / "audit.json").read_text())

@@ -17,7 +17,7 @@ from leakbench.leaderboard.page.plots import COLOURS, SHAPES, Point, picture, st
 from leakbench.leaderboard.page.specifications import scatter
 from leakbench.leaderboard.records.record import Reported
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 
 def specified(*points, **given):
@@ -145,8 +145,8 @@ def test_a_logarithmic_axis_has_equal_ratios_equally_far_apart_and_round_ticks()
     assert (single := axis_over("", [3.0], log=True)).high / single.low == pytest.approx(6)
 
 
-@in_one_test("values", [[], [0.5], [0.5, 0.5], [math.inf], [0.0]])
-@in_one_test("log", [True, False])
+@subtests("values", [[], [0.5], [0.5, 0.5], [math.inf], [0.0]])
+@subtests("log", [True, False])
 def test_an_axis_has_a_length_whatever_the_values(values, log):
     axis = axis_over("", values, log=log)
     assert axis.low < axis.high and (axis.low > 0 or not log)

@@ -17,7 +17,7 @@ from leakbench.leaderboard.page.reconstructions import MOST, OPEN, PictureAllowa
 from leakbench.leaderboard.records import record as records_of
 from leakbench.leaderboard.records.files import digest_of_bytes
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 
 def decibel(a, b):
@@ -108,7 +108,7 @@ def test_inputs_are_stretched_from_their_range_and_clamped(shared, tmp_path):
     assert pair.psnr == pytest.approx(120)
 
 
-@in_one_test(
+@subtests(
     "given, why",
     [
         ({"shape": (1, 2, 3)}, "6 numbers are no square image, and its record has no task.input_shape"),

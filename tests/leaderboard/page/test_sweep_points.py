@@ -3,7 +3,7 @@
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page.figures import sweeps
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 from ..conftest import metric, record
 
 
@@ -65,6 +65,6 @@ def test_a_single_setting_is_no_sweep_and_a_missing_number_no_point():
     assert "0.7): PSNR" not in str(figure.specification)
 
 
-@in_one_test("value", [True, "many", None])
+@subtests("value", [True, "many", None])
 def test_a_setting_that_is_no_number_is_in_no_sweep(value):
     assert not figures(*swept("rank", [value, 10], defense="rpdp"))

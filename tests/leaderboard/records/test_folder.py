@@ -15,7 +15,7 @@ from leakbench.leaderboard.records.folder import read_folder
 from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
 from leakbench.leaderboard.records.record import RecordError, read_all, write
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 from ..conftest import asked_for, provenance
 
 
@@ -41,7 +41,7 @@ def test_a_whole_folder_is_read_with_its_request(stored):
     assert Board.from_folder(folder).rows[0].rank == 1  # the records' folder by itself, as it may be copied
 
 
-@in_one_test(
+@subtests(
     "change, why",
     [
         (lambda path: path.unlink(), "are not beside it"),
@@ -87,7 +87,7 @@ def test_links_are_followed_neither_to_read_nor_to_write(stored, tmp_path):
         read_manifests(folder)
 
 
-@in_one_test("edit", [{"cells": []}, {"suite": "another"}, {"command": ["rm", "-rf", "."]}])
+@subtests("edit", [{"cells": []}, {"suite": "another"}, {"command": ["rm", "-rf", "."]}])
 def test_an_edited_request_is_refused(stored, edit):
     _, folder = stored
     (path,) = folder.glob("*.manifest")
@@ -148,7 +148,7 @@ def test_what_a_kill_leaves_behind_is_swept(stored):
     assert {path.name for path in folder.iterdir()} == left
 
 
-@in_one_test(
+@subtests(
     "then, said",
     [
         ({"source": "1" * 64}, "leakbench was 0.1.0, source 000000000000, is 0.1.0, source 111111111111"),

@@ -24,7 +24,7 @@ from leakbench.leaderboard.records.record import (
     write,
 )
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -73,7 +73,7 @@ def test_infinite_epsilon_is_null_with_its_reason(record, claim):
     assert data["claim"]["reason"] == "no noise is added"
 
 
-@in_one_test(
+@subtests(
     "path, value, fault",
     [
         ("seed", ..., "key 'seed' is missing"),
@@ -122,7 +122,7 @@ def test_a_wrong_record_is_refused_in_one_sentence_that_names_file_and_fault(rec
     assert "\n" not in str(caught.value)
 
 
-@in_one_test("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, "1" * 5000])
+@subtests("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400, "1" * 5000])
 def test_numbers_that_no_float_holds_are_refused(record, number):
     with pytest.raises(RecordError, match=r"finite|whole"):
         Record.from_json(record().to_json().replace('"seconds": 1.0', f'"seconds": {number}'))

@@ -17,7 +17,7 @@ from leakbench.leaderboard.records.update_report import (
 )
 from leakbench.leaderboard.records.validation import build, json_values
 
-from ...in_one_test import in_one_test
+from ...parameters import subtests
 
 UPDATE = {
     "schema": "leakbench-update/4",
@@ -70,7 +70,7 @@ def test_each_result_of_an_attack_has_its_own_type():
     assert json.loads(report.to_json()) == UPDATE
 
 
-@in_one_test(
+@subtests(
     "path, value, field",
     [
         (("classes",), "ten", "classes must be an integer, got 'ten'"),
@@ -93,7 +93,7 @@ def test_a_value_that_does_not_fit_is_refused_by_file_and_field(path, value, fie
         UpdateReport.from_json(changed(path, value), source="here/update.json")
 
 
-@in_one_test("text", ["{", '{"schema": NaN}', '{"schema": 1, "schema": 1}', "[]", "[" * 100_000])
+@subtests("text", ["{", '{"schema": NaN}', '{"schema": 1, "schema": 1}', "[]", "[" * 100_000])
 def test_a_text_that_is_no_report_is_refused_by_its_file(text):
     with pytest.raises(RecordError, match=r"update\.json"):
         UpdateReport.from_json(text, source="update.json")
@@ -135,7 +135,7 @@ def test_a_key_that_is_no_python_name_has_a_field():
         build(SmallestLeak, {key: value for key, value in sizes.items() if "0.1" not in key})
 
 
-@in_one_test(
+@subtests(
     "word, weak, tone, headline",
     [
         ("no leak found", "", "good", "no leak found"),

@@ -3,27 +3,36 @@
 import pytest
 import torch
 
-from .in_one_test import in_one_test
+from .parameters import pairwise, subtests
 
 
 def test_every_case_runs_and_all_that_fail_are_named(tmp_path):
     drawn = []
 
-    @in_one_test("number, sentence", [(1, "a"), (2, "b"), (3, "c")])
+    @subtests("number, sentence", [(1, "a"), (2, "b"), (3, "c")])
     def odd(tmp_path, number, sentence):
         drawn.append(float(torch.rand(())))
         with pytest.raises(ValueError, match=sentence):
             if number != 2:
                 raise ValueError("c")
 
-    with pytest.raises(BaseExceptionGroup, match="2 of 3 cases fail") as failed:
+    with pytest.raises(BaseExceptionGroup, match="2 of 3 runs fail") as failed:
         odd(tmp_path=tmp_path)
     notes = [error.__notes__[-1] for error in failed.value.exceptions]
-    assert notes == ["case: {'number': 1, 'sentence': 'a'}", "case: {'number': 2, 'sentence': 'b'}"]
+    assert notes == ["with number, sentence = 1, 'a'", "with number, sentence = 2, 'b'"]
     assert len(drawn) == 3 and len(set(drawn)) == 1
 
 
-@in_one_test("value", {"first": 1, "second": 2})
+@subtests("value", {"first": 1, "second": 2})
 def test_fixtures_are_given_beside_the_cases_and_a_folder_is_each_cases_own(tmp_path, value):
     assert tmp_path.is_dir() and not any(tmp_path.iterdir()) and value in ("first", "second")
     (tmp_path / "file").touch()
+
+
+def test_pairs_meet_in_far_fewer_than_all_combinations():
+    values = [list(range(5)), "abcd", [True, False], "xyz"]
+    rows = pairwise(*values)
+    assert len(rows) < 40 < 5 * 4 * 2 * 3
+    for i in range(4):
+        for j in range(i):
+            assert {(row[i], row[j]) for row in rows} == {(a, b) for a in values[i] for b in values[j]}
