@@ -10,7 +10,7 @@ import torch
 
 from .. import models
 from .harness import Ratio, SpeedComparison, TimedCall
-from .part import ROUNDS, Options, Part, check_choices
+from .part import ROUNDS, Options, SpeedPart, check_choices
 from .targets import SpeedTarget
 from .ways import NOISE_MULTIPLIER, WAYS
 
@@ -58,7 +58,7 @@ def measure(*, only: Sequence[str] = (), **options: Unpack[Options]) -> dict[str
     Raises:
         ValueError: a network is not measured.
     """
-    part = Part(__name__, options, budget=10.0, memory=False)
+    part = SpeedPart(__name__, options, budget=10.0, memory=False)
     known = names(quick=part.quick)
     check_choices("case", only, known)
     for network, batch in product(only or known, BATCHES):

@@ -28,7 +28,7 @@ from leakbench.defenses.core import (
 )
 
 from .. import models
-from .part import ROUNDS, Options, Part
+from .part import ROUNDS, Options, SpeedPart
 from .targets import SpeedTarget
 
 TRAIN, ROWS, ALONG = "training an example", "contributions", "along one direction"
@@ -99,7 +99,7 @@ def measure(*, networks: Sequence[str] = (), examples: int | None = None, **opti
         examples: number for each network; the usual number where None.
         options: see `Options`.
     """
-    part = Part(__name__, options)
+    part = SpeedPart(__name__, options)
     for network, plan in product(networks or (QUICK_NETWORKS if part.quick else NETWORKS), PLANS):
         name = f"{network}, {plan}"
         part.say(name)

@@ -22,7 +22,7 @@ from leakbench.defenses.core.gradients.reference import cross_entropy
 from leakbench.defenses.core.plan.layout import Layout
 
 from .networks import COLOUR, Workload
-from .part import Options, Part
+from .part import Options, SpeedPart
 
 RESTARTS = 8
 DIRECTIONS = 10
@@ -39,7 +39,7 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
     Args:
         options: see `Options`.
     """
-    part, cases = Part(__name__, options, budget=180.0, memory=False), []
+    part, cases = SpeedPart(__name__, options, budget=180.0, memory=False), []
     networks = ("dp_cnn",) if part.quick else ("dp_cnn", "resnet18_gn")
     for name, release in product(networks, ("dense", "masked", "projected")):
         part.say(f"{name}, {release}")
@@ -49,7 +49,7 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
     )
 
 
-def _case(part: Part, name: str, release: str) -> dict[str, Any]:
+def _case(part: SpeedPart, name: str, release: str) -> dict[str, Any]:
     """Times a network under a kind of release."""
     model = Workload(name, RESTARTS).model().to(part.device)
     in_turn, side_by_side, dim, size = _ways(name, model, release, part.device)

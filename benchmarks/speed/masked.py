@@ -15,7 +15,7 @@ from torch import Tensor
 from leakbench.defenses.core import clip
 from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer
 
-from .part import ROUNDS, Options, Part
+from .part import ROUNDS, Options, SpeedPart
 from .targets import SpeedTarget
 
 SIZES = ((256, 512, 32), (256, 2048, 128), (256, 784, 1000), (1024, 2048, 128))
@@ -84,7 +84,7 @@ def measure(*, sizes: Sequence[tuple[int, int, int]] = (), **options: Unpack[Opt
         sizes: (batch, inputs, outputs); the usual sizes if empty, the two smallest if quick.
         options: see `Options`.
     """
-    part, peer = Part(__name__, options), NORMS + BOOK
+    part, peer = SpeedPart(__name__, options), NORMS + BOOK
     for batch, inputs, outputs in sizes or (QUICK_SIZES if part.quick else SIZES):
         name, weights = f"{batch} x {inputs} x {outputs}", inputs * outputs
         part.say(name)

@@ -36,7 +36,7 @@ from leakbench.defenses.core.training.ongoing import OngoingRun, TrainingSetting
 
 from .harness import TimedCall
 from .networks import Workload, parameters
-from .part import ROUNDS, Options, Part, check_choices
+from .part import ROUNDS, Options, SpeedPart, check_choices
 from .targets import SpeedTarget
 
 PLAIN = "plain DP-SGD"
@@ -168,7 +168,7 @@ def measure(*, only: Sequence[str] = (), **options: Unpack[Options]) -> dict[str
         ValueError: an unknown way.
     """
     refuse_unknown(only, options.get("rounds"))
-    part = Part(__name__, options, budget=300.0, memory=False)
+    part = SpeedPart(__name__, options, budget=300.0, memory=False)
     chosen = [way for way in ways() if way == PLAIN or not only or way in only]
     for load in QUICK_CASES if part.quick else CASES:
         part.say(f"{load.name}, {len(chosen)} ways")

@@ -17,7 +17,7 @@ from torch import Tensor
 from leakbench.defenses.core.randomness.keys import filled
 from leakbench.defenses.core.randomness.noise import from_os, secure
 
-from .part import ROUNDS, Options, Part
+from .part import ROUNDS, Options, SpeedPart
 from .ways import opacus_module
 
 # Approximate parameters of the networks in the step benchmark.
@@ -80,7 +80,7 @@ def measure(*, sizes: Sequence[int] = (), **options: Unpack[Options]) -> dict[st
         sizes: numbers in a release; the usual sizes if empty, the two smallest if quick.
         options: see `Options`.
     """
-    part = Part(__name__, options)
+    part = SpeedPart(__name__, options)
     for size in sizes or (QUICK_SIZES if part.quick else SIZES):
         part.say(f"{size:,}")
         part.compare(f"noise-{size}", WAYS, {"size": size}, peer=PEER, floor=FLOOR, about={"parameters": size})

@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     say: Callable[[str], None]
 
 
-class Part:
+class SpeedPart:
     """Run of a part, which collects what its document holds.
 
     Attributes:

@@ -18,7 +18,7 @@ from torch import Tensor
 from leakbench.defenses.core.plan.codec import Subspace
 from leakbench.defenses.core.plan.linear_algebra.basis import leading_directions, orthonormality_error
 
-from .part import Options, Part
+from .part import Options, SpeedPart
 
 RANK = 100
 BATCH = 256
@@ -32,7 +32,7 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
     Args:
         options: see `Options`.
     """
-    part = Part(__name__, options, budget=180.0, memory=False)
+    part = SpeedPart(__name__, options, budget=180.0, memory=False)
     bases = [(SMALL, 256), (SMALL, 100)] + ([] if part.quick else [(LARGE, 100)])
     projections = [SMALL] + ([] if part.quick else [LARGE])
     part.say("leading directions, projection")
@@ -40,7 +40,7 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
     return part.document(title=f"Public subspaces of rank {RANK}, float32", cases=cases)
 
 
-def _basis(part: Part, dim: int, rows: int) -> dict[str, Any]:
+def _basis(part: SpeedPart, dim: int, rows: int) -> dict[str, Any]:
     """Times the ways to the leading directions of public gradients [rows, dim]."""
     public = _gradients(rows, dim, part.device)
 
@@ -73,7 +73,7 @@ def _basis(part: Part, dim: int, rows: int) -> dict[str, Any]:
     return part.case(ways, baseline="svd", checks=checks, case="leading directions", d=dim, m=rows, rank=RANK)
 
 
-def _projection(part: Part, dim: int) -> dict[str, Any]:
+def _projection(part: SpeedPart, dim: int) -> dict[str, Any]:
     """Times the ways to the sum of a private batch's components in a subspace, before any bound."""
     basis = leading_directions(_gradients(RANK, dim, part.device), RANK)
     codec = Subspace.of(basis)

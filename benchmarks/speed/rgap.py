@@ -23,7 +23,7 @@ from leakbench.attacks.core.closed_form.recursion.observed_gradients import Laye
 
 from .. import models
 from ..models.cnn6 import SLOPE
-from .part import ROUNDS, Options, Part
+from .part import ROUNDS, Options, SpeedPart
 from .targets import SpeedTarget
 
 SIZES, FULL_SIZES, QUICK_SIZES = (24,), (32,), (16,)
@@ -151,7 +151,7 @@ def measure(*, full: bool = False, sizes: Sequence[int] = (), **options: Unpack[
         options: see `Options`.
     """
     # A dense inversion takes minutes.
-    part = Part(__name__, options, rounds=3 if full else 1, quick_rounds=1, budget=1200.0)
+    part = SpeedPart(__name__, options, rounds=3 if full else 1, quick_rounds=1, budget=1200.0)
     (paper,) = FULL_SIZES
     for size in sizes or (FULL_SIZES if full else QUICK_SIZES if part.quick else SIZES):
         name = f"CNN6, {size}x{size}"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from leakbench.defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
 
 from .. import models as networks
-from .part import ROUNDS, Options, Part
+from .part import ROUNDS, Options, SpeedPart
 from .targets import SpeedTarget
 
 LOOP, STACK, PROCESSES = "a loop over models", "one stack", "processes of one thread"
@@ -168,7 +168,7 @@ def measure(**options: Unpack[Options]) -> dict[str, Any]:
     Args:
         options: see `Options`; memory is not measured, because these ways do not differ in it.
     """
-    part = Part(__name__, {**options, "memory": False}, rounds=9, budget=120.0)
+    part = SpeedPart(__name__, {**options, "memory": False}, rounds=9, budget=120.0)
     for (network, models), goal in (GOALS | (ON_CUDA if part.device == "cuda" else {})).items():
         if part.quick and models > 16:
             continue

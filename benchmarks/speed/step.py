@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from . import report
 from .harness import SpeedComparison, TimedCall
 from .networks import Workload, parameters
-from .part import ROUNDS, Options, Part, check_choices
+from .part import ROUNDS, Options, SpeedPart, check_choices
 from .targets import SpeedTarget
 from .ways import CLIP_NORM, LEARNING_RATE, NOISE_MULTIPLIER, USUAL, WAYS, others_warnings
 
@@ -120,7 +120,7 @@ def measure(
     Raises:
         ValueError: an unknown case or way.
     """
-    part = Part(__name__, options)
+    part = SpeedPart(__name__, options)
     refuse_unknown(cases, ways, quick=part.quick)
     known, usual = QUICK_CASES if part.quick else CASES, tuple(ways) or USUAL
     fewer = {"rounds": math.ceil(part.rounds / 3), "budget": part.budget / 6, "memory": False}
@@ -142,7 +142,7 @@ def measure(
     return document
 
 
-def _compare(part: Part, load: Workload, ways: Sequence[str], **settings: Any) -> SpeedComparison:
+def _compare(part: SpeedPart, load: Workload, ways: Sequence[str], **settings: Any) -> SpeedComparison:
     """Compares all ways of taking a step on a workload."""
     part.say(load.name)
     about = {"parameters": parameters(load.model()), "batch": load.batch}
