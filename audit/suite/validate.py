@@ -104,7 +104,7 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
             continue
         if isinstance(data := content.get("data"), str):
             # A suite may need data supplied by its reader; they are loaded before any computation.
-            wrong += _refused(f"{table}.data", partial(datasets.check, there=False), data)
+            wrong += _refused(f"{table}.data", partial(datasets.check, exists=False), data)
         model = content.get("model")
         model_table = model if isinstance(model, dict) else {"name": model}
         name = model_table.get("name")

@@ -47,9 +47,12 @@ __all__ = [
 
 # Plain mappings are accepted too: `conform` gives them their type.
 if TYPE_CHECKING:
-    AnyTask, AnyBudget, AnyRequirements = TrainingTask | UpdateTask, RequestedBudget, RecordedRequirements
+    AnyTask = TrainingTask | UpdateTask
+    AnyBudget = RequestedBudget
+    AnyRequirements = RecordedRequirements
 else:
-    AnyTask, AnyBudget = TrainingTask | UpdateTask | Mapping[str, Any], RequestedBudget | Mapping[str, Any]
+    AnyTask = TrainingTask | UpdateTask | Mapping[str, Any]
+    AnyBudget = RequestedBudget | Mapping[str, Any]
     AnyRequirements = RecordedRequirements | Mapping[str, Any]
 
 SCHEMA = 2

@@ -12,6 +12,7 @@ from leakbench.attacks.core.closed_form.recursion.forward import drawn_inputs, r
 from leakbench.attacks.core.closed_form.recursion.invert import inverted, layers_of
 from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
 from leakbench.attacks.core.closed_form.recursion.ranks import rank_analysis
+from leakbench.attacks.core.closed_form.recursion.walk import Solver
 from leakbench.benchmarks import models
 
 from ..parameters import subtests
@@ -151,7 +152,8 @@ def test_random_inputs_and_the_described_forward_pass_are_those_of_the_model():
 
 def test_noise_grows_from_layer_to_layer_and_weights_by_variance_hold_some_of_it_back():
     model, errors = models.build("cnn6", input_shape=(3, 12, 12), classes=1, seed=0), {}
-    for noise, solver in ((1e-8, "ls"), (1e-8, "gls"), (1e-8, "map"), (1e-6, "ls")):
+    settings: list[tuple[float, Solver]] = [(1e-8, "ls"), (1e-8, "gls"), (1e-8, "map"), (1e-6, "ls")]
+    for noise, solver in settings:
         made = case(model, (3, 12, 12), noise=noise, label=0)
         errors[noise, solver] = mse(inverted(made.network, made.gradients, solver=solver)[0].x, made.x)
     # Far above the noise's own 1e-16, and useless where noise is a hundred times as large (orders of magnitude).

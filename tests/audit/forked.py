@@ -59,7 +59,7 @@ class Forked:
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], cwd: str, **_: Any) -> None:
         *_, path, name, _ = command
         (stdin, held), (output, stdout) = os.pipe(), os.pipe()
-        request = {"path": json.loads(path), "name": name, "env": env, "cwd": cwd}
+        request: dict[str, Any] = {"path": json.loads(path), "name": name, "env": env, "cwd": cwd}
         self.pid, _ = self._ask(request, [stdin, stdout, *pass_fds])
         self.stdin, self.stdout, self._status = os.fdopen(held, "wb"), os.fdopen(output, "rb"), None
         os.close(stdin)

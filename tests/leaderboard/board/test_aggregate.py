@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from leakbench.leaderboard.board.aggregate import BoardCell, over_seeds, student, worst_case
+from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.record import Metric
 
 
@@ -124,7 +125,7 @@ def halves(whole, calibration, report, half=0.05):
     """A metric with numbers on the halves of its candidates."""
     detail = {"calibration_value": calibration, "report_value": report, "report_low": report - 0.07}
     detail |= {"report_high": report + 0.07, "report_n": 50}
-    return Metric(value=whole, low=whole - half, high=whole + half, n=100, better="lower", detail=detail)
+    return Metric(value=whole, low=whole - half, high=whole + half, n=100, better="lower", detail=Detail(detail))
 
 
 def test_the_strongest_is_chosen_on_one_half_and_its_number_is_of_the_other(cell):

@@ -10,6 +10,7 @@ import pytest
 from leakbench.leaderboard.board.content import SUPERSCRIPTS
 from leakbench.leaderboard.board.table import Board, BoardError
 from leakbench.leaderboard.page.remarks import comparisons
+from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.fields import Reported
 from leakbench.leaderboard.records.folder import Completeness
 from leakbench.leaderboard.records.record import Metric
@@ -463,7 +464,7 @@ def test_a_control_of_several_attacks_says_the_interval_that_it_was_judged_by(re
     def told(whole, calibration, report, attack):
         detail = {"calibration_value": calibration, "report_value": report, "report_low": report - 0.1}
         detail |= {"report_high": report + 0.1, "report_n": 50}
-        auc = Metric(value=whole, low=whole - 0.05, high=whole + 0.05, n=100, better="lower", detail=detail)
+        auc = Metric(value=whole, low=whole - 0.05, high=whole + 0.05, n=100, better="lower", detail=Detail(detail))
         return record(defense="sgd", control="positive", attack=attack, metrics={"auc": auc})
 
     board = Board.from_records([told(0.6, 0.63, 0.57, "strong"), told(0.5, 0.5, 0.5, "weak")])

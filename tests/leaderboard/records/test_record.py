@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leakbench.leaderboard.records.details import Detail
 from leakbench.leaderboard.records.record import (
     MethodUsed,
     Metric,
@@ -57,7 +58,7 @@ def test_any_record_is_read_back_equal(settings, value, seconds):
         id="0123456789abcdef", suite="s", suite_digest="d", kind="membership", seed=0, device="cpu",
         defense=MethodUsed(name="dp_sgd", settings=settings), task=settings,
         attack=MethodUsed(name="a", settings={"x": (1, 2)}),
-        metrics={"m": Metric(value=value, low=value, high=value, better="lower", detail={"fp": 3})},
+        metrics={"m": Metric(value=value, low=value, high=value, better="lower", detail=Detail({"fp": 3}))},
         provenance=Provenance(version="1", source="0" * 64), seconds=seconds,
         requires={"knows": ("OTHERS",)}, flags=("f",),
         claim=RecordedClaim(epsilon=None, delta=1e-5, relation="add_remove", sampling="full", accountant="PLD",

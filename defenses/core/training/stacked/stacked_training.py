@@ -84,7 +84,7 @@ def train_together(
         raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
     inputs = pool[0]
     refuse_autocast(inputs)
-    stack = StackedNetwork(models, recipe.loss, inputs.device, asked=even_if_slower)
+    stack = StackedNetwork(models, recipe.loss, inputs.device, requested=even_if_slower)
     members = chosen.to(inputs.device)
     count = members.shape[1]
     expected = recipe.divisor(sampling, count)

@@ -191,6 +191,7 @@ HALVES = {f"conv{1 + dims}d_{option}": PLANS[(i + dims) % 2 :: 2] for i, option 
 ROUNDED = ("subspace", "subspaces", "complement", "three blocks", "two parts behind a mask, and without")
 FORMULAS = [*product(Strategy, [Summation.TILES]), (Strategy.FREE, Summation.VENDOR)]
 WITH_FORMULAS = pairwise(
+    [name for name in KNOWN if "conv" in name or "sequence" in name or name == "small_resnet"],
     FORMULAS,
     ("normalize", "masked", "three blocks", "two masks, and none", "two parts behind a mask, and without"),
 )

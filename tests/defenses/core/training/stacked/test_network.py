@@ -99,7 +99,7 @@ def build(name: str, seed: int) -> nn.Module:
 
 
 def stack_of(models: list[nn.Module]) -> StackedNetwork:
-    return StackedNetwork(models, cross_entropy, CPU, asked=True)
+    return StackedNetwork(models, cross_entropy, CPU, requested=True)
 
 
 def expected(
