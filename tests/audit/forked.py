@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,17 @@ serve(request["name"], number)
 """
 
 
-class Forked:
+def end(requests: socket.socket, server: subprocess.Popen[bytes]) -> None:
+    """Ends the server, which ends where nobody asks any more."""
+    requests.close()
+    server.wait()
+
+
+class Forked(subprocess.Popen):
     """Stands for `subprocess.Popen` in `leakbench.audit.isolation.worker`."""
 
+    _child_created = False  # no child of this process, so that `Popen` waits for none
     _requests: socket.socket | None = None
-    _server: subprocess.Popen[bytes] | None = None
     _turn = threading.Lock()
 
     def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], cwd: str, **_: Any) -> None:
@@ -77,13 +84,17 @@ class Forked:
                 time.sleep(0.005)
         return self._status
 
+    def __class_getitem__(cls, item: Any) -> Any:
+        return subprocess.Popen[item]  # type checkers at run time take both
+
     @classmethod
     def _ask(cls, request: dict[str, Any], files: list[int]) -> tuple[int, int]:
         with cls._turn:
             if cls._requests is None:
                 cls._requests, theirs = socket.socketpair()
                 command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
-                cls._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
+                server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[2])
                 theirs.close()
+                weakref.finalize(cls, end, cls._requests, server)  # at exit, after processes that began later
             socket.send_fds(cls._requests, [json.dumps(request).encode()], files)
             return json.loads(cls._requests.recv(1000))
