@@ -141,14 +141,14 @@ def test_bad_usage_is_one_sentence_and_code_2(command, arguments, sentence):
         (["leaderboard", "table", "."], "no records in .; run a suite with this directory as its output first"),
     ],
 )
-def test_a_bad_file_is_one_sentence_and_code_3(command, tmp_path, arguments, sentence):
+def test_a_bad_file_is_one_sentence_and_code_3(command, arguments, sentence):
     for name, (old, new) in {
         "torn": ("]", ""),
         "bad": ("epochs = 1", "epochs = 0"),
         "large": ("batch = 70", "batch = 1400"),
         "odd": ("hidden = 8", 'hidden = "8"'),
     }.items():
-        (tmp_path / f"{name}.toml").write_text(SUITE.replace(old, new), encoding="utf-8")
+        Path(f"{name}.toml").write_text(SUITE.replace(old, new), encoding="utf-8")
     refused(command(*arguments), cli.BAD_FILE, sentence)
 
 

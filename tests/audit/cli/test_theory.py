@@ -1,6 +1,7 @@
 """`leakbench theory`: verdicts, one document, files, exit codes, and mistakes in one sentence."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,10 +83,8 @@ def test_a_verdict_that_is_not_the_known_one_is_a_failure(command, monkeypatch, 
         (["--draws", "4"], 2, "--draws"),
     ],
 )
-def test_a_mistake_is_one_sentence_before_anything_is_computed(
-    command, tmp_path, monkeypatch, arguments, code, sentence
-):
-    (tmp_path / "taken").write_text("x", encoding="utf-8")
+def test_a_mistake_is_one_sentence_before_anything_is_computed(command, monkeypatch, arguments, code, sentence):
+    Path("taken").write_text("x", encoding="utf-8")
     monkeypatch.setattr(claims, "examined", lambda *_: pytest.fail("computed"))
     got, out, err = command(*arguments)
     assert (got, out) == (code, "") and sentence in err

@@ -133,8 +133,8 @@ def unless_alike(names):
     return [pytest.param(name, marks=pytest.mark.slow) if name in ours else name for name in names]
 
 
-each = subtests("name", unless_alike(ALL))
-each_with_noise = subtests("name", unless_alike(NOISY))
+each = pytest.mark.parametrize("name", unless_alike(ALL))
+each_with_noise = pytest.mark.parametrize("name", unless_alike(NOISY))
 
 
 class Overheard:
