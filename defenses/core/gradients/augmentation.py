@@ -5,8 +5,8 @@ De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Priva
 
 Guarantee:
     The same as without augmentation: an example's contribution remains a function of that example alone, bounded once,
-    because the randomness of its views is drawn for that record by itself (`record_draws.py`) from public coins.
-    Assumes that `draw` and `apply` treat every entry by itself.
+    because the randomness of its views is a hash of that record and a public seed (`record_draws.py`). Assumes that
+    `draw` and `apply` process every entry independently of the others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Augmentation(Protocol):
 
 
 def draws(coins: int, step: int) -> int:
-    """Returns the public seed of the draws inside models and views in a step.
+    """Returns the public seed of a step's random layers (dropout) and augmentation.
 
     Args:
         coins: key of a run's public randomness.
@@ -58,7 +58,7 @@ def draws(coins: int, step: int) -> int:
 
 
 def draws_at_start(coins: int) -> int:
-    """Returns the public seed of the draws of a one-off release at the start, distinct from that of any step.
+    """Returns the seed of random layers and augmentation in one-off releases before step 0; no step has this seed.
 
     Args:
         coins: key of a run's public randomness.
@@ -164,13 +164,13 @@ class CropAndFlip:
 class RecordSchedule:
     """One view of each example, the example itself; a few known records are shifted in some steps.
 
-    For audits: a canary has to lie in the mask of each step, and is therefore another record under another mask. The
-    shift of a record in a step is looked up in a table, by the random word that record and step determine; every other
-    record is unchanged.
+    It serves audits of masked training, where a canary's gradient must lie inside the mask of each step, so that its
+    input differs from step to step. The shift of a record in a step is looked up in a table, by the random word that
+    record and step determine; every other record is unchanged.
 
     Attributes:
-        known: words of the records, per record and step, ascending.
-        added: added to all entries of a record's input in that step.
+        known: random words of the shifted records, one per record and step, ascending: the keys of the table.
+        added: value added to all entries of a record's input in that step, in the order of `known`.
     """
 
     known: Int64[Tensor, " any"]

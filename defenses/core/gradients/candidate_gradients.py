@@ -1,12 +1,12 @@
 """Gradients of many candidate examples from one backward pass, differentiable, for gradient inversion with restarts.
 
 A parameter's gradient is a product of two factors, the input of its layer and the gradient at its output, so one pass
-over all candidates yields the factors of each. `rows` multiplies them. `inner` and `squared_norms`, which suffice to
-compare directions, do not: all restarts are compared with the same update G, so that <gradient_i, G> = <gradient at the
-output_i, the layer with G as its weights (input_i)>, and no weight-sized tensor is ever held per candidate. Norms are
-the ghost norms of Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, and Bu, Mao & Xu,
-"Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy", NeurIPS 2022, or the
-products themselves, whichever is less work.
+over all candidates yields the factors of each. `rows` multiplies them. Cosine similarity needs inner products and
+norms only, which `inner` and `squared_norms` compute without multiplying: all restarts are compared with one update G,
+and <gradient_i, G> = <output gradient_i, layer with weights G applied to input_i>, so no weight-sized tensor is held
+per candidate. Norms are the ghost norms of Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799,
+and Bu, Mao & Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
+NeurIPS 2022, or the products themselves, whichever is less work.
 
 Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `factored` decides
 whether a model consists of these, by comparing with the reference on synthetic data.
@@ -28,7 +28,7 @@ from ..plan.layout import Layout
 from .reference import Loss, outputs, per_example_gradients
 
 _AGREE = 1e-4
-"""Largest difference from the reference, relative to the norms: float32 rounds to 1e-6, a wrong layer is off by 1."""
+"""Tolerance of the comparison, relative to the reference's norms: float32 rounds to 1e-6, a wrong layer errs by 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class LayerFactors:
 
 
 class GuessGradients:
-    """A model at a fixed parameter point, whose gradients are computed from factors."""
+    """Per-example gradients of a model at a fixed parameter point, computed from factors."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"]) -> None:
         """Collects the layers with trained parameters.

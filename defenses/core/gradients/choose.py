@@ -7,7 +7,8 @@ checks is an error.
 Two comparisons run in float64 on a copy of the model in its own mode, with slightly perturbed weights. First, the
 clipped sum of a small batch is compared with plain autograd, example by example. Second, in batches as large as the
 run's, which hold copies of an example, repeated labels and inputs of several magnitudes, removing one example must
-subtract exactly its own contribution from the sum.
+subtract its own contribution from the sum and nothing else, up to rounding. `torch.func` needs the first comparison
+only: vmap calls the model with a single example.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ AUTO = "auto"
 # Tolerance relative to the largest entry of the sum: a wrong layer errs in the first digits, a deep model by 1e-13.
 _AGREES = 1e-8
 _AGREES_IN_FLOAT32 = 1e-3
-_BESIDE = 1e-2  # perturbation of the weights, relative to each parameter's root mean square
+_BESIDE = 1e-2  # standard deviation of the weights' perturbation, relative to each parameter's root mean square
 _EXAMPLES = 7  # size of the small batch: a prime, so that no other dimension is taken for a multiple of it
 
 
@@ -49,7 +50,7 @@ class ChosenEngine:
         engine: computes the sums.
         note: name of the engine, and the reason for it if `auto` fell back.
         activations: numbers that a forward pass produces per entry of the inputs.
-        draws: True if the model draws by record, as in dropout.
+        draws: True if the model has random layers, such as dropout, whose draws are keyed by record.
         unverified: reason why the model could not be checked; empty if it was.
     """
 
@@ -161,7 +162,7 @@ def _key(
 
 
 def _choose(name: str, trial: _Trial, batches: Batches) -> _Verdict:
-    """Returns the fastest engine that passes the checks; an engine requested by name, or an error."""
+    """Returns the first engine of the static order that passes the checks; an engine requested by name, or an error."""
     if trial.failure:  # for every kind of synthetic values
         if name not in (AUTO, OneByOne.name):
             raise ValueError(f"engine '{name}' could not be checked on made-up examples: {trial.failure}")
@@ -292,8 +293,8 @@ class _Trial:
     def _one_by_one(self) -> None:
         """Passes several examples, each as a batch of one, for a model that fails on larger batches.
 
-        The failure may depend on the values, and a single example may be accepted by chance. The passes follow each
-        other, so that state kept from an example shows in the next.
+        Several, because the model may accept a single example by chance. All passes use the same copy of the model, so
+        state that it keeps from one example affects the next.
         """
         batch = self._made_up(_EXAMPLES)
         for place in range(_EXAMPLES):
@@ -337,7 +338,7 @@ class _Trial:
                 )
 
     def _run_in_own_precision(self, kind: type[PerExample]) -> None:
-        """Lets an engine refuse models whose faults float64 hides: autocast inside a model rounds float32 only.
+        """Runs the engine in the model's own precision, where it refuses autocast inside a model, which spares float64.
 
         Values are not compared, because rounding may change them by much.
 
@@ -379,7 +380,7 @@ class _Trial:
         return self._engines[kind, model]
 
     def _made_up(self, size: int) -> MadeUp:
-        """Returns examples of the data's shape: half distinct, a quarter copies of the first, the rest distinct."""
+        """Returns synthetic examples of the data's shape, some of them copies of the first (`inputs_of`)."""
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
         coins = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype

@@ -1,8 +1,8 @@
 """Exact integer sums for discrete Gaussian noise: contributions are rounded to units within their bound, then added.
 
 A float sum depends on the order of its summation and on its other terms: removing one example changes the last bits of
-the others' part, so discrete noise proves nothing for such a sum. Therefore each example is processed alone, from its
-gradient to its rounded contribution, and integers are added.
+the others' part, so the proof for discrete noise does not apply to such a sum. Therefore each example is processed
+alone, from its gradient to its rounded contribution, and integers are added.
 
 Guarantee:
     For every example the rounded contribution, in units, has an L2 norm of at most bound / unit, exactly: it is rounded
@@ -26,7 +26,7 @@ from ..plan.query import ExampleLosses, Gradients
 from .reference_sums import contributions
 
 _MOST_EXAMPLES = 2**22  # in a sum
-_MOST_UNITS = 2.0**40  # of an example: a sum is then below 2^62, and float64 represents an example's units exactly
+_MOST_UNITS = 2.0**40  # per contribution: a sum is then below 2^62, and float64 represents each contribution exactly
 
 
 def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> Int64[Tensor, "rows size"]:

@@ -1,17 +1,17 @@
 """Executes a step plan on a batch and returns its noisy release: the only code that holds raw rows or secret noise.
 
 Per block: query each example (or the mean of its views), encode, bound, sum, add noise; then decode the noisy sums.
-`choose.py` selects the engine that computes the clipped sums. Micro-batches accumulate in float64, so they affect
-memory only, and noise is drawn once per step, after the last of them. Exact noise requires exact sums, for which each
-example is processed alone (`exact_sums.py`).
+`choose.py` selects the engine that computes the clipped sums. Micro-batches accumulate in float64, so their size
+affects memory and the last digits only, and noise is drawn once per step, after the last of them. Exact noise requires
+exact sums, for which each example is processed alone (`exact_sums.py`).
 
 Guarantee:
     Relation: add or remove one example. Released: the noisy blocks of `Release`, as multiples of a public unit
     (`noise.py`) rounded to the model's dtype; everything else here (rows, raw sums, norms) stays inside. Assumes a loss
     and a model under which a gradient depends on its own example only: known violations are refused when an `Engine` is
-    constructed, and violations that trials can find are refused before data are touched (`model_checks.py` lists the
-    undetectable ones). A non-finite row counts as zero, by itself. Views, dropout and other random layers are drawn for
-    each record from its content (`record_draws.py`).
+    constructed, and those that passes over synthetic examples reveal before data are touched (`model_checks.py` lists
+    the undetectable ones). A non-finite row counts as zero, and affects no other row. Views, dropout and other random
+    layers are drawn for each record from its content (`record_draws.py`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def add_noise(
         sums: float64, or int64 for exact noise; for `CipherNoise` float32 too.
         noise: secret source.
         dtype: of the release.
-        memory: state of noise that is correlated over steps; None for a single step, whose noise is then drawn with the
-            standard deviation that it would have in its stream.
+        memory: state of noise that is correlated over steps; None for a single step, whose noise is then independent,
+            with the standard deviation that it would have in the stream.
 
     Raises:
         ValueError: if noise is to be added and no source is given.
@@ -186,7 +186,7 @@ class Engine:
         domains: Domains = NOT_DECLARED,
         unchecked: bool = False,
     ) -> None:
-        """Takes a model and the secret noise.
+        """Refuses models that mix examples, and stores the settings; the engine is chosen at the first batch.
 
         Args:
             model: its trained parameters define the layout; refused if it mixes examples.
@@ -234,7 +234,8 @@ class Engine:
         """
         shapes = (inputs.shape[1:], inputs.dtype, targets.shape[1:], targets.dtype, inputs.is_cpu or inputs.device)
         # Modes are part of the key: a layer may draw, or change state, in training mode only. So are the modules
-        # themselves: a module that was added later is unchecked, and its dropout would depend on places in the batch.
+        # themselves: a module that was added later is unchecked, and its dropout would be drawn by position in the
+        # batch.
         kind = (exact, *shapes, *[(id(module), module.training) for module in _modules(self.model)])
         with ONE_PASS:
             if kind not in self._checked:
@@ -346,13 +347,13 @@ class Engine:
             x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
             with entries(some), full_precision():
                 parts.append(_of_one(choice.engine.sums(plan.plan, x, y, views=views), copies))
-        # Our noise accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
+        # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
         return add_noise(plan, sums, noise, like.dtype, self.memory)
 
     def clipped_sums(self, plan: StepPlan, inputs: Tensor, targets: Tensor, *, views: int = 1) -> tuple[Tensor, ...]:
-        """Returns the sum of bounded contributions to each block, float64 and without noise: private, for an auditor.
+        """Returns the sum of bounded contributions to each block, in float64, without noise: private, for audits only.
 
         Args:
             plan: the step's plan.
@@ -371,7 +372,7 @@ class Engine:
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
-        """Returns, per block, inner products of contributions with a direction and their squared norms: for an auditor.
+        """Returns, per block, inner products of contributions with a direction, and squared norms: private, for audits.
 
         Args:
             plan: the step's plan.
@@ -381,7 +382,7 @@ class Engine:
             views: of each example.
 
         Returns:
-            A pair [examples] in float64 for each block: private.
+            For each block, inner products [examples] and squared norms [examples], in float64.
         """
         like = self._first().detach()
         along, none = [d.to(like) for d in directions], like.new_zeros(0, dtype=torch.float64)

@@ -1,9 +1,9 @@
 """Power iterations of spectral normalisation, advanced once per step instead of in every forward pass.
 
 Miyato et al., "Spectral Normalization for Generative Adversarial Networks", ICLR 2018, Algorithm 1. Its vectors are
-buffers that depend on the weights of all steps and on nothing private, so they may be released with the model. PyTorch
-iterates in every pass in training mode: the vectors would then reveal how many passes a batch takes, and each pass
-would change the results of the next.
+buffers that depend on the weights of all steps only, which follow from releases, so the vectors cost no privacy.
+PyTorch iterates in every pass in training mode: the vectors would then reveal how many passes a batch takes, and each
+pass would change the results of the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 _Parametrized: Any = parametrizations._SpectralNorm  # private, because this parametrisation has no public name
-# For these layers, the mode only decides whether the hook of `torch.nn.utils.spectral_norm` iterates.
+# Layers whose own forward pass ignores the mode: it decides only whether the spectral-norm hook iterates.
 _WITHOUT_A_MODE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
@@ -63,7 +63,7 @@ def hooks_of(module: nn.Module) -> list[SpectralNorm]:
 
 
 def buffers_of_power_iterations(model: nn.Module) -> set[str]:
-    """Returns the names of the vectors."""
+    """Returns the buffer names of the vectors in `model.named_buffers()`."""
     own: list[tuple[str, tuple[str, ...]]] = []
     for place, module in model.named_modules():
         names = ("_u", "_v") if type(module) is _Parametrized else ()

@@ -1,8 +1,8 @@
 """Reference per-example gradients: `torch.func.vmap(grad)` of the model, as a matrix [rows, dim] in `Layout` order.
 
-It serves every layer that torch.func supports and materialises all rows. Faster engines are checked against it, and
-attacks differentiate through it. A row depends on its own example only: layers that mix examples (BatchNorm) are
-refused in `checks/batch_norm.py`, before any row is computed.
+The reference serves every layer that torch.func supports and materialises all rows. Faster engines are checked against
+it, and attacks differentiate through it. A row depends on its own example only: layers that mix examples (BatchNorm)
+are refused in `checks/batch_norm.py`, before any row is computed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def logistic(outputs: Float[Tensor, "n 1"], targets: Tensor) -> Float[Tensor, " 
 class PerExampleMean(nn.Module):
     """Per-example form of a loss with class weights or an ignored class.
 
-    PyTorch's batch mean divides by the weights of all targets, so for a single example its own weight cancels. Here the
-    weight of its target multiplies an example's loss, and an ignored target has loss zero. An example with several
-    targets, as a sequence, has the mean over the targets that are not ignored.
+    PyTorch's batch mean divides by the weights of all targets, so the weight of a single example cancels. Here an
+    example's loss is multiplied by the weight of its target, and an ignored target has loss zero. An example with
+    several targets, as a sequence, has the mean over the targets that are not ignored.
 
     Attributes:
         inner: the loss module, whose reduction is "none".

@@ -2,7 +2,8 @@
 
 Guarantee:
     Each example adds to a block the output of `Block.contributions` for it, and nothing else; a non-finite row adds
-    zero, by itself. Sums accumulate in float64, so the order of micro-batches affects the last digits only.
+    zero, and affects no other row. Sums accumulate in float64, so the order of micro-batches affects the last digits
+    only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Factors that bound a batch's gradients, from the norms of their parts, in a single call.
 
-PyTorch needs fifteen operations on as many numbers as there are examples, each of which takes longer to launch than to
-run: on a small network they take as long as the forward pass.
+PyTorch needs fifteen operations on one number per example, each of which takes longer to launch than to run: on a small
+network they take as long as the forward pass.
 
 Guarantee:
     A factor depends on its example alone. Norms are computed in float64 and factors by the formulas of `plan/bound.py`.
@@ -23,15 +23,15 @@ from .machine_code import INT, compiled, counted
 from .row_squares import squared_row
 
 SIDE, PART = 5, 3
-"""Columns of the tables."""
+"""Number of columns of the table of sides, and of the table of parts."""
 _LEAST_SCALED = 1e-60
-"""Least squared norm of a scaled row that float32 represents: below 1e-38 its numbers have fewer digits."""
+"""Least squared norm of a scaled row: of its numbers, only those below 1e-8 of the norm are then subnormal (1e-38)."""
 _CERTAIN = 1e6
-"""A squared norm is trusted if it is at least this many times the most that may have underflowed."""
+"""A squared norm is trusted if it is at least this many times the largest amount that underflow may have removed."""
 KINDS = ("clip", "normalize", "adaptive_weight")
 """Kinds of bounds, by number."""
 SMALL = 1e-20
-"""Squared norms between this and its inverse are certain."""
+"""Least squared norm that is trusted; the largest is its inverse."""
 
 
 @cache
@@ -118,8 +118,8 @@ def _module(wide: bool) -> ir.Module:
             entering, leaving = measured_of(first, zero), measured_of(other, one)
             value = build.fmul(entering, leaving)
             itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
-            # A square that underflows vanishes, whatever it is multiplied by. All that vanish in a product sum to at
-            # most the format's least number times this:
+            # A square that underflows is lost, whatever it is multiplied by. The losses of a product sum to at most the
+            # format's least number times this:
             width, out = (
                 build.sitofp(entry(sides, build.select(product, side, first), SIDE, 2), double)
                 for side in (first, other)
@@ -164,7 +164,7 @@ def _module(wide: bool) -> ir.Module:
             (everything, 0.0, 1 / SMALL),
             (scale, least, most),
         )
-        # The second row of an outer product is scaled: rounding must not affect the scaled numbers.
+        # The factor scales the second row of an outer product, whose numbers must not become subnormal.
         shrunk = build.fmul(build.fmul(scale, scale), least_side)
         scaled = build.or_(
             build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED))

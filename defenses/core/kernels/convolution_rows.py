@@ -1,11 +1,11 @@
 """Per-example gradients of a convolution's weight, compiled for the layer's sizes.
 
-A gradient is a sum over positions of patch times derivative: a matrix product, a factor of which consists of
-overlapping patches. Libraries copy these, or treat examples as groups of channels, which copies them in and out of such
-a layout. Here a tile of the gradient stays in registers while positions go by; a patch's numbers are read in place, at
-offsets from the position that are known when the kernel is compiled, and multiply vectors of the derivative's channels
-(`convolution_tiles.py`). That takes as long as the vendor's kernel for the sum over the batch, or less (Zen 5: 240 of
-256 Gflop/s).
+A gradient is a sum over positions of patch times output gradient: a matrix product, a factor of which consists of
+overlapping patches. Libraries copy the patches, or run a grouped convolution with an example per group, which copies
+inputs and results into and out of that layout. Here a tile of the gradient stays in registers during the loop over
+positions. The numbers of a patch are read in place, at offsets from the position that are known when the kernel is
+compiled, and multiply vectors of the output gradient's channels (`convolution_tiles.py`). That takes as long as the
+vendor's kernel for the sum over the batch, or less (Zen 5: 240 of 256 Gflop/s).
 
 Source: register tiling after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.
 
@@ -36,7 +36,7 @@ _BYTE = ir.IntType(8)  # of a mask
 
 @dataclass(frozen=True)
 class RowKernel:
-    """Sizes of a layer.
+    """The kernel for a layer of these sizes.
 
     Attributes:
         height, width: of the input, before padding.
@@ -91,7 +91,7 @@ class RowKernel:
 
     @property
     def vectors(self) -> int:
-        """Vectors of channels that each number of a patch multiplies."""
+        """Vectors of output channels that each number of a patch multiplies."""
         return -(-self.leaving // self.lanes)
 
     @cached_property
@@ -113,7 +113,7 @@ class RowKernel:
 
     @property
     def exact(self) -> bool:
-        """True if a row is formed in one piece, and written without adding to a previous content."""
+        """True if a row is written once; False if it is the sum of several views or blocks of positions."""
         return self.views == 1 and self._block == (self.rows, self.columns)
 
     @property
@@ -253,7 +253,7 @@ class _RowWriter(VectorWriter):
         starts: range,
         edges: Sequence[tuple[LlvmValue, LlvmValue]],
     ) -> None:
-        """Sums over positions, in a vector register for each of a patch's numbers and each start of channels."""
+        """Sums over positions; each pair of a patch's number and a vector of channels has a register of its own."""
         s, build = self._sizes, self._build
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
         fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
@@ -274,7 +274,7 @@ class _RowWriter(VectorWriter):
                 self._put(value, build.gep(to, [INT(start)]), starts.stop - start)
 
     def _put(self, value: LlvmValue, channels: LlvmValue, active: int) -> None:
-        """Stores numbers of some channels in a row, or adds them if it is formed in several pieces."""
+        """Stores the numbers of some channels in a row, or adds them to the row if it is not `exact`."""
         build, vector = self._build, value.type
         if not self._sizes.exact:
             value = build.fadd(value, self._at(channels, 0, active))

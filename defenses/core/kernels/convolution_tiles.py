@@ -1,7 +1,7 @@
-"""Tiles of a convolution's gradient: assigns its sums to tiles of vector registers.
+"""Tiles of a convolution's weight gradient: assigns its entries to tiles of vector registers.
 
-The gradient is a product of patches, [kernel, entering channels], and derivatives, [leaving channels]. Each number of a
-patch multiplies vectors of adjacent channels, the last of which may be partly idle.
+The gradient is a product of patches, [kernel, input channels], and output gradients, [output channels]. Each number of
+a patch multiplies vectors of adjacent channels, the last of which may be partly idle.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class PatchTile:
     """Adjacent numbers of a patch.
 
     Attributes:
-        first: index of the first within a row.
-        place: of the first in the padded input, from the position's first pixel on.
-        offsets: of the numbers from that place.
+        first: index of the first number within a row of the gradient.
+        place: its offset in the padded input from the position's first pixel.
+        offsets: offsets of the tile's numbers from that place.
     """
 
     first: int
@@ -52,12 +52,12 @@ class PatchTile:
 
 
 def vectors_beside(vectors: int) -> int:
-    """Returns how many of a number's vectors of channels a tile holds."""
+    """Returns the number of channel vectors in a tile, for each of its patch's numbers."""
     return 3 if vectors % 3 == 0 else min(2, vectors)
 
 
 def tiles_of(patch: Patch, most: int) -> list[PatchTile]:
-    """Splits a patch into tiles of at most `most` numbers; tiles are nearly of one size."""
+    """Splits a patch into tiles of at most `most` numbers, of nearly equal size."""
     lines = patch.lines()
     joined = [place for line in lines for place in line]
     # Tiles of a long line have the same offsets in every line, and share their code.
@@ -72,5 +72,5 @@ def tiles_of(patch: Patch, most: int) -> list[PatchTile]:
 
 
 def even(total: int, most: int) -> int:
-    """Returns the size of the fewest parts of at most `most`, as even as possible."""
+    """Returns the largest part when `total` is split as evenly as possible into the fewest parts of at most `most`."""
     return -(-total // -(-total // max(1, most)))

@@ -1,8 +1,8 @@
 """Machine code for the host processor: written in LLVM's intermediate representation, compiled by llvmlite.
 
-llvmlite is the compiler behind Numba. Numba's vectoriser does not keep a tile of sums in registers, which makes a
-matrix product fast: so kernels name their vectors explicitly. Compiling a kernel takes 20 to 100 ms; nothing is written
-to disk, and no compiler has to be installed.
+llvmlite is the compiler behind Numba. A matrix product is fast if a tile of its sums stays in registers; Numba's
+vectoriser does not achieve that, so kernels name their vectors explicitly. Compiling a kernel takes 20 to 100 ms;
+nothing is written to disk, and no compiler has to be installed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from llvmlite import binding, ir
 
 INT = ir.IntType(64)
-LlvmValue = Any  # of LLVM: llvmlite's classes are typed too narrowly for a type checker
+LlvmValue = Any  # a value in LLVM's representation: llvmlite's classes are typed too narrowly for a type checker
 COMPILING = Lock()
-"""Held by the thread that compiles: LLVM's global state is not thread-safe."""
+"""Lock held by the thread that compiles: LLVM's global state is not thread-safe."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
 
 
 def _engine(text: str) -> binding.ExecutionEngine:
-    """Returns the owner of a module's code; intermediate objects are freed at its return, which needs the lock too."""
+    """Returns the owner of a module's code; needs `COMPILING` until it returns, when intermediate objects are freed."""
     machine = _machine()
     parsed = binding.parse_assembly(text)
     parsed.verify()
@@ -120,7 +120,7 @@ def fused(module: ir.Module, of: ir.Type) -> ir.Function:
 def counted(
     build: ir.IRBuilder, start: LlvmValue, stop: LlvmValue, sums: Sequence[LlvmValue] = ()
 ) -> Iterator[Counted]:
-    """Loops over [start, stop), which must not be empty, around the code that is built inside of the context.
+    """Builds a loop over [start, stop), which must not be empty; code that is built inside the context is its body.
 
     Args:
         build: the builder.
@@ -149,14 +149,14 @@ def counted(
 
 @dataclass
 class Counted:
-    """Number of a loop's round, and its sums."""
+    """Index of a loop built by `counted`, and its running sums."""
 
     number: LlvmValue
     sums: list[LlvmValue]
 
 
 class VectorWriter:
-    """Base of kernel writers: vectors of a processor's registers, zero-filled beyond the last number."""
+    """Base of kernel writers: loads, broadcasts and sums of vectors as long as the processor's registers."""
 
     def __init__(self, name: str, host: Processor, *, wide: bool) -> None:
         """Begins a module.

@@ -1,18 +1,19 @@
 """Normal numbers from the stream cipher ChaCha20, added to a vector and rounded to a grid in a single pass.
 
-Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; each two of them give two numbers
+Sixteen blocks of the cipher are computed side by side, which is 128 words of 64 bits; every two words give two numbers
 by the Box-Muller transform in float64. The radius uses a uniform number of 88 bits, so that tails end at 11 standard
 deviations; the angle uses 40 bits, whose steps are 300,000 times or more finer, at one standard deviation, than the
 unit that sums are rounded to (`noise.py`). Every bit is used, because the cipher takes most of the time. Every
-operation is exact or rounded according to IEEE 754, and only explicit operations are fused: a key gives the same
-numbers on every processor.
+operation is exact or rounded according to IEEE 754, and multiplications and additions are fused only where the code
+says so: a key gives the same numbers on every processor.
 
 Sources: Bernstein, "ChaCha, a variant of Salsa20", 2008, with its counter and nonce of 64 bits each; Box & Muller, "A
 Note on the Generation of Random Normal Deviates", 1958. Polynomials of logarithm, sine and cosine as in Sun's fdlibm
-(1993), which are right to one in the last digit.
+(1993), which are accurate to one unit in the last place.
 
 Guarantee:
-    The bits used are those of ChaCha20 under the key, at counters that no two numbers share.
+    The bits used are those of ChaCha20 under the key. No two groups of a draw share a block, and no two pairs of
+    numbers share a bit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from llvmlite import ir
 from .machine_code import INT, LlvmValue, compiled, counted
 
 GROUP = 128
-"""Numbers per group, computed from blocks of their own."""
+"""Numbers per group; each group has sixteen blocks of the cipher of its own."""
 
 _BLOCKS, _LANES = 16, 8
 _SHARED = 24  # low bits of a pair's second word, which extend the radius; the others are the angle
@@ -125,7 +126,7 @@ class _NormalWriter:
             build.store(build.load(build.gep(start, [each.number])), build.gep(to, [each.number]))
 
     def _cipher(self, keys: Sequence[LlvmValue], group: LlvmValue, nonce: Sequence[LlvmValue]) -> list[LlvmValue]:
-        """Sixteen blocks of ChaCha20: word by word of a block, a block per lane."""
+        """Returns sixteen blocks of ChaCha20, as a vector for each word of a block, with a block per lane."""
         build, rounds = self._build, 20
         counters = build.add(
             self._spread(build.mul(group, INT(_BLOCKS)), ir.VectorType(INT, _BLOCKS)),
@@ -158,7 +159,7 @@ class _NormalWriter:
         build, last = self._build, 2**_SHARED - 1
         upper = build.uitofp(high, self._number)
         lower = build.sitofp(build.and_(shared, self._whole(last)), self._number)
-        # In the middle of its interval of 2^-88, so that every value has a logarithm.
+        # The midpoint of its interval of length 2^-88: never 0, which has no logarithm.
         end = self._fused(upper, 2.0**-64, self._constant(2.0 ** -(65 + _SHARED)))
         uniform = self._fused(lower, 2.0 ** -(64 + _SHARED), end)
         radius = self._call("sqrt", build.fmul(self._logarithm(uniform), self._constant(-2.0)))

@@ -8,15 +8,15 @@ from llvmlite import ir
 
 from .machine_code import INT, LlvmValue, Processor, counted, fused, processor
 
-_BESIDE = 2  # vectors of a tile's line, which share the weights that are read
+_BESIDE = 2  # vectors in a line of a tile, which share each weight that is loaded
 _OTHERS = Processor(vector=16, sums=8)  # assumed for a processor without fused multiply-add
 
 
 def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
     """Adds a function (values, step, size, weights, leading, rows, sums) to a module, which writes the sum of all rows.
 
-    `values` has `size` numbers a row, and `step` from a row to the next; `weights` `leading` of float64 a row. Sums,
-    [leading, size], are rounded to the numbers' type once. Nothing may be empty.
+    `values` has `size` numbers in a row, and `step` from a row to the next; `weights` has `leading` float64 numbers in
+    a row. Sums, [leading, size], are rounded to the numbers' type once. Nothing may be empty.
 
     Args:
         module: to which the function is added.

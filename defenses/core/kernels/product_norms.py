@@ -1,19 +1,19 @@
 """Squared norms of a convolution's per-example weight gradients from inner products, compiled for the layer's sizes.
 
-A gradient is a sum over positions t of derivative s_t times patch x_t, so its squared norm is
+A gradient is a sum over positions t of output gradient s_t times patch x_t, so its squared norm is
 
     sum_tu <x_t, x_u> <s_t, s_u>,   <x_t, x_u> = sum_k <pixel_(t+k), pixel_(u+k)> over the kernel's offsets k.
 
-For few positions and many channels, that is a tenth of the gradient's work, in products too small for libraries. Here
-inner products of pixels and of derivatives are formed in registers, tile by tile, from their place in memory, and the
-matrices of both stay in the cache. A pixel of the padding has no products: its places in a matrix stay zero.
+For few positions and many channels, that is a tenth of the work of forming the gradient, but in products too small for
+libraries. Here inner products of pixels and of output gradients are formed in registers, tile by tile, read in place,
+and the matrices of both stay in the cache. Padding pixels are skipped: their entries in a matrix stay zero.
 
-Products are in float64 of numbers in float32 or float64: if positions cancel, float32 leaves the rounding of long sums,
-which for similar numbers is many times that of independent signs.
+Products are computed in float64 also for float32 numbers: if positions cancel, rounding errors of long float32 sums
+would remain, which for similar numbers are many times those of numbers with independent signs.
 
 At stride s both pixels of a pair have the same remainders (y mod s, x mod s). Pixels of the same remainders form an
-image, a "phase", on which the stride is one: so a sum over k reads vectors at distances that are known when the kernel
-is compiled.
+image, a "phase", on which the stride is one, so that a sum over k reads vectors at distances that are known when the
+kernel is compiled.
 
 Guarantee:
     An example's result is computed from its own numbers alone, by the same operations at any place in a batch.
@@ -39,7 +39,7 @@ _TILE = 4
 _MOST_NUMBERS = 2**18
 # Maximum number of a kernel's offsets, over which sums are unrolled.
 _MOST_OFFSETS = 160
-# Cost, in flops of equal time, of a sum over a vector's lanes, and of a number of a sum along the kernel (Zen 5).
+# Flops that take as long as a sum over a vector's lanes, and as a term of a sum along the kernel (Zen 5).
 _PER_PAIR, _PER_OFFSET = 64, 4
 # Numbers of the widest vector: rows of the matrices are read in whole vectors.
 _WIDEST = 8
@@ -146,7 +146,7 @@ class ProductKernel:
 
     @cached_property
     def derivatives(self) -> _Points:
-        """Points of the derivatives by the output."""
+        """Points of the output gradient, a point per position."""
         s = self.sizes
         at = list(product(range(s.rows), range(s.columns)))
         places = [

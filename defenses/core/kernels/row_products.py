@@ -1,16 +1,16 @@
 """Inner products of rows with rows, both read in place: sums in registers, of numbers that stay in the cache.
 
-A matrix product of few rows that are long. Libraries rearrange the factors for a loop over the numbers of a result;
-here rows are multiplied vector by vector, in their memory order, a tile of sums of whole vectors stays in registers,
-and each is added up at the end. On AMD, where MKL uses half of AVX-512, that takes half of its time (Zen 5, a batch of
-256 with 100 directions). Left rows may also be outer products, which are formed in the cache.
+The kernel computes a matrix product of few long rows. Libraries rearrange the factors for a loop over the entries of
+the result; here rows are multiplied vector by vector, in their memory order, a tile of vector sums stays in registers,
+and the lanes of each are added up at the end. On AMD, where MKL uses half of AVX-512, that takes half of its time (Zen
+5, a batch of 256 with 100 directions). Left rows may also be outer products, which are formed in the cache.
 
 Source: register tiling and packing after Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM
 TOMS 2008.
 
 Guarantee:
-    A product is computed from its two rows alone, by the same operations at any place among others. A few kilobytes of
-    a row at a time are summed in the format of the product, and those sums in float64.
+    A product is computed from its two rows alone, by the same operations wherever they are in their matrices. Products
+    over 4 KiB of a row (`strip`) are summed in the format of the product, and those sums are added in float64.
 """
 
 from __future__ import annotations
@@ -73,14 +73,21 @@ class RowProducts:
         Rows are split into runs of consecutive numbers, which have a place of their own in left and right rows; as many
         runs as fill `strip` numbers, each padded to whole vectors, make a strip.
 
-        Arguments: left rows, numbers from a row to the next, their number; the same three of right rows; for outer
-        products the factors that runs of a left row are multiplied by, and numbers from a row's factors to the next
-        row's; runs [n, 5]: place in left rows, in right rows, length, place of the factor, place in the strip; strips
-        [n, 3]: first run, end of runs, vectors; number of strips; sums in float64 [left, right], both padded to
-        multiples of a tile, and numbers from a row of them to the next; memory of `strip` numbers for each right row,
-        padded, and for those of a left tile; offset in rows, within a square, of the left factor behind the right
-        factor, or before it, by less than a tile, if no result above the diagonal is needed, otherwise the number of
-        right rows. No count may be 0.
+        Its arguments are
+
+        - left rows, numbers from a row to the next, number of rows; then the same of right rows;
+        - for outer products, factors that the runs of a left row are multiplied by, and numbers from a row's factors to
+          the next row's;
+        - a table of runs [n, 5]: place in left rows, place in right rows, length, index of the factor, place in the
+          strip;
+        - a table of strips [n, 3], (first run, end of runs, vectors) each, and the number of strips;
+        - sums in float64 [left, right], both padded to multiples of a tile, and numbers from a row of sums to the next;
+        - memory of `strip` numbers for each right row, padded to a tile, and for each row of a left tile;
+        - the index of the first left row minus that of the first right row, in the square matrix that they are taken
+          from, if entries above its diagonal may be left out (at least 1 - the rows of a left tile); else the number of
+          right rows.
+
+        No count may be 0.
         """
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         rows = (pointer, size, size)

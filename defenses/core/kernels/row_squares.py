@@ -1,4 +1,4 @@
-"""Squared norms of rows, or of masked rows, in a single pass: no masked copy of whole rows is made.
+"""Squared norms of rows, or of masked rows, in a single pass without a masked copy.
 
 Guarantee:
     Sums are in float64, in an order that depends on the length of a row alone.
@@ -50,13 +50,13 @@ def _module(wide: bool, masked: bool) -> ir.Module:
 
 
 def squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighted: bool = False) -> ir.Function:
-    """Adds a function to a module: a row, a mask of bytes or weights if any, size -> the sum of (weighted) squares.
+    """Adds a function (row, mask or weights if any, size) to a module, which returns the sum of (weighted) squares.
 
     Args:
         module: to which the function is added.
         wide: True for a row and weights of float64, False for float32.
         masked: True for a mask.
-        weighted: True for weights, in its place.
+        weighted: True for weights in place of a mask.
     """
     double = ir.DoubleType()
     number = double if wide else ir.FloatType()

@@ -1,8 +1,8 @@
 """Weighted sums of rows of several matrices, and of outer products, each written in place, in a single call.
 
 Guarantee:
-    Sums are in float64, and rounded to the rows' dtype once: if they were added in float32, removing a row would change
-    the rounding of all later rows, which for chosen rows adds up to more than a bound.
+    Sums are in float64, and rounded to the rows' dtype once: in float32, removing a row would change the rounding of
+    all later additions, by more than a bound in total for chosen rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .machine_code import INT, LlvmValue, compiled, counted, fused
 from .outer_tiles import outer_sum
 
 MATRIX = 10
-"""Columns of the table."""
+"""Number of columns of the table of matrices."""
 _LANES, _BESIDE = 8, 8  # numbers of a vector of float64; rows that are read at a time
 _COLUMNS = 8192  # that are added up at a time: their sums stay in the second cache
 
@@ -29,16 +29,17 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
 
     Its arguments are
 
-    - a table of matrices, (address, numbers from a row to the next, size, address of the sum, and six zeros) each. The
-      first three zeros may be replaced by (height * width, entering, leaving) of a convolution, whose rows have the
-      weight's numbers [height, width, entering, leaving], and the sum those of the weight [leaving, entering, height,
-      width]. Or the last three by another matrix, (address, numbers from a row to the next, size), and the sum is that
-      of the outer products [its size, size] of its rows with these;
+    - a table of matrices, (address, numbers from a row to the next, size, address of the sum, and six zeros) each. For
+    a
+      convolution, the first three zeros are replaced by (height * width, entering, leaving): its rows have the order
+      [height, width, entering, leaving], its sum the weight's order [leaving, entering, height, width]. For outer
+      products, the last three zeros are replaced by a second matrix, (address, numbers from a row to the next, size):
+      the sum is [size of the second, size of the first], over products of its rows with those of the first;
     - number of matrices;
     - a factor for each row, in the rows' dtype;
     - number of rows of each matrix;
     - memory for as many numbers as the longest row of a convolution has;
-    - memory for a float64 a row, and for as many as the other matrix of outer products has.
+    - memory for a float64 per row, and per number of the second matrix of outer products.
 
     Nothing may be empty.
 

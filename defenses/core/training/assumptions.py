@@ -1,11 +1,12 @@
 """Assumptions of a privacy claim, and the components of a run from outside leakbench, which the claim names.
 
-A guarantee rests on code that treats every row by itself, bounds it, and draws the noise that is charged. Tests hold
-leakbench's code to that. Users may write their own codec, bound or source of noise, and no code can check its
-behaviour: a codec may count the rows, or return in `decode` the rows it saw in `encode`. So exact types are compared,
-and any other component is named in the claim, in the record and on the leaderboard. A method and an optimizer receive
-public values and releases alone, but a user's own may have the data from elsewhere: leakbench's and PyTorch's are
-identified by their package.
+A guarantee rests on code that processes every row independently, bounds it, and draws the noise that is charged. Tests
+check this of leakbench's code. Users may write their own codec, bound or source of noise, whose behaviour no code can
+check: a codec may count the rows, or return in `decode` the rows it saw in `encode`. Therefore exact types are
+    compared,
+and any other component is named in the claim, in the record and on the leaderboard. Methods and optimizers receive
+public values and releases only, but one written by a user may have obtained the data elsewhere: those of leakbench and
+PyTorch are identified by their package.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from ..privacy.sampling import Sampling
 from ..randomness.noise import CipherNoise, SecureNoise
 
 _PACKAGE = __name__.partition(".core.")[0]
-# With the dot, which excludes packages whose names only begin alike.
-# Post-processing is as free as a method, and may be defined in its file.
+# With the dot, which excludes packages whose names only begin alike. Post-processing costs no privacy, like a method,
+# and may be defined in the method's file.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
 _COMPOSED = (Within, Masked, Stacked, Stretched)
 _OURS: dict[str, tuple[type, ...]] = {
@@ -72,7 +73,7 @@ def assumptions(
     Args:
         noise: kind of the noise that was drawn; "none" if none was.
         sampling: the sampler.
-        key_given: whether its key was given, and not drawn from the operating system.
+        key_given: whether the sampler's key was given, and not drawn from the operating system.
         public_used: whether public examples were read.
         resumed: whether the run continued from a checkpoint.
         size_public: whether the number of records is treated as public, which is irrelevant if neighbours have the same
@@ -127,7 +128,7 @@ def unverified(**parts: object) -> dict[str, str]:
 
 
 def posts_beside(defense: Defense) -> list[type]:
-    """Returns classes of post-processing in the files of a defense's methods, for methods of leakbench."""
+    """Returns post-processing classes defined in the files of a defense's methods, where a method is leakbench's."""
     classes = []
     for role, part in _roles({"defense": defense}):
         module = sys.modules[type(part).__module__]

@@ -2,11 +2,12 @@
 
 De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
 2022: average <- m average + (1 - m) parameters after each step, with m = min(decay, (1 + t) / (10 + t)) growing with
-the step t, so that the initial parameters are soon forgotten. Noise averages out over the steps; the signal stays.
+the step t, so that the weight of the initial parameters decays fast. Noise averages out over the steps; the signal
+stays.
 
 Guarantee:
-    Parameters are functions of releases, and so is their average: it costs no privacy, and hides nothing of the
-    releases from an observer of them.
+    Parameters are functions of releases, and so is their average: it costs no privacy. An observer of every release
+    learns as much as without averaging.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class ParameterAverage:
 
         Args:
             step: its number, from 0.
-            before: the parameters at which the step was taken, and the initial average in the first step: a plan may
-                have moved the model there, for example to prune it.
+            before: the parameters at which the step was taken, which are the average before the first step. A plan may
+                have set them, for example to prune the model.
             after: the parameters after the optimizer's step.
         """
         if self.decay is None:

@@ -1,8 +1,8 @@
 """Noise calibration: predicts the privacy cost of a run by dry runs, and finds its noise multiplier.
 
-`predict` takes the steps of a run on empty batches over a toy layout, and its ledger equals the run's: plans depend on
-public values and on releases, and the cost of a step depends on its plan alone. `calibrate` predicts once, and searches
-for the noise multiplier with the accountants.
+`predict` takes the steps of a run on empty batches over a toy layout. Its ledger equals the run's, because plans depend
+on public values and releases only, and the cost of a step depends on its plan alone. `calibrate` predicts once, and
+searches for the noise multiplier with the accountants.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def predicted(
     public: PublicRows | None = None,
     before: Sequence[NoisyPlan] = (),
 ) -> Account:
-    """Predicts the ledger like `predict`, and the remarks of the run's claim on components from outside leakbench.
+    """Predicts the ledger as `predict` does, and the claim's remarks on components from outside leakbench.
 
     Args:
         defense: with its noise multiplier set.
@@ -105,10 +105,11 @@ def rehearsed(
 
     Args:
         defense: with its noise multiplier set.
-        account: is charged; its sampler decides the length of an epoch.
+        account: charged for the steps; its sampler decides the length of an epoch.
         steps: planned steps.
         only: numbers of the steps to take, as if the others had changed nothing; None for all of them.
-        others: if given, the steps before the last of `only` that are not in it are taken, too, and charged to it.
+        others: charged for the steps that are not in `only`, which are then taken too, up to the last of `only`; None
+            to skip them.
         public: stands in for public data; synthetic rows if None.
         layout: of the trained parameters.
         seed: key of the public randomness.
@@ -117,7 +118,8 @@ def rehearsed(
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
-    # With noise although nothing is private: a method with state plans differently after zeros (DPDR has no direction).
+    # With noise although there are no data: after releases of zeros a method may plan differently (DPDR has no
+    # direction).
     noise = seeded(0)
 
     def execute(plan: NoisyPlan) -> Release:
@@ -183,11 +185,11 @@ class MembershipLimit:
 
     @property
     def shift(self) -> float:
-        """Shift of the Gaussian whose best test is exactly at the limit, in standard deviations of its noise."""
+        """Sensitivity / noise std (mu of mu-GDP) of the Gaussian mechanism whose best test is exactly at the limit."""
         return gaussian_shift(advantage=self.advantage, tpr=self.tpr or 0.0, fpr=self.fpr or 0.0)
 
     def exceeded(self, events: Sequence[Gaussian]) -> float:
-        """Log ratio of the best test's gain over random guessing to the allowed gain; at most 0 is within the limit."""
+        """Log of the best test's gain over random guessing / the allowed gain; positive if the limit is exceeded."""
         trade_off = of_events(events, _OF_GRID)
         gain, limit = trade_off.advantage, self.advantage
         if self.tpr is not None and self.fpr is not None:
@@ -279,7 +281,7 @@ def noise_multiplier(
     beside: tuple[Entry, ...] = (),
     correlated: tuple[Entry, ...] = (),
 ) -> float:
-    """Returns the noise multiplier at which `steps` Gaussians prove `epsilon`; arguments as for `calibrate`.
+    """Returns the least noise multiplier, up to `precision`, at which `steps` Gaussians prove `epsilon`.
 
     Args:
         epsilon: target, in nats.
@@ -324,8 +326,9 @@ def _searched(
         precision: relative.
         beside: releases besides the steps, at fixed multipliers.
     """
-    # Without subsampling everything is a single Gaussian. With it, epsilon is at most that.
-    # Precisions 1 / sigma² add up under composition, so the steps may spend the total less `taken`.
+    # Without subsampling, the composition of all Gaussians is a single Gaussian, whose 1 / sigma² is the sum of theirs;
+    # so the steps may spend the total less `taken`. Subsampling only lowers epsilon, so that multiplier is enough with
+    # it too.
     total = gaussian_multiplier(epsilon, delta) ** -2
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
     # Number of Gaussians charged for the steps: under shuffle and partition, a single Gaussian per epoch.
@@ -364,7 +367,8 @@ def _searched(
         coarse_epsilon = pld_epsilon(merged(charged(log_sigma)), delta, interval)
         return math.log(max(coarse_epsilon, 1e-12) / epsilon)
 
-    # PLD on a coarse grid is many times as quick and hardly looser; a step or two leads from its answer to the least.
+    # PLD on a coarse grid is many times as fast and hardly looser; one or two Newton steps lead from its root to the
+    # least multiplier on the fine grid.
     if not quick(merged(charged(high))) or excess_coarsely(high + 0.2) > 0:
         return math.exp(_crossing(excess, high, precision))
     root = _crossing(excess_coarsely, high, precision)
@@ -405,7 +409,7 @@ def noise_within(
         sigma = math.exp(log_sigma)
         return limit.exceeded(events_of([*beside, *(replace(e, noise_multiplier=sigma) for e in unit)]))
 
-    # Without subsampling everything is a single Gaussian, and with it no worse than that.
+    # Without subsampling, all releases compose to a single Gaussian; subsampling only lowers the leakage.
     events = events_of(unit)
     taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
     remaining = limit.shift**2 - taken
@@ -415,7 +419,7 @@ def noise_within(
     way_out = f"{limit.words} needs a noise multiplier above {LARGEST_MULTIPLIER:.0e}; ask for more"
     if high == most and exceeded(high) > 0:
         raise ValueError(way_out)
-    while exceeded(high) > 0:  # by the slack for rounding
+    while exceeded(high) > 0:  # the limit may be exceeded by rounding alone
         high += 1e-6
     low, step = high - precision, 0.1
     while exceeded(low) <= 0:

@@ -1,12 +1,12 @@
-"""Momentum and noise: the displacement of the parameters by noise, and the rule that keeps it when momentum changes.
+"""Momentum and noise: how far noise displaces the parameters, and rescaling that keeps this when momentum changes.
 
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, keep C / (1 -
 momentum) constant. PyTorch's momentum, v <- momentum v + update, adds each update to the parameters 1 + momentum +
 momentum^2 + ... = 1 / (1 - momentum) times in the long run, so the rule keeps the displacement of the parameters by
 noise and by clipped gradients.
 
-Deviation: their argument takes 1 / (1 - momentum) for the growth of the noise in v, which is 1 / sqrt(1 - momentum^2);
-it is the growth of the noise in the parameters.
+Deviation: their argument uses 1 / (1 - momentum) as the factor by which momentum amplifies the noise in v. That factor
+is 1 / sqrt(1 - momentum^2); 1 / (1 - momentum) is the factor for the noise in the parameters.
 """
 
 from __future__ import annotations

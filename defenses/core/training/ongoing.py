@@ -1,14 +1,15 @@
 """The central training loop: plan, sample, release, divide, post-process, optimize, observe; ledger and transcript.
 
-Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules act on releases, so they are
-free. The loop never looks at a loss value: length, rate and schedule are fixed before a run starts.
+Sums are divided by the expected batch, a public constant. Momentum, Adam and schedules act on releases, so they cost
+no privacy. The loop reads no loss value except in a step's trial, where it is released with noise and charged: length,
+rate and schedule are fixed before a run starts.
 
 Guarantee:
     `Run.claim` is derived from the plans that were executed, and states its assumptions. Relation and sampler as in
-    `sampling.py`; released: every noisy block of every step, and of the model its trained parameters, with vectors of
-    power iterations that follow from them alone (any other change by a forward pass is refused). An interrupted step is
-    repeated from the last checkpoint: with `seeded` or `os` noise it gives the same release, with `secure` noise a
-    fresh release in place of a release that nobody saw, as the claim then assumes. A digest of all inputs of the
+    `sampling.py`; released: every noisy block of every step, the trained parameters, and the vectors of power
+    iterations, which follow from the parameters (any other change by a forward pass is refused). A resumed run repeats
+    the steps after its last checkpoint: with `seeded` or `os` noise they give the same releases, with `secure` noise
+    new releases, and the claim then assumes that nobody saw the first ones. A digest of all inputs of the
     release (`fingerprint.py`) ensures that it is the same, except for the machine: another device, number of threads or
     version of PyTorch rounds some last digits differently, so a run may change them only if nobody has seen the first
     release.
@@ -62,7 +63,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The arguments of `train` with defaults filled in, except the seeds, whose absence a checkpoint remembers."""
+    """The arguments of `train` with defaults filled in; seeds that are not given stay None, for the fingerprint."""
 
     defense: Defense
     sampling: Sampling
@@ -122,7 +123,7 @@ class OngoingRun:
         self.account = Account(Ledger(s.sampling), s.noise.exact, remarks)
         self.average = ParameterAverage(s.recipe.average)
         self.transcript = s.recording.transcript(self.runner.layout)
-        # With the seeds as given: seeds drawn below are not part of it, and are restored from the file.
+        # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
         self.coins = secrets.randbits(63) if s.seed is None else s.seed
@@ -153,7 +154,7 @@ class OngoingRun:
         return self._finished()
 
     def retake(self, run: Run) -> Iterator[Step]:
-        """Repeats the steps of a finished run, and yields each as its observer saw it instead of keeping it.
+        """Repeats the steps of a finished run, and yields each as an observer of updates saw it, without keeping it.
 
         The same noise on the same sums is the same release, so nothing more is released. Equality is checked at the
         steps that the run kept, and on the final parameters.
@@ -196,7 +197,8 @@ class OngoingRun:
 
         Args:
             step: its number, consecutive.
-            check: whether to check tensors that are not trained, at two points of a run.
+            check: whether to check that tensors that are not trained are unchanged; `run` does so in its first and last
+                step.
         """
         before = self.runner.layout.read(self.model)
 
@@ -238,7 +240,8 @@ class OngoingRun:
 
     def _tried(self, trial: Trial, step: int) -> Tensor | None:
         """Returns the release of a step's trial, on its own sample; a step that fails is undone."""
-        # Under another key: with the step's key, its participants would reveal the trial's.
+        # Under another key: with the step's key both samples would follow from the same random numbers, so that the
+        # step's participants reveal the trial's.
         drawn, key = poisson(trial.rate), key_from("trial", self.key)
 
         def execute(plan: NoisyPlan) -> Release:
@@ -463,7 +466,7 @@ def _to(state: State, device: torch.device) -> State:
 
 @contextmanager
 def _any_mode() -> Iterator[None]:
-    """Enables gradients in any autograd mode of the caller, which runs between the steps of `retake`."""
+    """Enables gradients whatever autograd mode the caller of `retake` has set between two steps."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         yield
 

@@ -33,12 +33,12 @@ class Run:
         seed: key of the public randomness.
         sampler_key: key of the sampler: secret, because it reveals the participants of every step; never logged.
         engine: name of the engine that computed the sums.
-        noise: source of the noise; `none` when the multiplier is 0.
+        noise: source of the noise; `none` if no release had noise, one-off releases and trials included.
         public_used: whether public examples were read.
-        remarks: of the executed plans, each once, and marks of components from outside leakbench.
+        remarks: remarks of the executed plans, each once, and marks (`unverified_...`) of unverified components.
         unverified: the same components in sentences.
         key_given: whether the sampler's key was given, and not drawn from the operating system.
-        last: the parameters [dim] after the last step, if the model has the average; None if the model has these.
+        last: the parameters [dim] after the last step, if the model has the averaged ones; else None.
         augmentation: views of an example over which its gradients were averaged; None for the example itself.
         resumed: whether it continued from a checkpoint.
         nominal_size: public number used instead of the number of examples; None if the latter is public.

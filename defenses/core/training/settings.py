@@ -36,7 +36,7 @@ _SCHEDULES: dict[str, Schedule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Training recipe, independent of the defense. Optimizers see releases only, so they are free.
+    """Training recipe, independent of the defense. Optimizers see releases only, so they cost no privacy.
 
     Attributes:
         optimizer: a name, or a function of the parameters.
@@ -50,9 +50,9 @@ class Recipe:
         statistics: statistics of fixed features, released before the first step to standardise them; None for none.
         expected_batch: the public constant that sums are divided by; if None, sample rate times number of examples,
             which makes that number public.
-        nominal_size: public number that replaces the number of examples, which then determines nothing: sums are
-            divided by sample rate times it. Choose sample rate and steps from it, too, as in `poisson(50 /
-            nominal_size)`. For "poisson" and "full" sampling only. None if the number is public.
+        nominal_size: public number that is used instead of the number of examples, so that the latter stays private:
+            sums are divided by sample rate times the nominal size. Choose sample rate and steps from it, too, as in
+            `poisson(50 / nominal_size)`. For "poisson" and "full" sampling only. None if the number is public.
         input_domain: public domain of inputs: the model is checked on synthetic values from it, before any data.
             Several kinds of values are tried if None.
         target_domain: public domain of targets. None for class numbers below the width of the outputs, or
@@ -138,7 +138,7 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Device, engine and memory for the clipped sums.
+    """Device, engine and memory of the computation of clipped sums.
 
     Attributes:
         engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
@@ -190,8 +190,8 @@ class Recording:
         observer: decides how much of a step the transcript keeps.
         always: numbers of steps kept regardless of their size.
         only: numbers of the other steps to keep; None for all of them.
-        memory: limit in bytes for these; the first step that exceeds it, and all later steps, are dropped. None for no
-            limit.
+        memory: limit in bytes for the kept steps that are not in `always`; the first step that exceeds it, and all
+            later ones, are dropped. None for no limit.
         checkpoint: file to resume from if it exists, and to write to. All components of the run must then be
             inspectable: functions of plain values, no open files.
         checkpoint_every: steps between writes; an epoch if None.

@@ -1,4 +1,4 @@
-"""Features standardised by private statistics: two releases on all the data, before the first step.
+"""Features standardised by differentially private statistics: two releases on all the data, before the first step.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021: the mean and the
 mean square of each channel of fixed features, averaged over space within an example, bounded, summed over all examples
@@ -6,8 +6,8 @@ and released with noise; then the channels are standardised by them, and stay fi
 Deviation: their code clips at a quantile of the private norms, which it reads without noise. Here both clip norms are
 public constants of the recipe.
 
-A feature is the gradient of a linear function of it: sum_c w_c f_c(x) has the gradient f(x) by w. So the engine that
-bounds and sums gradients does the same for features, with the bound, the noise and the checks of any other release.
+A feature vector f(x) is a gradient: that of sum_c w_c f_c(x) with respect to w. Therefore the engine that bounds and
+sums gradients bounds and sums features, with the noise and the checks of any other release.
 
 Guarantee:
     Two Gaussians on all the data at `noise_multiplier`, charged to the run's ledger without sampling. Assumes that
@@ -117,7 +117,7 @@ class _Moments(nn.Module):
 
 
 def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor) -> StandardisedFeatures:
-    """Puts a layer for released statistics behind a submodule of the model, in place.
+    """Wraps a submodule of the model, in place, in a layer that standardises its features.
 
     Args:
         model: to be trained. A layer from an earlier run is replaced.
@@ -172,9 +172,9 @@ def release_statistics(
     """Releases both statistics and sets them in the layer.
 
     Args:
-        layer: behind the features.
+        layer: standardises the features; gets the statistics.
         statistics: settings of the releases.
-        execute: on all the data, and charges it.
+        execute: executes a plan with an engine on all the data, and charges it.
         noise: secret source.
         count: the public number of examples that sums are divided by.
         at_once: most examples in a pass; the features are checked on batches of that size, which takes time.

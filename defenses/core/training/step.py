@@ -74,10 +74,10 @@ class Account:
         return noise.kind if noisy else "none"
 
     def one_off(self, execute: Execute) -> Callable[[NoisyPlan, int], tuple[Tensor, ...]]:
-        """Returns the function behind `Context.one_off`: it executes a plan on all the data, charged without sampling.
+        """Returns `Context.one_off`: a function that charges a plan without sampling and executes it on all the data.
 
         Args:
-            execute: on all the data.
+            execute: executes a plan on all the data.
         """
 
         def release(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ class Stepper:
     Attributes:
         defense: with its noise multiplier set.
         context: of the current step, or of the last step with its update.
-        place: writes other parameters [dim] into the model.
+        place: writes parameters [dim] into the model.
         state: the method's state.
         moves: coordinates that the optimizer may move after the step; None for all.
         trial: decides whether the step stands; None if it always does.
@@ -145,12 +145,12 @@ class Stepper:
         """Executes and charges the trial of a step that has moved the parameters, and undoes the step if it fails.
 
         Args:
-            execute: on the trial's own sample.
-            account: is charged.
+            execute: executes a plan on the trial's own sample.
+            account: charged for the trial.
             drawn: sampler of the trial; Poisson sampling at the trial's rate if None.
 
         Returns:
-            The release, undivided; None for a step that stands without a trial. `stands` is then known.
+            The trial's release, undivided; None without a trial. Afterwards `stands` has the verdict.
         """
         if self.trial is None or self.before is None:
             self.stands = True
@@ -172,9 +172,9 @@ class Stepper:
 
         Args:
             step: its number.
-            parameters: before it.
-            execute: on the step's batch, which must not be known before the call.
-            account: is charged.
+            parameters: the parameters before it.
+            execute: executes a plan on the step's batch, which must not be known before the call.
+            account: charged for the step.
 
         Returns:
             The step as seen by an observer of every noisy block.

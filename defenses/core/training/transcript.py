@@ -63,10 +63,10 @@ class Transcript:
         layout: names and shapes of the flat vectors.
         always: numbers of steps kept regardless of their size.
         only: numbers of the other steps to keep; None for all of them.
-        memory: limit in bytes for these; None for no limit.
+        memory: limit in bytes for the kept steps that are not in `always`; None for no limit.
         steps: empty for `final`.
         one_offs: separate releases on all the data, without limit; for `updates` alone.
-        truncated: whether some steps are missing.
+        truncated: whether steps were dropped because they exceed `memory`; steps left out by `only` do not count.
     """
 
     observer: Observer
@@ -90,7 +90,7 @@ class Transcript:
             if self.only is not None and step.step not in self.only:
                 return
             if self.memory is not None:
-                # Counted even if dropped: after the first step that exceeds the limit none is kept, so there is no gap.
+                # Counted even if dropped: no step is kept after the first that exceeds the limit, so there is no gap.
                 self._taken += self._fresh(step)
                 self.truncated = self._taken > self.memory
                 if self.truncated:

@@ -1,8 +1,8 @@
 """Refuses BatchNorm, and InstanceNorm with running statistics, or converts them to GroupNorm.
 
 BatchNorm computes each example's output from its neighbours in the batch, so removing one example changes the gradients
-of the others and no per-example bound holds; in addition, its running statistics are an unaccounted release. Frozen and
-in evaluation mode, it is an affine map with constants, such as published weights, and mixes nothing.
+of the others and no per-example bound holds; in addition, its running statistics are a release without noise. A frozen
+BatchNorm in evaluation mode is accepted: it is an affine map with constant statistics, and mixes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 _InstanceNorm = nn.modules.instancenorm._InstanceNorm
 
 _MOST_GROUPS = 32  # Wu & He, "Group Normalization", ECCV 2018
-_LEAST_VALUES = 8  # per group, if its number is free: of two values the outputs are signs
+_LEAST_VALUES = 8  # per group, where `groups` is None: two normalised values are always +1 and -1
 
 
 def refuse_batch_norm(model: nn.Module) -> None:

@@ -4,9 +4,9 @@ A resumed run draws the noise of its interrupted step a second time. If the sum 
 releases would contain no noise. Therefore a checkpoint stores a digest of all inputs of a release, down to the values
 in a loss function's closure, and content that cannot be inspected is refused.
 
-A function is inspected down to its code, defaults, closure and the globals that it names. PyTorch, NumPy and the
-standard library enter by name alone, and this package by name and `source_digest`. Not covered: state behind a C
-extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
+A function is inspected down to its code, defaults, closure and the globals that it names. PyTorch, torchvision, NumPy
+and the standard library enter by name alone, and `leakbench.defenses` by name and `source_digest`. Not covered: state
+behind a C extension, in a file, or in a module that a function reaches by attribute (`settings.WEIGHT`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class UnknownContent(ValueError):
 
 @functools.cache
 def source_digest() -> str:
-    """SHA-256 over the source files of this package: two versions of a method have different digests."""
+    """SHA-256 over the source files of `leakbench.defenses`: two versions of a method have different digests."""
     sources = hashlib.sha256()
     folder = pathlib.Path(__file__).parents[__name__.count(".") - 2]
     for path in sorted(folder.rglob("*.py")):
@@ -75,8 +75,8 @@ def digest(*values: object, strict: bool = True) -> str:
 
     Args:
         values: of any kind.
-        strict: True to raise on content that cannot be inspected; otherwise its type and its pickle stand for it, and a
-            dataclass's caches count as content besides its settings.
+        strict: True to raise on content that cannot be inspected, and to leave out a dataclass's caches. If False, the
+            type and the pickle of such content are hashed, and caches too.
 
     Raises:
         UnknownContent: if strict, with the place and the type.
@@ -90,8 +90,8 @@ def digest(*values: object, strict: bool = True) -> str:
 def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
     """Yields (place, content) of a model, except the values that a checkpoint restores.
 
-    Classes with their code, settings, shapes, trained or frozen parameters, the mode; for unsaved buffers the values
-    too.
+    The content is each module's class, attributes and mode, each parameter's shape, dtype and whether it is trained,
+    and each buffer's shape and dtype, or its values if `state_dict` omits it.
     """
     saved = set(model.state_dict())
     for name, module in model.named_modules(remove_duplicate=False):  # a layer may be called in two places

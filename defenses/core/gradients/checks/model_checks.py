@@ -2,7 +2,7 @@
 
 A bound limits an example's own gradient. It does not cover an example's effect on another's gradient (mixture of
 experts with limited capacity, a loss that pulls the examples of a class together), or on values that get no noise (a
-buffer, a moving average). Layer types seldom reveal this, so the model is tried.
+buffer, a moving average). Layer types seldom reveal this, so the model is run on synthetic examples.
 
 The checks cover:
 * hooks on gradients, which per-example gradients do not run: refused;
@@ -11,14 +11,14 @@ The checks cover:
   refused, because it is a release without noise, and carries one batch into the next;
 * draws from a random generator, which depend on an example's place: refused, except draws by record
   (`drawn_functions.py`);
-* tensor values read by Python code, on which a whole batch would branch: such a model gets one example at a time;
+* data-dependent control flow, in which Python code reads tensor values: such a model gets one example at a time;
 * examples that affect each other's gradients: in `choose.py`, by comparing batches with and without an example.
 
 This is a best-effort search: it finds effects that show on synthetic examples, in batches of a few sizes, including
-the run's largest. It cannot detect a branch on a batch size that was not tried, or on values that synthetic examples do
-not reach (if Python reads none); state outside of the model and the loss, in a global variable or a file, or in an
-object that neither exposes its content nor can be pickled; effects that begin only after many steps; or code written to
-pass the checks. Training an untrusted model means trusting its author.
+the largest that the run is expected to have. It cannot detect a branch on a batch size that was not tried, or on values
+that synthetic examples do not reach (if Python reads none); state outside of the model and the loss, in a global
+variable or a file, or in an object that neither exposes its content nor can be pickled; effects that begin only after
+many steps; or code written to pass the checks. Training an untrusted model means trusting its author.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from .synthetic_examples import MadeUp, mapped, tensors_of
 
 # ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-# Functions that hand over memory: later reads of it are not operations and cannot be observed.
+# Functions that expose a tensor's memory: later reads of it are not PyTorch operations, and cannot be observed.
 _READS_AS_MEMORY = {"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 
 # Number of classes for which a loss is tried, one by one.
 _CLASSES_TRIED = 65_536
-# Targets per trial besides class 0: the mean of more would dilute the weight of any of them.
+# Classes per batch besides class 0: in the mean over more, the weight of a single class would hardly show.
 _CLASSES_AT_ONCE = 64
 _ENTRIES_AT_ONCE = 2**24
 
@@ -66,8 +66,8 @@ class Findings:
     """Findings of passes over synthetic examples.
 
     Attributes:
-        reads: the operation that hands a value to Python; empty if none does.
-        draws: True if something is drawn by record.
+        reads: the operation that hands a tensor value to Python; empty if none does.
+        draws: True if a random layer draws, keyed by record.
     """
 
     reads: str
@@ -170,9 +170,9 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
 
 
 def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> None:
-    """Refuses a loss whose mean divides by a quantity of the batch, as class weights or targets that are not ignored.
+    """Refuses a loss whose mean divides by a batch total, such as the class weights or the number of counted targets.
 
-    For a single example this quantity cancels its own weight, and ignored examples have no loss at all.
+    On a batch of one, that total cancels the example's own weight, and is zero for an ignored target.
 
     Args:
         loss: per-example loss.
@@ -452,7 +452,7 @@ def _identical(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(a: _Seen, b: _Seen) -> bool:
-    """Returns whether losses agree, up to a GPU's summation order, and gradients, up to that of several threads too."""
+    """Returns whether two passes agree: losses exactly on a CPU, gradients and a GPU's losses up to summation order."""
     if a.losses.shape != b.losses.shape:
         return False
     size = a.gradients.abs().nan_to_num().max()

@@ -1,7 +1,7 @@
 """Synthetic examples to try a model on before any data: of the data's shape, and with values that the model accepts.
 
-The values depend on public knowledge only. A declared domain is sampled. Otherwise several kinds are tried: whole
-numbers below the size of the smallest embedding table, standard normal values, values in [0, 1], zeros and ones. The
+The values depend on public knowledge only. A declared domain is sampled. Otherwise several kinds are tried: integers
+below the size of the smallest embedding table, standard normal values, values in [0, 1], zeros and ones. The
 data are never read, because anything derived from them would be a release without noise.
 """
 
@@ -25,9 +25,9 @@ class Domain:
     """Range of the values of inputs or targets, known publicly without the data.
 
     Attributes:
-        low: the minimum; a number, or a tensor of an example's shape if places differ, as the columns of a table.
+        low: the minimum; a number, or a tensor of an example's shape if entries differ, such as columns of a table.
         high: the maximum, likewise.
-        whole: True for whole numbers, likewise.
+        whole: True for integers, likewise.
     """
 
     low: float | Tensor
@@ -89,7 +89,7 @@ class MadeUp:
     Attributes:
         inputs: of the data's shape and dtype.
         targets: of the inputs.
-        keys: of the entries, for dropout.
+        keys: record keys of the entries, which seed dropout.
         other: a further, different input [1, *shape], so that results on it differ; its target is the last of
             `targets`.
     """

@@ -45,13 +45,14 @@ class Batches(NamedTuple):
 def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:
     """Returns the part of a memory budget that is worth using at a time.
 
-    On a CPU the kernel clears fresh pages, which takes longer than most passes over them; smaller micro-batches reuse
-    the allocator's memory. But each micro-batch costs passes over vectors of the parameters' length.
+    On a CPU the operating system clears fresh pages, which takes longer than most passes over them; smaller
+    micro-batches reuse the allocator's memory. But each micro-batch costs passes over vectors of the parameters'
+    length.
 
     Args:
         budget: bytes.
         parameter: any of the model's.
         dim: total number of parameters.
     """
-    # At least 64 such vectors at a time, so that those passes are a small share.
+    # At least 64 vectors of that length at a time, so that passes over the sums are a small share.
     return min(budget, max(REUSED_MEMORY, 64 * dim * parameter.element_size())) if parameter.is_cpu else budget

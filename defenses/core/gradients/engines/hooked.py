@@ -33,8 +33,9 @@ Edge = tuple[object, int]
 class Hooked(PerExample, ABC):
     """Engine of a library that registers hooks on a copy of the model.
 
-    The copy follows the model at every call: parameters (or another point), buffers, mode. Its structure, and
-    attributes that are not tensors, are those of the model when the engine was made.
+    At every call the copy gets the model's parameters (or another point) and buffers; it is rebuilt if the mode, a
+    device or a dtype changes. Its structure, and attributes that are not tensors, are those of the model when it was
+    built.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout) -> None:
@@ -141,7 +142,7 @@ class Hooked(PerExample, ABC):
                 mine.copy_(theirs[name])
 
     def _probe(self, inputs: Tensor) -> None:
-        """Runs the copy once with another example, to detect a dimension that equals the batch size by coincidence.
+        """Runs the copy once with one more example, to detect a dimension that equals the batch size by coincidence.
 
         Such a dimension does not grow with the batch. Its entries would be taken for examples, each a mixture of all.
         """
@@ -192,7 +193,7 @@ class Hooked(PerExample, ABC):
 
     def _check_answers(self) -> None:
         for layer in self._layers:
-            # Opacus pops a layer's recorded inputs last first: a call without gradient would be paired with another's.
+            # Opacus pops recorded inputs last first: a gradient would be paired with the input of a call without one.
             if 0 < self._unanswered(layer) < self._calls[layer]:
                 self.refuse(layer, "must not be used several times where the loss depends on some of its outputs only")
 

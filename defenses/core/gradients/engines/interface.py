@@ -21,7 +21,7 @@ from ..reference import Loss, per_example_losses
 from ..reference_sums import added_up, contributions
 
 _NUMBERS = 2**26
-"""Numbers per chunk of rows, 256 MiB in float32, in sums and inner products that can be split."""
+"""Entries per chunk of rows, 256 MiB in float32, in `matched`."""
 
 
 class Unsupported(ValueError):
@@ -105,9 +105,9 @@ class PerExample:
     def matched(
         self, plan: StepPlan, directions: Sequence[Tensor], inputs: Tensor, targets: Tensor, *, views: int = 1
     ) -> list[tuple[Tensor, Tensor]]:
-        """Inner products [rows] of bounded contributions with a direction, and squared norms, per block: private.
+        """Inner products of bounded contributions with a direction, and squared norms, per block: private.
 
-        In float64. This default forms rows, a few examples at a time.
+        Both are [rows] in float64. This default forms rows, a few examples at a time.
 
         Args:
             plan: the step's plan.

@@ -1,7 +1,7 @@
 """Per-example gradients by plain autograd on batches of one: slow, and right for every model that runs on one example.
 
-For models whose Python code reads values of its inputs, which `vmap` refuses and a batch would share, and for exact
-sums, in which a row must not depend on other examples even in its last bits.
+It serves models with data-dependent control flow, which `vmap` refuses and which would branch for a whole batch, and
+exact sums, in which a row must not depend on other examples even in its last bits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OneByOne(PerExample):
             return answers(inputs, targets, point=point, views=views)
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Next to nothing: one example is in memory at a time, so a batch need not be split."""
+        """Returns 1, so that batches are never split: one example is in memory at a time anyway."""
         return 1
 
 

@@ -75,7 +75,7 @@ class Opacus(Hooked):
         return len(getattr(layer, "activations", ()))
 
     def _taken(self, parameter: nn.Parameter) -> Tensor | None:
-        # The second is set if a weight of two layers still awaits the layer on which the loss does not depend.
+        # `_current_grad_sample` has the rows of a shared weight while Opacus awaits a use that the loss does not reach.
         rows = getattr(parameter, "grad_sample", None)
         return getattr(parameter, "_current_grad_sample", None) if rows is None else rows
 

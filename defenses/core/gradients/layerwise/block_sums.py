@@ -1,9 +1,9 @@
 """Clipped sums of a plan's blocks from factored per-example gradients, with rows for examples of uncertain norm.
 
 Guarantee:
-    An example's contribution is the output of `Block` for its row, least norms included. Norms come from the terms; if
-    rounding may have moved a norm by more than a trusted fraction, or the norm lies near the ends of the number format,
-    that example's row is formed and bounded by the reference. A non-finite row adds zero, by itself.
+    An example's contribution is the output of `Block` for its row, least norms (`rounding.py`) included. Norms come
+    from the factors; if rounding may have moved a norm by more than a trusted fraction, or the norm is near overflow or
+    underflow, that example's row is formed and bounded by the reference. A non-finite row adds zero.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from .tables import BoundFactors, NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
-# The same for the remainder outside of a subspace when it is the result: a difference loses its last digits.
+# The same in `matched`, for the norm outside of a subspace: a difference of two norms loses its last digits.
 _TRUSTED_REST = 1e-5
-# For norms without factors: a kind of bound that is short of no gradient.
+# Bound of calls that need squared norms alone. Not `clip`, under which a row shorter than the clip norm is certain
+# although its norm is not.
 _ANY_BOUND = normalize(1.0, regulariser=1.0)
 
 
 def served(block: Block) -> bool:
-    """Returns whether a block's sum needs no rows; exact types, because a subclass may compute another function."""
+    """Returns whether a block's sum can be computed without rows; types are exact: a subclass may compute anything."""
     if type(block.bound) is not Bound:
         return False
     if type(block.query) is NormWithin:
@@ -73,14 +74,14 @@ class BatchGradients:
     """Per-example gradients of a batch.
 
     Attributes:
-        terms: with the (start, stop) of their parameters in a flat vector, which a term fills in this order; parameters
-            without a term have gradient zero.
+        terms: factored gradients, each with the spans (start, stop) of its parameters in a flat vector, in the order of
+            the term's rows; parameters without a term have gradient zero.
         dim: length of a row.
         examples: number of rows.
         like: device and dtype of the rows.
         known: cached coefficients and least norms in the plan's subspaces, which several blocks may share.
         known_squares: cached squared norms of the coordinates of the plan's masks, which several blocks may share.
-        masks: a mask of the plan, by identity, split by parameter, if the terms were given it.
+        masks: masks of the plan that the terms were given, by `id`, split by parameter.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
@@ -185,11 +186,11 @@ class BatchGradients:
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
-        """Factors and squared norms of all examples, by a single call; None if a norm is not a sum of squares.
+        """Factors and squared norms of all examples, by one call of a kernel; None if a norm is not a sum of squares.
 
         Args:
             mask: of the measured coordinates; None for all.
-            bound: of a kind that bounds.
+            bound: of any kind in `KINDS`.
         """
         if not self.like.is_cpu:
             return None
@@ -364,7 +365,7 @@ class BatchGradients:
 
     @cached_property
     def _finite(self) -> Bool[Tensor, " rows"]:
-        """Mask of the rows that have only finite entries, of any size."""
+        """Mask of the rows whose entries are all finite, however large."""
         if self._certain is not None:
             return torch.ones(self.examples, dtype=torch.bool, device=self.like.device)
         largest = self.like.new_zeros(self.examples, dtype=torch.float64)
@@ -418,8 +419,8 @@ class BatchGradients:
         squares = self._squares
         norms = squares.value.sqrt()
         answers = query.answers(norms, LEAST_SHARE * norms).to(self.like.dtype)
-        # The answer changes just beyond the threshold: there the row decides, unless the norm is exact to the last
-        # digits.
+        # The answer changes just beyond the threshold: near it the norm is taken from the row, unless the norm is exact
+        # to the last digits.
         limit = query.threshold**2
         near = (squares.value - limit).abs() <= squares.slack + (_TRUSTED + 3 * LEAST_SHARE) * limit
         near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
@@ -444,7 +445,7 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
 
 
 def _told(bounded: BoundFactors | None, others: Squares) -> Squares:
-    """Squared norms; certain values come from the single call, and so do not depend on the rest of the batch."""
+    """Squared norms; certain values come from the kernel, so that they do not depend on the rest of the batch."""
     if bounded is None or bounded.certain is None:
         return others
     value = torch.where(bounded.certain, bounded.squares, others.value)
@@ -499,14 +500,14 @@ def _by_factors(
 
 
 def _within(part: BasisPiece, spans: Spans) -> list[BasisPiece]:
-    """Returns the pieces of a basis, given in flat coordinates, within these spans, by place in their term's rows."""
+    """Returns the pieces of a basis that lie within these spans, each with its start in the term's rows."""
     first, basis = part
     overlaps = _overlaps(first, first + len(basis), spans)
     return [(place, basis[low - first : high - first]) for place, low, high in overlaps]
 
 
 def _overlaps(first: int, last: int, spans: Spans) -> Iterator[tuple[int, int, int]]:
-    """Yields the intersections of [first, last) with these spans: place in their term's rows, start and end."""
+    """Yields the intersections of [first, last) with these spans: start in the term's rows, then start and end."""
     behind = 0
     for start, stop in spans:
         low, high = max(start, first), min(stop, last)

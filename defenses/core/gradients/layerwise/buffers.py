@@ -1,7 +1,8 @@
 """A memory pool for per-example rows that are kept between norm and sum, reused from batch to batch.
 
-glibc unmaps large blocks when they are freed, and the kernel clears every page of a new block when it is first touched.
-Faulting in the rows of a layer costs as much as the product that computes them: so they are pooled.
+glibc unmaps large blocks when they are freed, and the operating system clears every page of a new block when it is
+first touched. Faulting in the rows of a layer costs as much as the product that computes them, so their memory is
+pooled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 Buffers = Callable[[nn.Module, int, Tensor], Tensor]
 """(layer, number of entries, tensor for dtype and device) -> uninitialised [entries], valid until the sums are done."""
-# Poisson batches differ in size: a buffer has this fraction to spare, so that a somewhat larger batch fits it too.
+# Poisson batches differ in size: a buffer is larger by this fraction, so that a somewhat larger batch fits it too.
 _SPARE = 1 / 8
 
 

@@ -73,14 +73,14 @@ class Shape:
         outputs: channels of the output, per group.
         groups: groups of channels.
         pixels: pixels of the padded input; None if the pixel formula does not apply.
-        channels: channels of the input per group.
+        channels: channels of the input; read only for layers with a single group.
         kernel: (height, width).
         patched: True if patches have to be copied out of the input.
-        stored: numbers of input and output, which are in memory anyway.
+        stored: entries of input and output, which are in memory anyway.
         tiles: of 2x2 positions, if Winograd's products can form a sum over the batch (`winograd.py`); else None.
         lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
         multiplied: multiplications of that kernel at each position, including idle lanes.
-        products: flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
+        products: float64 flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.
     """
 
     positions: int
@@ -124,7 +124,7 @@ def summation(shape: Shape, device: str) -> Summation:
 
 
 def _summations(s: Shape, device: str) -> dict[Summation, float]:
-    # A recomputed sum rounds differently; a pass over its factors bounds the difference.
+    # A recomputed sum rounds differently from the rows; `recomputed` bounds the difference in a pass over the factors.
     vouched = 2 * _BYTES * s.stored / _speeds(s, device).stream
     costs = {Summation.VENDOR: vouched + _by_vendor(s, device)}
     factors = 16 * (s.tiles or 0) * (s.channels + s.outputs) * _BYTES
@@ -191,6 +191,6 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
         shifts = 2 * 8 * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
         costs[Strategy.PIXELS] = widened * s.stored + inner + shifts + elementwise + redone
-    if s.products is not None:
+    if s.products is not None:  # float64, at half the rate
         costs[Strategy.PAIRS] = 2 * s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
     return costs

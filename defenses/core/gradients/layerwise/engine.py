@@ -37,7 +37,7 @@ from .layers.rules import KNOWN, refuse_settings
 from .masks import SpanMasks, Spans
 from .recorder import Use, record
 
-_SMALL = 2**18  # numbers of a first layer's output, up to which the node that begins the graph is a noticeable cost
+_SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Slot:
     source: nn.Module | None = None
 
     def pulled(self, term: FactoredGradient, values: Mapping[str, Tensor]) -> FactoredGradient:
-        """Returns gradients by the trained parameters, given those by the layer's weight."""
+        """Returns gradients of the trained parameters, given those of the layer's weight."""
         if self.source is None:
             return term
         source, inner = self.source, {key: values[name] for key, name in zip(self.keys, self.names, strict=True)}
@@ -65,7 +65,7 @@ class _Slot:
         def compute(at: dict[str, Tensor]) -> Tensor:
             return functional_call(source, at, ()).flatten()
 
-        # Chain rule: a row by the parameters is Jᵀ times a row by the weight, with the parametrisation's Jacobian J.
+        # Chain rule: a row of the parameters is Jᵀ times a row of the weight, with the parametrisation's Jacobian J.
         pull: Any = vjp(compute, inner)[1]
         return Mapped(
             term,
@@ -75,7 +75,7 @@ class _Slot:
 
 
 class Layerwise(PerExample):
-    """Serves the layers of `layers/rules.py`, parametrised or not; parameters and layers may be used repeatedly."""
+    """The layerwise engine, for the layers of `layers/rules.py`; parameters and layers may be used repeatedly."""
 
     name: ClassVar[str] = "layerwise"
     last: ClassVar[bool] = True
@@ -173,7 +173,7 @@ class Layerwise(PerExample):
         self._pool.clear()
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:
-        """Counts an activation, its part saved by autograd, its derivative, and as much again for results."""
+        """Estimates four times the activations: outputs, tensors saved by autograd, derivatives, and results."""
         return 4 * activations * itemsize
 
     def _masks(self, plan: StepPlan, like: Tensor) -> dict[int, SpanMasks]:
@@ -259,7 +259,7 @@ class Layerwise(PerExample):
         )
 
     def _begins(self, layer: nn.Module, output: Tensor) -> None:
-        """Records the bias of a layer whose input needs no gradient, for later passes."""
+        """Records the bias of a layer whose input needs no gradient: the graphs of later passes begin at it."""
         if not (output.is_cpu and output.dim() and output.numel()):
             return
         for slot in self._slots[layer]:

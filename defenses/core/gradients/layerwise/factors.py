@@ -1,4 +1,4 @@
-"""Per-example gradients of a parameter in factored form: activations and derivatives whose products they are.
+"""Per-example gradients of a parameter in factored form: a layer's inputs and output gradients, not their products.
 
 A plan needs squared norms, weighted sums and coefficients along a basis, which follow from the factors; whole rows
 [rows, size] are the fallback. Each kind of layer has a `FactoredGradient`, which computes each in the cheapest way that
@@ -25,8 +25,8 @@ from .tables import NormTable, SumTable, measurable
 # A chunk of rows and its factors should stay in the cache of a CPU; a GPU needs large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 TOGETHER = 512
-"""Examples whose gradients float32 may sum in one piece: n² / 2^24 of a bound (`added_in_parts`) is then a 64th."""
-_LEAST_TOGETHER = 16  # examples, for which a layer's kernel takes longer than its call
+"""Most examples that one float32 sum adds: the error n² / 2^24 of a bound (`added_in_parts`) is then 1/64."""
+_LEAST_TOGETHER = 16  # examples, from which on a layer's kernel runs longer than its call takes
 # A float32 Gram product of t terms is off by about t * eps of the sum of the terms' sizes; a factor for safety.
 _ROUNDING = 4.0
 
@@ -63,8 +63,8 @@ class Squares:
 def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "rows t t"], dtype: torch.dtype) -> Squares:
     """Squared norms of sum_t s_t x_tᵀ from inner products <x_t, x_u> and <s_t, s_u> in float64; overwrites `products`.
 
-    In float64: if positions cancel, float32 leaves the rounding of long sums, which for similar numbers is many times
-    the allowance of `cancelling`; and a product of numbers below 1e-22 vanishes, however large the others.
+    Float64, because in float32 the rounding error of long sums of similar numbers is many times the slack of
+    `cancelling`, and a product of numbers below 1e-22 underflows.
 
     Args:
         products: inner products of the first factor.
@@ -169,7 +169,7 @@ def added_products(
 
 
 def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
-    """Squared norms in float64; for rows that are not `measurable`, by `lengths`, which may leave their format."""
+    """Squared norms in float64; rows that are not `measurable` are squared in their own dtype, which may overflow."""
     if not (rows.numel() and measurable(rows)):
         return lengths(rows).square()
     squares = rows.new_empty(len(rows), dtype=torch.float64)
@@ -373,7 +373,7 @@ class Lookup(FactoredGradient):
     def __init__(
         self, entries: Int[Tensor, "rows t"], signals: Float[Tensor, "rows t width"], *, vocabulary: int
     ) -> None:
-        """Takes entry numbers and the loss's derivatives by the looked-up vectors."""
+        """Takes vocabulary indices and the loss's gradient at the looked-up vectors."""
         self.entries, self.signals, self.vocabulary = entries, signals, vocabulary
         self.like, self.examples, self.size = signals, len(signals), vocabulary * signals.shape[2]
         self.scratch = signals[0].numel()
@@ -419,10 +419,10 @@ class Lookup(FactoredGradient):
 
 
 class FromRows(FactoredGradient):
-    """Gradients that are small because larger ones cancel.
+    """Gradients that are computed from other gradients, which may largely cancel.
 
-    In a weighted sum of cancelling terms, rounding may exceed the result. Norms are therefore computed from rows, and
-    so is the weighted sum after a norm was needed.
+    Rounding in a weighted sum of cancelling terms may exceed the result. Norms are therefore computed from rows, and so
+    is the weighted sum once a norm was needed.
     """
 
     _bounded: bool = False
@@ -463,7 +463,7 @@ class FromRows(FactoredGradient):
 class Summed(FromRows):
     """Gradients of a parameter that is used several times: their sum, whose norm is computed from rows.
 
-    The norms of the uses do not determine it; the cross terms would need every pair of uses.
+    The norms of the uses do not determine the norm of their sum; its cross terms would need every pair of uses.
     """
 
     def __init__(self, terms: Sequence[FactoredGradient]) -> None:
@@ -494,21 +494,21 @@ class Summed(FromRows):
 
 
 class Mapped(FromRows):
-    """Gradients by the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
+    """Gradients of the parameters that a weight is computed from (weight norm, standardisation), by the chain rule."""
 
     def __init__(self, base: FactoredGradient, pull: Callable[[Tensor], Tensor], size: int) -> None:
-        """Takes the gradients by the weight, and the transposed derivative of the weight.
+        """Takes the gradients of the weight, and the transposed Jacobian of the parametrisation.
 
         Args:
-            base: gradients by the weight itself.
-            pull: maps a vector of `base`'s size to a vector of this term's; linear, works under vmap.
+            base: gradients of the weight itself.
+            pull: vector-Jacobian product, from vectors of `base`'s size to vectors of this term's; works under vmap.
             size: length of this term's rows.
         """
         self.base, self.pull, self.size = base, pull, size
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
 
     def rows(self, which: slice | Tensor) -> Tensor:
-        """Maps every row through the transposed derivative."""
+        """Maps every row by the transposed Jacobian."""
         with warnings.catch_warnings():
             # Weight norm has no batching rule of its own: torch falls back to a loop, and warns of it.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)

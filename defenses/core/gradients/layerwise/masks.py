@@ -1,4 +1,4 @@
-"""A mask of a flat vector, parameter by parameter."""
+"""A mask of the flat parameter vector, split by parameter, with the number of kept coordinates of each."""
 
 from __future__ import annotations
 

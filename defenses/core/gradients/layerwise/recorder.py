@@ -1,4 +1,4 @@
-"""Records each layer's input and the loss's derivative by its output, in a single forward and backward pass.
+"""Records each layer's input and the loss's gradient at its output, in a single forward and backward pass.
 
 Parameters do not require gradients here, so autograd computes activation gradients only, about half of a backward
 pass's arithmetic. Per-example gradients of a parameter are products of the two recorded tensors, and are formed once it
@@ -36,12 +36,12 @@ class Use(NamedTuple):
         layer: the layer.
         name: its place in the model.
         inputs: the layer's input.
-        signals: derivatives of the summed loss by the output, of the output's shape.
+        signals: gradient of the summed loss at the output, of the output's shape.
         statistics: mean and 1 / standard deviation [entries, groups] that a GroupNorm saved for its backward pass; None
             if there are none.
-        buffers: source of memory for rows that are kept until the sums are done; None if no caller signals their end,
+        buffers: source of memory for rows that are kept until the sums are done; None if no caller returns the memory,
             or no norms are needed.
-        masks: for "weight" or "bias", its mask, if norms are needed of a part of it only.
+        masks: masks of "weight" and "bias" where a plan's mask keeps only a part of them.
     """
 
     layer: nn.Module
@@ -63,10 +63,10 @@ def record(
     buffers: Buffers | None = None,
     begins: Callable[[nn.Module, Tensor], None] = lambda _layer, _output: None,
 ) -> None:
-    """Runs a batch forward and backward, and passes on each call of a layer as soon as the backward pass reaches it.
+    """Runs a batch forward and backward, and hands each call of a layer to `take` when the backward pass reaches it.
 
-    Tensors that are not kept are then freed during the pass. For a small batch all calls are passed on at its end,
-    which is faster.
+    Tensors that `take` does not keep are then freed during the pass. For a small batch all calls are handed over at the
+    end of the pass, which is faster.
 
     Args:
         forward: the model as a function of its inputs, at parameters that need no gradient.
@@ -76,7 +76,7 @@ def record(
         loss: per-example loss.
         take: receives each call that the loss depends on, in the order of the backward pass.
         buffers: passed on in each `Use`.
-        begins: receives each layer without a differentiated input, with its output.
+        begins: receives each layer whose input needs no gradient, with its output.
 
     Raises:
         Unsupported: if a layer's input was changed in place after the call.
@@ -142,7 +142,8 @@ def record(
         return
     while calls:  # popped, so that tensors are freed once the pass has met them
         _hooked(*calls.pop())
-    # To the ends of the graph, all of which are switches: nothing that outlives this call gets a gradient.
+    # The graph's leaves were all made for this call (switches, copied outputs, detached biases of first layers), so no
+    # tensor that outlives it gets a gradient.
     losses.backward(ones)
 
 

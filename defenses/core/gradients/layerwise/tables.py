@@ -1,7 +1,7 @@
-"""Tables of a batch's rows, from which kernels compute all factors, or all sums, in a single call.
+"""Tables of a batch's rows, from which kernels compute all bounding factors, or all weighted sums, in a single call.
 
 PyTorch operations on a few hundred numbers take longer to launch than to run, and a batch on a small network needs
-dozens of them, together as long as the forward pass.
+dozens of them, which together take as long as the forward pass.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...plan.bound import Bound
 
 # Size of a sum, from which on PyTorch's sums on several threads are faster.
 _WORTH_A_THREAD = 2**22
-# Number of products, up to which outer products are added up in float64: MKL's sums in float32 are twice as fast, but
-# scaling and calling it takes 50 us within a step, when its code has left the cache.
+# Number of products, up to which outer products are added up in float64 by the kernel: MKL's float32 sums are twice as
+# fast, but scaling the rows and calling MKL takes 50 us within a step, when its code has left the cache.
 _MOST_PRODUCTS = 2**20
 # The same if the second factor is narrow and does not fill the vectors of the kernel.
 _MOST_NARROW, _NARROW = 2**18, 16
@@ -68,9 +68,9 @@ class NormTable:
         """Adds rows, or outer products of two rows, as a part of the gradients.
 
         Args:
-            sides: numbers of a side, or of two; None for a side that compiled code cannot read.
-            counts: True if its norm is needed, False if it must only be finite.
-            under: number of the side with its masked values; -1 for no mask.
+            sides: index of a side, or of two sides; None for a side that compiled code cannot read.
+            counts: True if the part's norm is needed, False if the part must only be finite.
+            under: index of the side with the part's masked values; -1 for no mask.
 
         Returns:
             True if all sides are available.
@@ -82,7 +82,7 @@ class NormTable:
         return True
 
     def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:
-        """Adds a side: rows, or masked rows; returns None if compiled code cannot read them.
+        """Adds a side (rows, or masked rows) and returns its index; None if compiled code cannot read the rows.
 
         Args:
             values: rows of the examples.
@@ -99,7 +99,7 @@ class NormTable:
         return self._side(values.data_ptr(), values.stride(0), values.shape[1], marks, 0)
 
     def weighted(self, values: Float[Tensor, "rows size"], weights: Float[Tensor, "rows size"]) -> int | None:
-        """Adds a side: rows whose squares enter a weighted sum; returns None if compiled code cannot read them.
+        """Adds a side (rows whose squares are weighted) and returns its index; None if compiled code cannot read them.
 
         Args:
             values: rows of the examples.
@@ -113,7 +113,7 @@ class NormTable:
         return self._side(*place, weights.data_ptr(), weights.stride(0))
 
     def squares(self, measured: Float[Tensor, " rows"]) -> int | None:
-        """Adds a side: measured squared norms in float64; returns None if compiled code cannot read them."""
+        """Adds a side (known squared norms, float64) and returns its index; None if compiled code cannot read them."""
         if measured.dtype != torch.float64 or not (measurable(measured) and measured.is_contiguous()):
             return None
         self._alive.append(measured)
@@ -123,7 +123,7 @@ class NormTable:
         """Returns the factors that bound the gradients; None without parts or examples.
 
         Args:
-            bound: of a kind that bounds.
+            bound: of any kind in `KINDS`.
         """
         if not (self._parts and self._examples):
             return None
@@ -149,7 +149,7 @@ class NormTable:
         return BoundFactors(factors, squares, certain if doubtful[0] else None)
 
     def _side(self, *line: int) -> int:
-        # A linear layer's derivatives are its bias's rows too.
+        # Equal sides are entered once: a linear layer's output gradients are the rows of its bias too.
         if line not in self._numbers:
             self._numbers[line] = len(self._numbers)
             self._sides += line
@@ -191,7 +191,7 @@ class SumTable:
         return True
 
     def outer(self, leading: Float[Tensor, "rows a"], values: Float[Tensor, "rows b"], start: int) -> bool:
-        """Adds outer products [a, b] of the rows of two matrices; returns False if compiled code is not the way.
+        """Adds outer products [a, b] of the rows of two matrices; returns False if PyTorch has to add them up.
 
         Args:
             leading: rows of the examples.

@@ -1,7 +1,8 @@
 """Switches TF32 and reduced-precision products off during gradient computations, and refuses autocast and half floats.
 
-A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each has an error of a
-thousandth, so a row scaled to its bound exceeds it by as much. PyTorch uses TF32 for convolutions on a GPU by default.
+A norm and the sum that it bounds are computed by different products. In TF32 or bfloat16 each has a relative error of
+about 1e-3, so a row scaled to its bound may exceed it by as much. PyTorch uses TF32 for convolutions on a GPU by
+default.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _EXACT = "ieee"  # PyTorch's word for float32 products without TF32 or bfloat16
 _FULL = (_EXACT, "none")
 _C: Any = torch._C  # its switches are unknown to the type checker, and slower to read by `torch.backends`
 ONE_PASS = RLock()
-"""Held by the thread that computes gradients."""
+"""Lock held by the thread that computes gradients."""
 
 
 def _wait() -> None:
-    # In the order in which a pass acquires them.
+    # In the order in which a pass acquires the two locks; the other order could deadlock.
     ONE_PASS.acquire()
     COMPILING.acquire()
 

@@ -1,9 +1,9 @@
-"""Works around faults of PyTorch versions that leakbench admits; on versions without them it changes nothing.
+"""Works around faults of PyTorch versions that leakbench supports; versions without the fault are left unchanged.
 
 GroupNorm, on the CPU, PyTorch 2.10 to 2.13: the backward pass ends the process by a segmentation fault if images have
-their channels last and a derivative by weight or bias, but none by the images, is requested. Any training of a model
-that begins with GroupNorm may hit this, and engines arrange images this way themselves. The kernel is therefore always
-asked for the derivative by the images too, which works in every version.
+their channels last and the gradient of weight or bias is requested, but not that of the images. Any training of a model
+that begins with GroupNorm may hit this, and the layerwise engine itself puts channels last. The kernel is therefore
+always asked for the gradient of the images too, which works in every version.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def chain(model: nn.Module) -> list[nn.Module]:
 
 
 def has_parameters(layer: nn.Module) -> bool:
-    """Returns whether a layer of a chain is of `KINDS` here; a group norm may also be without scales."""
+    """Returns whether a layer of a chain has parameters; a group norm without affine parameters has none."""
     return type(layer) in KINDS and getattr(layer, "weight", None) is not None
 
 
@@ -70,8 +70,9 @@ def gains(layers: list[nn.Module], device: torch.device) -> bool:
         layers: of a model.
         device: that they are trained on.
     """
-    # On a single CPU thread, a stack of DP-CNN/S at 28x28 with batches of 64 takes 1.1 to 1.4 times as long as separate
-    # training, and so does DP-CNN; with batches of 16, or for images of 8x8 with few channels, it is faster.
+    # A rule of thumb. On a single CPU thread, a stack of DP-CNN/S at 28x28 with batches of 64 takes 1.1 to 1.4 times as
+    # long as separate training, and so does DP-CNN. With batches of 16, or for images of 8x8 with few channels, a stack
+    # of convolutions is faster on a CPU too, which this rule ignores.
     return device.type == "cuda" or not any(isinstance(layer, nn.Conv2d) for layer in layers)
 
 

@@ -35,14 +35,14 @@ EXAMPLE_BY_EXAMPLE: frozenset[type[nn.Module]] = frozenset((*_ELEMENTWISE, *_POO
 
 @runtime_checkable
 class StackedLayer(Protocol):
-    """A layer of all models."""
+    """The same layer of all models of a stack."""
 
     def forward(self, inputs: Activations, at: Float[Tensor, "models dim"]) -> tuple[Activations, Tensor]:
         """Returns the outputs at these parameters, without gradients for them, and the tensor that `terms` needs."""
         ...
 
     def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
-        """Returns its parameters' gradients, from the tensor of `forward` and the losses' gradients by the outputs."""
+        """Returns its parameters' gradients, from the tensor of `forward` and the losses' gradients at the outputs."""
         ...
 
 

@@ -34,9 +34,9 @@ class SharedPlan:
     """A single block of gradients for all models, each in its own coordinates.
 
     Attributes:
-        codecs: of each model.
-        bound: of all.
-        std: of the noise on an undivided sum.
+        codecs: codec of each model's block.
+        bound: bound of all models.
+        std: standard deviation of the noise on an undivided sum.
         kept: masks in the dtype of the parameters; None if all coordinates are released.
     """
 

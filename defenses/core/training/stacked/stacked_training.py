@@ -1,8 +1,8 @@
 """Stacked training of many models of the same architecture, each on its own examples and sampler: shadow models.
 
-Training a small network spends most of its time between operations, not in them: 16 or 64 networks that take each
-operation together, with a leading model axis, take little longer than a single network. For chains of linear layers, a
-step needs only a few batched products. With signals s (derivatives of the losses by a layer's outputs) and inputs x,
+Training a small network spends most of its time on launching operations: 16 or 64 networks that share each operation,
+with a leading model axis, take little longer than a single network. For chains of linear layers, a step needs only a
+few batched products. With signals s (gradients of the losses at a layer's outputs) and inputs x,
 the gradient of an example is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x), and the clipped sum of a batch
 is a single product. Convolutions become products with patches of images, of which a stack holds as many at a time as a
 memory limit allows; on a CPU that is slower than separate training, so they are stacked on CUDA, or on request.

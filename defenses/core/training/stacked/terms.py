@@ -1,6 +1,6 @@
 """Per-example gradients of a layer of many models, in factored form: squared norms, and clipped sums.
 
-A layer with parameters has inputs x and signals s, the derivatives of the losses by its outputs. If each example uses
+A layer with parameters has inputs x and signals s, the gradients of the losses at its outputs. If each example uses
 the weight once, its gradient is s xᵀ, whose norm is |s| |x|, under a mask M (s∘s)ᵀ M (x∘x). If it uses the weight at
 several positions (pixels of a convolution's output, positions of a sequence), the gradient is a sum of s_p x_pᵀ, and
 its norm comes from the sum itself or from inner products between positions, whichever `layerwise/cost.py` finds
@@ -142,7 +142,7 @@ class ProductSum:
         inputs: Float[Tensor, "models groups rows positions in"],
         signals: Float[Tensor, "models groups rows positions out"],
     ) -> None:
-        """Takes the input at each position, as patches, and the derivatives by the output."""
+        """Takes the input at each position, as patches, and the losses' gradients at the output."""
         self.weight, self.inputs, self.signals = weight, inputs, signals
 
     @cached_property

@@ -1,8 +1,8 @@
 """Squared norms of a convolution's rows from inner products between positions, by kernels compiled for its sizes.
 
 Guarantee:
-    An example's norm is computed from its own numbers, whatever its neighbours hold. No kernel is trusted: each is
-    first tried, in its dtype, on synthetic images next to an image of NaN, against products of patches.
+    An example's norm is computed from its own numbers, whatever its neighbours hold. Each kernel is checked before its
+    first use, in its dtype, against products of patches, on synthetic images between which one is NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def product_squares(
     signals: Float[Tensor, "images out rows columns"],
     geometry: Geometry,
 ) -> Squares | None:
-    """Squared norms of the gradients of images, an example each; None if the kernel is not right.
+    """Squared norms of the gradients of images, each an example; None if the kernel fails its check (`right`).
 
     Raises:
         ValueError: for tensors that a kernel of this geometry would read past the end of.
@@ -67,7 +67,7 @@ def product_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int
 
 @lru_cache(maxsize=512)
 def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Returns whether norms equal those of rows from patches, next to an example of NaN.
+    """Returns whether the kernel's norms equal those of rows from patches, beside an example that is NaN.
 
     Args:
         geometry: of the layer.

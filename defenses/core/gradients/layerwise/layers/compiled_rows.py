@@ -1,8 +1,8 @@
 """Rows of a convolution and their norms by kernels that are compiled for its sizes.
 
 Guarantee:
-    An example's row is computed from its own numbers, whatever its neighbours hold. No kernel is trusted: each is first
-    tried, in its dtype, on synthetic images next to an image of NaN, against products of patches.
+    An example's row is computed from its own numbers, whatever its neighbours hold. Each kernel is checked before its
+    first use, in its dtype, against products of patches, on synthetic images between which one is NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .patch_rows import PatchProducts, images_of
 
 _TOLERANCE = 1e-5  # of a row's length: smaller differences are rounding
 _WORTH_A_THREAD = 2e7  # flops, below which handing the work to a thread takes longer
-_CHUNK_BYTES = 2**20  # of rows that are measured as they are computed: half a core's second cache
+_CHUNK_BYTES = 2**20  # of rows that are measured as they are computed: half of a core's L2 cache
 
 
 class CompiledRows:
@@ -41,7 +41,7 @@ class CompiledRows:
         geometry: Geometry,
         views: int,
     ) -> None:
-        """Takes the layer's input and the derivatives by its output, of `views` images for each example.
+        """Takes the layer's input and the loss's gradient at its output, of `views` images for each example.
 
         Raises:
             ValueError: for tensors that a kernel of this geometry would read past the end of.
@@ -121,15 +121,15 @@ def over_images(
     flops: float,
     memory: torch.dtype | None = None,
 ) -> None:
-    """Calls a kernel with inputs, signals, memory of its own, and the first and last example of each thread.
+    """Splits examples over threads and calls a kernel in each, with addresses, scratch memory and a range of examples.
 
     Args:
-        run: takes three addresses and two numbers.
+        run: takes the addresses of inputs, signals and scratch memory, the first example and the end.
         images: inputs and signals.
         examples: number of examples.
-        numbers: zeros in the memory.
-        flops: of an example.
-        memory: dtype of the memory; that of the images if None.
+        numbers: zeros in each thread's scratch memory.
+        flops: flops per example.
+        memory: dtype of the scratch memory; that of the images if None.
     """
     inputs, signals = (values.permute(0, 2, 3, 1).contiguous() for values in images)
     if not examples:  # a compiled loop runs its first round before the test
@@ -178,7 +178,7 @@ def row_kernel(g: Geometry, inputs: tuple[int, int], signals: tuple[int, int], v
 
 
 def usable(inputs: Tensor, signals: Tensor, geometry: Geometry) -> bool:
-    """Returns whether our kernel can compute rows; a grouped layer has too few channels per group for vectors."""
+    """Returns whether the compiled kernel can compute rows; grouped layers have too few channels for its vectors."""
     if geometry.groups > 1 or signals.dtype not in (torch.float32, torch.float64) or inputs.dtype != signals.dtype:
         return False
     plain = all(type(values) is Tensor and values.is_cpu for values in (inputs, signals))
@@ -206,7 +206,7 @@ def right(
     dtype: torch.dtype,
     use: KernelUse,
 ) -> bool:
-    """Returns whether rows and norms equal those from patches, next to an example of NaN.
+    """Returns whether the kernel's rows and norms equal those from patches, beside an example that is NaN.
 
     Args:
         geometry: of the layer.

@@ -1,4 +1,4 @@
-"""Per-example gradients of a convolution's weight: sums over positions of derivative times patch, by several formulas.
+"""Per-example gradients of a convolution's weight: sums over positions of output gradient times patch.
 
 Rows are computed by products of patches (`patch_rows.py`) or by compiled kernels (`compiled_rows.py`); norms without
 rows come from inner products between positions, for which there is a compiled kernel too (`compiled_products.py`).
@@ -55,11 +55,11 @@ class Convolution(FactoredGradient):
         views: int = 1,
         buffers: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
-        """Takes the layer's input and the loss's derivatives by its output.
+        """Takes the layer's input and the loss's gradient at its output.
 
         Args:
-            inputs: before padding.
-            signals: by the output.
+            inputs: the layer's input, before padding.
+            signals: the loss's gradient at the output.
             geometry: settings of the layer.
             views: adjacent images that belong to an example.
             buffers: source of memory for kept rows; fresh memory if None.
@@ -138,7 +138,7 @@ class Convolution(FactoredGradient):
         return rest
 
     def largest(self) -> Tensor:
-        """Upper bound from the factors' norms: an entry is a sum of products, each pixel in one at most."""
+        """Upper bound from the factors' norms: an entry sums products in which a pixel occurs at most once."""
         first, second = (v.permute(0, 2, 3, 1).reshape(self.examples, -1) for v in (self.inputs, self.signals))
         return product_size(first, second)
 
@@ -213,11 +213,10 @@ class Convolution(FactoredGradient):
     def formed(self, mask: Bool[Tensor, " size"] | None = None) -> FactoredGradient:
         """Returns the rows, if norms and sums are computed from them; else itself.
 
-        Forming them at once reads tensors that the backward pass has just left in the cache, which then need not be
-        kept.
+        Forming rows during the backward pass reads tensors that are still in the cache, and lets the pass free them.
 
         Args:
-            mask: of the later norms: they are measured on each row while it is in the cache.
+            mask: mask of the plan's norms, which are measured on each row while it is in the cache.
         """
         if self._plan.way is not Strategy.KEEP:
             return self
@@ -273,7 +272,7 @@ class Convolution(FactoredGradient):
         signals = signals * factors[some].view(-1, 1, 1, 1)
         below, beside = (size % 2 for size in signals.shape[1:3])
         top, bottom, left, right = self.geometry.padding
-        # Derivatives of zero add nothing, whatever inputs they meet.
+        # Zero-padded output gradients add nothing, whatever the inputs there.
         if below or beside:
             signals = F.pad(signals, (0, 0, 0, beside, 0, below))
         return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
@@ -339,12 +338,12 @@ class Convolution(FactoredGradient):
 
 
 class _Plan(NamedTuple):
-    """Method of a layer's norms.
+    """Choice of the formulas for a layer's norms and rows.
 
     Attributes:
         shape: the sizes given to the cost model.
         way: the formula that it selected.
-        compiled: True if rows, when needed, are computed by our kernel, provided that it is right.
+        compiled: True if rows, when needed, are computed by a compiled kernel that passes its check.
     """
 
     shape: Shape

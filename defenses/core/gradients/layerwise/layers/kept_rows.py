@@ -1,7 +1,7 @@
 """Rows of a convolution that are kept for the sum, in the order in which they were computed.
 
 Kernels write the numbers of a row in their own order. Reordering every row to the weight's order would take as long as
-computing it: so masks and directions are brought into the rows' order instead, and sums out of it.
+computing it, so masks and directions are reordered to the rows' order, and sums back to the weight's order.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .convolution_settings import Geometry
 _REORDERED: Any = WeakIdKeyDictionary()
 """Cache of reordered directions by the tensor that holds them, while it is alive.
 
-For each part the version last requested and, from the second request on, as for a basis that is kept for some steps,
-the directions in the order of rows.
+The key is a piece of that tensor, the value the tensor's version at the last request and, from the second request of
+the same version on, the directions in the rows' order. A basis that serves a single step is therefore never cached.
 """
-_MOST_HELD = 2**24  # numbers of directions, above which memory counts for more than time
+_MOST_HELD = 2**24  # entries of directions, above which they are reordered each time to save memory
 
 
 @lru_cache(maxsize=512)
@@ -37,7 +37,7 @@ def product_order(geometry: Geometry) -> ProductOrder:
 
 
 class ProductOrder:
-    """Order [groups, height, width, entering, leaving]: sums over positions of patch times derivative.
+    """Order of a row [groups, height, width, input channels, output channels], in which products of patches leave it.
 
     Attributes:
         sizes: of a row.
@@ -66,10 +66,10 @@ class ProductOrder:
         return made.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).reshape(len(made), -1)
 
     def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
-        """Inner products with directions, restricted to the output channels that these cover if they are few."""
+        """Inner products with directions; if these cover few output channels, only those channels are multiplied."""
         out, entering, height, width = self._weight
         groups, patch = self._groups, entering * height * width
-        # A group of directions may begin or end within a weight.
+        # A piece may begin or end within the weights of an output channel.
         first, last = start // patch, -(-(start + len(basis)) // patch)
         if groups > 1 or 2 * (last - first) > out:
             first, last = 0, out
@@ -109,7 +109,7 @@ def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequenc
 
 
 class KeptRows(FactoredGradient):
-    """Rows in an order of their own."""
+    """Rows in the order in which they were computed."""
 
     def __init__(
         self,

@@ -34,8 +34,8 @@ from .compiled_products import product_flops, product_squares
 from .compiled_rows import usable
 from .convolution_settings import Geometry
 
-_MANY = 16  # directions, from which on outer products are formed in the cache, not inputs times directions
-# A sum of squares is trusted if it is at least this many times the most that may have underflowed.
+_MANY = 16  # directions, from which on a kernel that forms outer products in the cache beats two products
+# A sum of squares is trusted if it is at least this many times the largest amount that underflow may have removed.
 _CERTAIN = 1e6
 # Outputs multiplied with a mask at a time: MKL adds sequentially, and for similar numbers float32 loses 1e-5 of a sum
 # of a thousand, 1e-3 of a sum of a hundred thousand.
@@ -48,7 +48,7 @@ class Outer(FactoredGradient):
     def __init__(
         self, inputs: Float[Tensor, "rows in"], signals: Float[Tensor, "rows out"], bias: GradientRows | None = None
     ) -> None:
-        """Takes the layer's input and the loss's derivatives by its output, which are the bias's rows too."""
+        """Takes the layer's input and the loss's gradient at its output, which is also the rows of the bias."""
         self.inputs, self.signals = inputs, signals
         self._sides = GradientRows(inputs), bias or GradientRows(signals)
         self.like, self.examples = signals, signals.shape[0]
@@ -118,7 +118,7 @@ class Outer(FactoredGradient):
         return Squares.exact(squares)
 
     def _vanished(self) -> Float[Tensor, " rows"]:
-        """Upper bound of the loss from squares that underflow, whatever they are multiplied by."""
+        """Upper bound of what underflow may have removed from the squared norms."""
         x, s = (side.norms().square() for side in self._sides)
         out, entering = self.signals.shape[1], self.inputs.shape[1]
         return torch.finfo(self.like.dtype).tiny * (out * x + entering * (s + -(-out // _STRIP)))
@@ -141,7 +141,7 @@ class Outer(FactoredGradient):
         outputs, turned = last - first, basis.T
         if (before := start - first * width) | (behind := last * width - stop):
             turned = F.pad(turned, (before, behind))
-        # Public gradients that are zero, as those of a layer behind a product of zeros, span no direction.
+        # Public gradients that are zero span no direction, so `directions` may be 0.
         signals, products = self.signals[:, first:last].unsqueeze(2), [self.like.new_zeros(self.examples, 0)]
         # Between the two products there are [rows, k, out] numbers, which should stay in the cache.
         for part in parts(directions, 2 * outputs * self.examples * self.like.element_size(), self.like):
@@ -171,7 +171,7 @@ class OuterSum(FactoredGradient):
     """Gradients of a weight that each example uses at several positions: the sum of s_t x_tᵀ."""
 
     def __init__(self, inputs: Float[Tensor, "rows t in"], signals: Float[Tensor, "rows t out"]) -> None:
-        """Takes the input and the derivatives by the output, position by position."""
+        """Takes the input and the loss's gradient at the output, position by position."""
         self.inputs, self.signals = inputs, signals
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0

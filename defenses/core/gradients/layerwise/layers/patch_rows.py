@@ -1,4 +1,4 @@
-"""Rows of a convolution as products of patches and derivatives: any dtype, any device.
+"""Rows of a convolution as products of patches and output gradients, for any dtype and device.
 
 Channels-last inputs are used in place: patches are then copied in long runs, a few examples at a time, so that they
 stay in the cache. At many positions only the kernel's columns are unfolded, and its rows are offsets into them, which
@@ -39,7 +39,7 @@ class PatchProducts:
         geometry: Geometry,
         views: int,
     ) -> None:
-        """Takes the layer's input and the derivatives by its output, of `views` images for each example."""
+        """Takes the layer's input and the loss's gradient at its output, of `views` images for each example."""
         self.inputs, self.signals, self.geometry, self.views = inputs, signals, geometry, views
         self.size, self.order = torch.Size(geometry.weight_shape).numel(), ProductOrder(geometry)
         top, bottom, _, _ = geometry.padding
@@ -103,14 +103,15 @@ class PatchProducts:
     def unfolded(self, inputs: Tensor, signals: Tensor) -> Float[Tensor, "parts positions patch"]:
         """Every position's patch, [height, width, in] flattened: a strided view, copied once.
 
-        A prototype's chunks were 8 times as fast as `F.unfold` over a batch (32 channels, 32x32, two CPU cores).
+        In a prototype, chunks of it were 8 times as fast as `F.unfold` over a batch (32 channels, 32x32, two CPU
+        cores).
         """
         rows, columns = signals.shape[1:3]
         view = self.geometry.patches(inputs.permute(0, 3, 1, 2), rows, columns)
         return view.reshape(len(inputs) * self.geometry.groups, rows * columns, -1)
 
     def by_group(self, signals: Tensor) -> Float[Tensor, "parts positions out"]:
-        """Derivatives by the output of each group of channels."""
+        """Output gradients, split by group of channels."""
         split = signals.flatten(1, 2).unflatten(2, (self.geometry.groups, -1))
         return split.transpose(1, 2).flatten(0, 1)
 

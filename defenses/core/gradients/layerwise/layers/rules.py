@@ -134,7 +134,7 @@ def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -
     """Gradients of a norm's weight and bias, [images, channels] each.
 
     Args:
-        signals: derivatives by the output [images, channels, ...].
+        signals: the loss's gradient at the output [images, channels, ...].
         inputs: the layer's input.
         mean: of each group of channels [images, groups].
         scale: 1 / standard deviation, likewise.

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 GROWTH = 4
-"""Growth of the rounding error over that of a plain sum: factors are sums, and sums of products cancel."""
+"""Factor by which the rounding error may exceed that of a plain sum: the transformed factors are larger, and cancel."""
 # From the four products to the three sums.
 _SUMS = ((1.0, 0.5, 0.5, 0.0), (0.0, 0.5, -0.5, 0.0), (0.0, 0.5, 0.5, 1.0))
 # Factors of some images, which should stay in the cache; more images make the products more efficient.
@@ -30,8 +30,8 @@ def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: in
 
     Args:
         images: number of images.
-        some: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and derivatives by the output [images, 2
-            * rows, 2 * columns, out] of some images, padded with zeros.
+        some: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and output gradients [images, 2 * rows,
+            2 * columns, out] of some images, padded with zeros.
         each: bytes of the factors of an image.
     """
     step, total = max(1, min(images, _CACHED_BYTES // each)), None
