@@ -85,7 +85,7 @@ def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coi
 
     Args:
         augmentation: draws the parameters.
-        keys: of the views, by `entry_keys`.
+        keys: keys of the views, by `entry_keys`.
         coins: public seed of the step.
     """
     return augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
@@ -97,9 +97,9 @@ def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coi
     Differentiable in the inputs, except through the choice of the views.
 
     Args:
-        augmentation: of the run.
+        augmentation: the run's augmentation.
         inputs: the examples [n, ...].
-        targets: of the examples [n].
+        targets: their targets [n].
         coins: public seed of the step.
     """
     keys = entry_keys(inputs, targets, augmentation.views, coins)
@@ -113,7 +113,7 @@ class CropAndFlip:
     """Random crops of the image padded by reflection, flipped left to right with probability 1/2.
 
     Attributes:
-        views: of each example.
+        views: number of views of each example.
         padding: pixels added on every side before a crop of the image's own size is taken.
         flip: True to flip; not for digits or text.
     """
@@ -191,8 +191,8 @@ class RecordSchedule:
         """Returns the schedule of some records.
 
         Args:
-            inputs: of the records [n, ...], as they are in the data.
-            targets: of the records [n].
+            inputs: the records' inputs [n, ...], as they are in the data.
+            targets: the records' targets [n].
             added: to all entries of each record, by step.
             seed: key of the run's public randomness.
         """

@@ -185,7 +185,7 @@ class GuessGradients:
 
         Args:
             inputs: a batch for each candidate.
-            labels: of all candidates, concatenated [guesses * b, ...].
+            labels: labels of all candidates, concatenated [guesses * b, ...].
             along: the direction, by name of the parameter.
             scale: norms of gradients -> factors that bound them; None for no bound.
         """
@@ -223,7 +223,7 @@ def factored(
         loss: per-example loss.
         layout: order of the flat vectors.
         parameters: the point.
-        input_shape: of an example.
+        input_shape: shape of an example.
     """
     try:
         factored_model = GuessGradients(model, loss, layout, parameters)

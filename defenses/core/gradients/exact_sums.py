@@ -35,7 +35,7 @@ def whole_units(rows: Float[Tensor, "rows size"], bound: Bound, unit: float) -> 
     Args:
         rows: the output of `Bound`, whose norms may exceed it by the rounding of their dtype.
         bound: finite.
-        unit: in gradient units.
+        unit: the public unit, in gradient units.
     """
     exact = rows.double()
     # Relative float64 errors: at most 2^-53 per term of a sum of squares, and 2^-53 for a product or a quotient.
@@ -57,8 +57,8 @@ def exact_sums(
     Args:
         plan: the step's plan.
         examples: gradients and losses of each example alone, a row.
-        units: of each block.
-        device: of the result.
+        units: public unit of each block, in gradient units.
+        device: device of the result.
 
     Raises:
         ValueError: if the units might not fit into 64 bits.

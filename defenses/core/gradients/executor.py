@@ -74,7 +74,7 @@ def add_noise(
         plan: the executed plan.
         sums: float64, or int64 for exact noise; for `CipherNoise` float32 too.
         noise: secret source.
-        dtype: of the release.
+        dtype: dtype of the release.
         memory: state of noise that is correlated over steps; None for a single step, whose noise is then independent,
             with the standard deviation that it would have in the stream.
 
@@ -267,7 +267,7 @@ class Engine:
 
         Args:
             inputs: the examples.
-            targets: of the examples.
+            targets: their targets.
             coins: public seed of dropout; needed if the model has random layers.
         """
         choice = self.prepare(inputs, targets)
@@ -294,7 +294,7 @@ class Engine:
         Args:
             plan: fixed before the batch was drawn, with its noise.
             inputs: the batch.
-            targets: of the batch.
+            targets: targets of the batch.
             coins: public seed of views and dropout; needed if there are any.
 
         Raises:
@@ -359,7 +359,7 @@ class Engine:
             plan: the step's plan.
             inputs: entries without further augmentation: `views` adjacent entries per example, possibly no example.
             targets: as many.
-            views: of each example.
+            views: number of views of each example.
         """
         like = self._first().detach()
         with full_precision():
@@ -376,10 +376,10 @@ class Engine:
 
         Args:
             plan: the step's plan.
-            directions: for each block a vector in its released space.
+            directions: a vector in the released space of each block.
             inputs: entries as for `clipped_sums`.
             targets: as many.
-            views: of each example.
+            views: number of views of each example.
 
         Returns:
             For each block, inner products [examples] and squared norms [examples], in float64.

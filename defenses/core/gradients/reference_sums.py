@@ -27,8 +27,8 @@ def contributions(
 
     Args:
         plan: the step's plan.
-        gradients: of the examples.
-        losses: of the examples; for queries of losses.
+        gradients: per-example gradients.
+        losses: per-example losses; needed for queries of losses.
 
     Raises:
         ValueError: for a query of losses if there are none.
@@ -64,7 +64,7 @@ def totals(plan: StepPlan, parts: Sequence[tuple[Tensor, ...]], device: torch.de
     Args:
         plan: the step's plan.
         parts: sums of each micro-batch; empty for an empty batch.
-        device: of the result.
+        device: device of the result.
 
     Returns:
         A float64 vector [size] per block, to which noise may be added in place.

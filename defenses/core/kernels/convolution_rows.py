@@ -39,13 +39,13 @@ class RowKernel:
     """The kernel for a layer of these sizes.
 
     Attributes:
-        height, width: of the input, before padding.
+        height, width: size of the input, before padding.
         entering, leaving: channels.
         kernel: height and width.
         stride: of the kernel.
         dilation: of the kernel.
         padding: (top, bottom, left, right), zeros.
-        rows, columns: of the output.
+        rows, columns: size of the output.
         views: images of an example, whose gradients are added up.
         wide: True for numbers of float64, False for float32.
     """

@@ -54,8 +54,8 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
     """Compiles a function of a module to a Python function, which releases the GIL during a call.
 
     Args:
-        module: in LLVM's representation.
-        name: of a function that returns nothing.
+        module: module in LLVM's representation.
+        name: name of a function that returns nothing.
         arguments: their types, of `ctypes`.
     """
     with COMPILING:
@@ -67,7 +67,7 @@ def compiled(module: ir.Module, name: str, *arguments: Any) -> Callable[..., Non
 
 
 def _engine(text: str) -> binding.ExecutionEngine:
-    """Returns the owner of a module's code; needs `COMPILING` until it returns, when intermediate objects are freed."""
+    """Returns the owner of a module's code. The caller holds `COMPILING`: intermediate objects are freed on return."""
     machine = _machine()
     parsed = binding.parse_assembly(text)
     parsed.verify()
@@ -86,7 +86,7 @@ def in_threads(work: Callable[[int], None], count: int, *, at_once: int) -> None
 
     Args:
         work: takes a number; its exceptions are raised here.
-        count: at least 1.
+        count: number of calls, at least 1.
         at_once: threads, including this thread.
     """
     if min(count, at_once) == 1:
@@ -162,7 +162,7 @@ class VectorWriter:
         """Begins a module.
 
         Args:
-            name: of the module.
+            name: name of the module.
             host: the target processor.
             wide: True for numbers of float64, False for float32.
         """
@@ -186,7 +186,7 @@ class VectorWriter:
 
         Args:
             start: address of its first number without the offset.
-            offset: in numbers.
+            offset: offset in numbers.
             active: number of the lanes that are read; all if None.
             number: type of the numbers, if not the module's.
         """

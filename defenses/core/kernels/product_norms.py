@@ -51,7 +51,7 @@ class _Points:
 
     Attributes:
         places: (start of its channels, start of its row of the matrix, its column) of each, in whole tiles.
-        first: for each tile the first tile that it is multiplied with; the last is itself.
+        first: for each tile, index of the first tile that it is multiplied with; the last one is the tile itself.
     """
 
     places: tuple[tuple[int, int, int], ...]

@@ -30,11 +30,10 @@ def weighted_rows(*, wide: bool) -> Callable[..., None]:
     Its arguments are
 
     - a table of matrices, (address, numbers from a row to the next, size, address of the sum, and six zeros) each. For
-    a
-      convolution, the first three zeros are replaced by (height * width, entering, leaving): its rows have the order
+      a convolution, the first three zeros are replaced by (height * width, entering, leaving): its rows have the order
       [height, width, entering, leaving], its sum the weight's order [leaving, entering, height, width]. For outer
-      products, the last three zeros are replaced by a second matrix, (address, numbers from a row to the next, size):
-      the sum is [size of the second, size of the first], over products of its rows with those of the first;
+      products, the last three zeros are replaced by a second matrix, (address, numbers from a row to the next, size),
+      and the sum is [size of the second, size of the first], over outer products of its rows with those of the first;
     - number of matrices;
     - a factor for each row, in the rows' dtype;
     - number of rows of each matrix;

@@ -2,11 +2,10 @@
 
 A guarantee rests on code that processes every row independently, bounds it, and draws the noise that is charged. Tests
 check this of leakbench's code. Users may write their own codec, bound or source of noise, whose behaviour no code can
-check: a codec may count the rows, or return in `decode` the rows it saw in `encode`. Therefore exact types are
-    compared,
-and any other component is named in the claim, in the record and on the leaderboard. Methods and optimizers receive
-public values and releases only, but one written by a user may have obtained the data elsewhere: those of leakbench and
-PyTorch are identified by their package.
+check: a codec may count the rows, or return in `decode` the rows it saw in `encode`. Exact types are therefore
+compared, and any other component is named in the claim, in the record and on the leaderboard. Methods and optimizers
+receive public values and releases only, but one written by a user may have obtained the data elsewhere: those of
+leakbench and PyTorch are identified by their package.
 """
 
 from __future__ import annotations

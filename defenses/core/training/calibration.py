@@ -111,10 +111,10 @@ def rehearsed(
         others: charged for the steps that are not in `only`, which are then taken too, up to the last of `only`; None
             to skip them.
         public: stands in for public data; synthetic rows if None.
-        layout: of the trained parameters.
+        layout: layout of the trained parameters.
         seed: key of the public randomness.
         architecture: makes the network of that layout, for methods that inspect it; None for none.
-        input_shape: of a single input of the network.
+        input_shape: shape of a single input of the network.
     """
     if not 1 <= steps <= _MOST_STEPS:
         raise ValueError(f"steps must be from 1 to {_MOST_STEPS} for a prediction, got {steps}")
@@ -391,7 +391,7 @@ def noise_within(
     """Returns the least noise multiplier under which no membership test exceeds a limit, up to `precision`.
 
     Args:
-        limit: of the tests.
+        limit: limit on the tests.
         unit: the steps at noise multiplier 1.
         precision: relative.
         beside: releases besides the steps, at fixed multipliers.

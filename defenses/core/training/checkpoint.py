@@ -97,7 +97,7 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
 
     Args:
         path: the file.
-        fingerprint: of the run to be resumed.
+        fingerprint: fingerprint of the run to be resumed.
         own: further allowed classes, of the run's method.
 
     Raises:

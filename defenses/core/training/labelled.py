@@ -109,8 +109,8 @@ def fitting(inputs: Tensor, labels: Tensor, model: nn.Module, loss: Loss, argume
     given as integer-valued floats or as one-hot integers.
 
     Args:
-        inputs: of the examples.
-        labels: of the examples.
+        inputs: inputs of the examples.
+        labels: labels of the examples.
         model: gives the precision and the number of classes.
         loss: per-example.
         argument: name of the argument in errors.

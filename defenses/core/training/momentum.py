@@ -22,7 +22,7 @@ def rescale_for_momentum(clip_norm: float, *, momentum: float, to: float) -> flo
 
     Args:
         clip_norm: C, in gradient units; or the learning rate.
-        momentum: at which C was chosen.
+        momentum: momentum at which C was chosen.
         to: the new momentum.
     """
     _refuse_momentum("momentum", momentum)
@@ -34,7 +34,7 @@ def velocity_std(std: float, *, momentum: float) -> float:
     """Returns the standard deviation of the noise in the velocity v, after many steps.
 
     Args:
-        std: of the noise in an update.
+        std: standard deviation of the noise in an update.
         momentum: PyTorch's.
     """
     _refuse_momentum("momentum", momentum)
@@ -47,10 +47,10 @@ def displacement_std(std: float, *, momentum: float, lr: float, steps: int) -> f
     It is lr std sqrt(sum_j ((1 - m^j) / (1 - m))^2). For many steps it is lr std sqrt(steps) / (1 - m).
 
     Args:
-        std: of the noise in an update, independent from step to step.
+        std: standard deviation of the noise in an update, independent from step to step.
         momentum: m, PyTorch's.
         lr: learning rate, constant.
-        steps: of the run.
+        steps: number of steps of the run.
     """
     _refuse_momentum("momentum", momentum)
     # With j steps left, the noise of a step has been added j times, with weights 1, m, m^2, ...

@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
         model: the trained model, in evaluation mode; with the averaged parameters if the recipe averages them.
-        ledger: of the releases.
+        ledger: ledger of the releases.
         transcript: the observations of the chosen observer.
         state: the method's last state.
         seed: key of the public randomness.

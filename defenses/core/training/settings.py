@@ -115,7 +115,7 @@ class Recipe:
         """Returns the expected batch that sums are divided by.
 
         Args:
-            sampling: of the run.
+            sampling: the run's sampler.
             examples: number of examples, ignored if there is a nominal size.
 
         Raises:
@@ -144,7 +144,7 @@ class Execution:
         engine: "auto", "layerwise", "torch.func", "one_by_one", "opacus" or "backpack".
         microbatch: largest number of examples processed at a time; None for as many as fit the memory budget.
         memory_budget: approximate bytes for activations, their derivatives and per-example gradients; 2 GiB if None.
-        device: of the computation; None for that of the examples.
+        device: device of the computation; None for that of the examples.
         unchecked: whether to train a model that could not be checked on synthetic examples anyway, example by example;
             its claim is marked as unverified.
     """
@@ -212,7 +212,7 @@ class Recording:
         """Returns an empty transcript.
 
         Args:
-            layout: of the model.
+            layout: layout of the model's parameters.
         """
         only = None if self.only is None else frozenset(self.only)
         return Transcript(self.observer, layout, frozenset(self.always), only, self.memory)

@@ -60,7 +60,7 @@ class FeatureStatistics:
         """Returns the plans of the means and of the mean squares; their cost is independent of the number of channels.
 
         Args:
-            channels: of the features.
+            channels: number of channels of the features.
         """
         mean, square = (
             StepPlan(Block(codec=Everything(channels), bound=clip(norm))).at(self.noise_multiplier)
@@ -97,7 +97,7 @@ class StandardisedFeatures(nn.Module):
         """Sets the released statistics.
 
         Args:
-            mean: of each channel.
+            mean: mean of each channel.
             square: mean square of each channel.
             least: least variance, below which noise dominates: a difference of two noisy numbers may be negative.
         """
@@ -178,7 +178,7 @@ def release_statistics(
         noise: secret source.
         count: the public number of examples that sums are divided by.
         at_once: most examples in a pass; the features are checked on batches of that size, which takes time.
-        memory_budget: of the engines, in bytes.
+        memory_budget: memory budget of the engines, in bytes.
         input_domain: public domain of the inputs.
         unchecked: whether features that cannot be checked are accepted.
 

@@ -36,7 +36,7 @@ class Account:
     """Ledger of a run, and the remarks that its claim and its record must carry.
 
     Attributes:
-        ledger: of the releases.
+        ledger: ledger of the releases.
         exact: whether the noise is a discrete Gaussian on sums of integers.
         remarks: mark of a record -> sentence for the claim, empty if the mark is enough.
     """
@@ -65,7 +65,7 @@ class Account:
 
         Args:
             noise: its source, if any was drawn.
-            multiplier: of the steps.
+            multiplier: noise multiplier of the steps.
             one_offs: recorded one-off releases. Noise on unbounded contributions proves nothing and has no multiplier
                 in the ledger, but it is drawn, too.
         """
@@ -93,7 +93,7 @@ class Stepper:
 
     Attributes:
         defense: with its noise multiplier set.
-        context: of the current step, or of the last step with its update.
+        context: context of the current step, or of the last step with its update.
         place: writes parameters [dim] into the model.
         state: the method's state.
         moves: coordinates that the optimizer may move after the step; None for all.

@@ -29,7 +29,7 @@ class Step:
     Attributes:
         step: number of the step, from 0; for a one-off release the step that it was charged to.
         parameters: the model before the step [dim].
-        noise_multiplier: of the step.
+        noise_multiplier: noise multiplier of the step.
         expected_batch: expected batch, the public constant that sums were divided by.
         sample_rate: probability that an example took part.
         plan: the executed plan with its noise; None for `iterates`.

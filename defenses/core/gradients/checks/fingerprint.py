@@ -74,7 +74,7 @@ def digest(*values: object, strict: bool = True) -> str:
     """Returns a hexadecimal SHA-256 that is the same for the same content, in every process.
 
     Args:
-        values: of any kind.
+        values: values of any type.
         strict: True to raise on content that cannot be inspected, and to leave out a dataclass's caches. If False, the
             type and the pickle of such content are hashed, and caches too.
 

@@ -176,8 +176,8 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
 
     Args:
         loss: per-example loss.
-        outputs: of a model, in any form, for examples with these targets.
-        targets: of the examples.
+        outputs: a model's outputs, in any form, for examples with these targets.
+        targets: targets of the examples.
 
     Raises:
         Refused: with the remedy.
@@ -229,7 +229,7 @@ class _Seen:
     """Observations of a pass.
 
     Attributes:
-        outputs: of the model, in any form.
+        outputs: outputs of the model, in any form.
         losses: return value of the loss.
         gradients: sum and norm of each trained parameter's gradient, by which gradients are compared.
         random: the layer that drew at random, and the operation; empty if none did.

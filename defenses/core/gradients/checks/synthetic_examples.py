@@ -49,7 +49,7 @@ class Domain:
         """Returns uniform values, float64.
 
         Args:
-            shape: of a batch.
+            shape: shape of a batch.
             coins: generator of the values.
 
         Raises:
@@ -71,8 +71,8 @@ class Domains(NamedTuple):
     """Declared domains of the data; None if undeclared.
 
     Attributes:
-        inputs: of an example.
-        targets: of an example.
+        inputs: domain of an example's input.
+        targets: domain of an example's target.
     """
 
     inputs: Domain | None = None
@@ -87,8 +87,8 @@ class MadeUp:
     """A batch of synthetic examples.
 
     Attributes:
-        inputs: of the data's shape and dtype.
-        targets: of the inputs.
+        inputs: synthetic inputs of the data's shape and dtype.
+        targets: their targets.
         keys: record keys of the entries, which seed dropout.
         other: a further, different input [1, *shape], so that results on it differ; its target is the last of
             `targets`.
@@ -132,7 +132,7 @@ def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterato
     Args:
         model: its embedding tables are read.
         like: only its dtype is read, no values.
-        domain: of the inputs; the only kind if declared.
+        domain: declared domain of the inputs, which is then the only kind; None if undeclared.
     """
     if domain is not None:
         yield domain.values
@@ -179,8 +179,8 @@ def mapped(outputs: Any, change: Callable[[Tensor], Tensor], *, scalars: bool = 
     """Returns outputs of the same form with `change` applied to every tensor, such as the selection of an example.
 
     Args:
-        outputs: of a model.
-        change: of a tensor.
+        outputs: a model's outputs.
+        change: function of a tensor.
         scalars: True to change tensors without dimensions too.
 
     Raises:

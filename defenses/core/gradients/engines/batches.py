@@ -31,10 +31,10 @@ class Batches(NamedTuple):
         return self.most or max(1, self.budget // max(1, self.views * bytes_per_entry))
 
     def sizes(self, bytes_per_entry: int) -> set[int]:
-        """Returns the numbers of entries that an engine will receive at a time.
+        """Returns the batch sizes, in entries, that an engine is checked on.
 
-        They follow from the expected batch and a large Poisson sample; a batch that does not fit is split, so the
-        remainder is among the sizes.
+        They are those of the expected batch, of its remainder over full micro-batches, and of a large Poisson sample.
+        The executor splits a batch that does not fit into nearly equal parts, which may lie between these sizes.
         """
         most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
         # Four standard deviations: a Poisson sample's variance is its mean.

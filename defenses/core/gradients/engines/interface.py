@@ -111,7 +111,7 @@ class PerExample:
 
         Args:
             plan: the step's plan.
-            directions: for each block a vector in its released space, in the dtype of the parameters.
+            directions: a vector in the released space of each block, in the dtype of the parameters.
             inputs: `views` adjacent entries for each example, not empty.
             targets: as many.
             views: augmentations of each example.
@@ -145,6 +145,7 @@ class PerExample:
             itemsize: bytes of a number.
 
         Returns:
-            Bytes: its row three times (formed, bounded, added up), and the activations and their derivatives.
+            Bytes: three times its row (formed, bounded, added up) and three times its activations (outputs, tensors
+            saved by autograd, derivatives).
         """
         return (3 * self.layout.dim + 3 * activations) * itemsize

@@ -160,7 +160,7 @@ class BatchGradients:
 
         Args:
             block: a block that is `served`.
-            direction: in the block's released space, in the dtype of the rows.
+            direction: vector in the block's released space, in the dtype of the rows.
         """
         if isinstance(block.query, NormWithin):
             return _compared(self._answered(block, block.query), direction)
@@ -189,8 +189,8 @@ class BatchGradients:
         """Factors and squared norms of all examples, by one call of a kernel; None if a norm is not a sum of squares.
 
         Args:
-            mask: of the measured coordinates; None for all.
-            bound: of any kind in `KINDS`.
+            mask: mask of the measured coordinates; None for all.
+            bound: a bound of any kind in `KINDS`.
         """
         if not self.like.is_cpu:
             return None

@@ -77,7 +77,7 @@ class Shape:
         kernel: (height, width).
         patched: True if patches have to be copied out of the input.
         stored: entries of input and output, which are in memory anyway.
-        tiles: of 2x2 positions, if Winograd's products can form a sum over the batch (`winograd.py`); else None.
+        tiles: number of tiles of 2x2 positions, if Winograd's algorithm applies (`winograd.py`); else None.
         lanes: numbers that our row kernel processes at a time (`compiled_rows.py`); 0 if it cannot be used.
         multiplied: multiplications of that kernel at each position, including idle lanes.
         products: float64 flops of our kernel for inner products (`compiled_products.py`); None if it cannot be used.

@@ -286,7 +286,7 @@ class Layerwise(PerExample):
 
 
 class InOrder(Layerwise):
-    """`Layerwise` without channels-last: for convolutions whose output meets `.view`, or whose input is misread."""
+    """`Layerwise` in contiguous order, for models that call `.view` on a convolution's output, or are `_misread`."""
 
     last: ClassVar[bool] = False
 

@@ -69,7 +69,7 @@ def gram_squares(products: Float[Tensor, "rows t t"], others: Float[Tensor, "row
     Args:
         products: inner products of the first factor.
         others: inner products of the second factor.
-        dtype: of the factors, and of the weighted sum.
+        dtype: dtype of the factors, and of the weighted sum.
     """
     diagonal = products.diagonal(dim1=1, dim2=2) * others.diagonal(dim1=1, dim2=2)
     value = products.mul_(others).flatten(1).sum(dim=1)
@@ -89,7 +89,7 @@ def cancelling(value: Tensor, diagonal: Tensor, terms: int, dtype: torch.dtype) 
         value: that sum, of each example.
         diagonal: sum_t |x_t|² |s_t|².
         terms: number of positions t.
-        dtype: of the factors, whose inner products are in float64.
+        dtype: dtype of the factors, whose inner products are in float64.
     """
     # Cauchy-Schwarz: the terms' sizes sum to at most t times the diagonal's sum.
     slack = diagonal.double() * (terms * _ROUNDING * torch.finfo(dtype).eps)
@@ -106,7 +106,7 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     Args:
         value: squared norms of the rows [rows].
         inputs: the layer's inputs, by example [rows, ...].
-        signals: by example and position [rows, positions, out].
+        signals: output gradients by example and position [rows, positions, out].
         overlap: maximum number of positions that an input number takes part in.
     """
     # Rounding errors of independent signs: a few eps of the root of sum_t |x_t|² |s_t|², bounded by factors. In
@@ -131,7 +131,7 @@ def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor])
 
     Args:
         examples: number of examples.
-        like: of the sum's dtype.
+        like: tensor of the sum's dtype.
         some: computes the sum over some of them.
     """
     if like.dtype == torch.float64 or examples <= TOGETHER:
@@ -150,7 +150,7 @@ def added_products(
 
     Args:
         signals: left factors.
-        weights: of the products.
+        weights: weights of the products.
         inputs: right factors.
         terms: number of products of an example.
     """

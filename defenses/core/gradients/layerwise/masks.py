@@ -22,7 +22,7 @@ class SpanMasks:
         """Counts the kept coordinates of all spans at once: a query per span costs as much as a small layer's norms.
 
         Args:
-            coordinates: in ascending order.
+            coordinates: coordinates of the vector, in ascending order.
             dim: length of the vector.
             spans: (start, stop) of the parameters.
             inside: True if the coordinates are kept, False if all others are.

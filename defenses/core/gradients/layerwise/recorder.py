@@ -72,7 +72,7 @@ def record(
         forward: the model as a function of its inputs, at parameters that need no gradient.
         layers: the layers to record, with their names.
         inputs: the batch.
-        targets: of the batch.
+        targets: targets of the batch.
         loss: per-example loss.
         take: receives each call that the loss depends on, in the order of the backward pass.
         buffers: passed on in each `Use`.

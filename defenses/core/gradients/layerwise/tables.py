@@ -38,7 +38,7 @@ class BoundFactors(NamedTuple):
     """Factors that bound a batch's gradients.
 
     Attributes:
-        factors: in the gradients' dtype.
+        factors: factors of the gradients, in their dtype.
         squares: squared norms, float64.
         certain: mask of the examples for which both are valid; None if they are for all.
     """
@@ -56,7 +56,7 @@ class NormTable:
 
         Args:
             examples: number of examples.
-            like: of the gradients' dtype, on their device.
+            like: tensor of the gradients' dtype, on their device.
         """
         self._examples, self._like = examples, like
         self._sides: list[int] = []
@@ -86,7 +86,7 @@ class NormTable:
 
         Args:
             values: rows of the examples.
-            mask: in the order of their numbers.
+            mask: mask of the rows' numbers, in their order.
         """
         marks = 0
         if values.dtype != self._like.dtype or not measurable(values):
@@ -103,7 +103,7 @@ class NormTable:
 
         Args:
             values: rows of the examples.
-            weights: of the squares.
+            weights: weights of the squares.
         """
         both = (values, weights)
         if any(each.dtype != self._like.dtype or not measurable(each) or not each.shape[1] for each in both):
@@ -123,7 +123,7 @@ class NormTable:
         """Returns the factors that bound the gradients; None without parts or examples.
 
         Args:
-            bound: of any kind in `KINDS`.
+            bound: a bound of any kind in `KINDS`.
         """
         if not (self._parts and self._examples):
             return None
@@ -163,7 +163,7 @@ class SumTable:
         """Starts empty.
 
         Args:
-            factors: of the rows.
+            factors: factors of the rows.
             flat: vector to which the sums are written.
         """
         self._factors, self._to, self._bytes = factors, flat.data_ptr(), flat.element_size()

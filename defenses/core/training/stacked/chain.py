@@ -51,7 +51,7 @@ def settings_of(layers: list[nn.Module]) -> list[tuple[str, dict[str, str]]]:
     """Returns the layers' hyperparameters from their attributes; `repr` omits some, such as an average's divisor.
 
     Args:
-        layers: of a model.
+        layers: the layers of a model.
     """
     return [
         # Without the mode, on which the output of none of these layers depends.
@@ -67,7 +67,7 @@ def gains(layers: list[nn.Module], device: torch.device) -> bool:
     """Returns whether stacked training of such a chain is faster than separate training.
 
     Args:
-        layers: of a model.
+        layers: the layers of a model.
         device: that they are trained on.
     """
     # A rule of thumb. On a single CPU thread, a stack of DP-CNN/S at 28x28 with batches of 64 takes 1.1 to 1.4 times as

@@ -27,7 +27,7 @@ class StackedNetwork:
     """Models as a single network.
 
     Attributes:
-        layout: of each model.
+        layout: layout of each model's parameters.
         parameters: [models, dim].
     """
 
@@ -37,9 +37,9 @@ class StackedNetwork:
         """Takes the models' architecture and copies of their parameters.
 
         Args:
-            models: of the same architecture.
-            loss: of each example.
-            device: of models and data.
+            models: models of the same architecture.
+            loss: per-example loss.
+            device: device of models and data.
             requested: whether a stack was requested even if it is slower.
 
         Raises:
@@ -87,7 +87,7 @@ class StackedNetwork:
             pool: inputs and labels that batches are drawn from.
             rows: pool rows of each batch, padded to the same size.
             taken: mask of the rows that are in the batch.
-            bound: on an example's gradient.
+            bound: bound on an example's gradient.
             kept: masks; None: all coordinates.
         """
         sums = torch.zeros_like(at)
@@ -129,7 +129,7 @@ class StackedNetwork:
 
         Args:
             like: gives shape, dtype and device of the synthetic outputs.
-            labels: of a batch, of which some are used.
+            labels: labels of a batch, some of which are used.
 
         Raises:
             NotTogether: if the gradient of an example depends on others in the batch.

@@ -23,7 +23,7 @@ def patches(
 
     Args:
         images: padded; images of the same model are adjacent.
-        geometry: of the convolution.
+        geometry: settings of the convolution.
         models: number of models.
     """
     return _Patches.apply(images, geometry, models)  # pyright: ignore[reportReturnType] -- torch does not say

@@ -57,9 +57,9 @@ class SharedPlan:
 
         Args:
             plans: a plan per model.
-            noise_multiplier: of the defense.
+            noise_multiplier: noise multiplier of the defense.
             like: parameters.
-            last: of the step before, whose masks are reused if codecs are the same objects.
+            last: shared plan of the step before, whose masks are reused if codecs are the same objects.
 
         Raises:
             NotTogether: for a plan that a stack does not support.
@@ -83,8 +83,8 @@ class SharedPlan:
         """Returns the sums with noise in the released coordinates.
 
         Args:
-            sums: of each model.
-            noise: on the CPU, so that a seed gives the same stream on every device.
+            sums: sum of each model.
+            noise: generator on the CPU, so that a seed gives the same stream on every device.
         """
         if not self.std:
             return sums

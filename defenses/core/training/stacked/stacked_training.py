@@ -56,7 +56,7 @@ def train_together(
     """Trains models in place, each as `train` would with its seed, up to the shared random draws.
 
     Args:
-        models: of the same architecture, chains of layers supported by `layers.py`; on the device of the pool.
+        models: models of the same architecture, chains of layers supported by `layers.py`; on the device of the pool.
         pool: (inputs [m, ...], labels [m]) that all of them draw from.
         chosen: indices of each model's training examples in the pool.
         defense: with its noise multiplier set.
@@ -65,7 +65,7 @@ def train_together(
         lr: learning rate, of the update averaged over the expected batch.
         noise: CPU generator of the noise of all models.
         seeds: key of each model's public randomness.
-        sampler_keys: of each model's sampler; under Poisson sampling they together key a single generator.
+        sampler_keys: key of each model's sampler; under Poisson sampling they together key a single generator.
         recipe: as of `train`.
         even_if_slower: whether to accept networks that train faster separately, such as convolutions on a CPU.
 

@@ -35,9 +35,9 @@ class Place:
 
     Attributes:
         span: (start, stop) in the vector of a model.
-        shape: of the parameter.
+        shape: shape of the parameter.
         order: the layer's order of its dimensions; None: unchanged.
-        groups: of channels into which the first dimension is split.
+        groups: number of groups of channels into which the first dimension is split.
     """
 
     span: tuple[int, int]
@@ -247,10 +247,10 @@ def norms_of(
     """Returns norms in float64, infinite or NaN for gradients that are not finite, and terms with zeros there.
 
     Args:
-        terms: of all parameters.
+        terms: the terms of all parameters.
         kept: the mask of each model, if any.
-        dtype: of the gradients; values beyond its range are not finite.
-        bound: on the masked gradient; norms that do not change its factors may be rounded.
+        dtype: dtype of the gradients; values beyond its range are not finite.
+        bound: bound on the masked gradient; norms that do not change its factors may be rounded.
     """
     squares = _squares(terms, kept)
     if not bool(_doubtful(squares, dtype, bound).any()):

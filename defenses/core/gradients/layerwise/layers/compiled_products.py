@@ -2,7 +2,7 @@
 
 Guarantee:
     An example's norm is computed from its own numbers, whatever its neighbours hold. Each kernel is checked before its
-    first use, in its dtype, against products of patches, on synthetic images between which one is NaN.
+    first use, in its dtype, against products of patches, on three synthetic examples of which the middle one is NaN.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...],
     """Returns whether the kernel's norms equal those of rows from patches, beside an example that is NaN.
 
     Args:
-        geometry: of the layer.
+        geometry: settings of the layer.
         inputs: height and width.
         signals: rows and columns.
-        dtype: of the numbers.
+        dtype: dtype of inputs and signals.
     """
     coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
     x = torch.randn(3, entering, *inputs, generator=coins, dtype=dtype)

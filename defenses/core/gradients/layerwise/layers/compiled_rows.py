@@ -2,7 +2,7 @@
 
 Guarantee:
     An example's row is computed from its own numbers, whatever its neighbours hold. Each kernel is checked before its
-    first use, in its dtype, against products of patches, on synthetic images between which one is NaN.
+    first use, in its dtype, against products of patches, on three synthetic examples of which the middle one is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CompiledRows:
     """Computes rows by compiled kernels.
 
     Attributes:
-        order: of the numbers in a row.
+        order: order of the numbers in a row.
         scratch: temporary numbers per row that is formed.
     """
 
@@ -75,7 +75,7 @@ class CompiledRows:
 
         Args:
             out: memory for the rows; None to discard them.
-            mask: in the order of the rows.
+            mask: mask of a row, in the order of the rows.
         """
         return self._measured(self.inputs, self.signals, out, mask)
 
@@ -209,11 +209,11 @@ def right(
     """Returns whether the kernel's rows and norms equal those from patches, beside an example that is NaN.
 
     Args:
-        geometry: of the layer.
+        geometry: settings of the layer.
         inputs: height and width.
         signals: rows and columns.
         views: images of an example.
-        dtype: of the numbers.
+        dtype: dtype of inputs and signals.
         use: the use to check; an unused kernel is not compiled.
     """
     coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels

@@ -371,8 +371,8 @@ def _planned(
         inputs: height and width.
         signals: rows and columns.
         views: images of an example.
-        dtype: of the numbers.
-        device: of the numbers.
+        dtype: dtype of inputs and signals.
+        device: device of inputs and signals.
         compiled: True if our kernel can compute rows.
     """
     shape = _shape(g, inputs, signals, views, dtype == torch.float64 if compiled else None)

@@ -16,12 +16,12 @@ class Geometry:
     """A two-dimensional convolution's settings; a one-dimensional convolution has height 1.
 
     Attributes:
-        channels: of input and output.
+        channels: channels of input and output.
         kernel: height and width.
         stride: of the kernel.
         dilation: of the kernel.
         padding: (top, bottom, left, right), zeros.
-        groups: of channels.
+        groups: number of groups of channels.
     """
 
     channels: IntPair

@@ -25,7 +25,7 @@ _REORDERED: Any = WeakIdKeyDictionary()
 """Cache of reordered directions by the tensor that holds them, while it is alive.
 
 The key is a piece of that tensor, the value the tensor's version at the last request and, from the second request of
-the same version on, the directions in the rows' order. A basis that serves a single step is therefore never cached.
+the same version on, the directions in the rows' order. A basis that is requested once is therefore not cached.
 """
 _MOST_HELD = 2**24  # entries of directions, above which they are reordered each time to save memory
 
@@ -40,7 +40,7 @@ class ProductOrder:
     """Order of a row [groups, height, width, input channels, output channels], in which products of patches leave it.
 
     Attributes:
-        sizes: of a row.
+        sizes: sizes of a row in this order.
         simple: (height * width, entering, leaving) for a single group; else None.
     """
 
@@ -122,7 +122,7 @@ class KeptRows(FactoredGradient):
 
         Args:
             values: the rows.
-            order: of their numbers.
+            order: order of their numbers.
             measured: their `squared_lengths`, if already measured.
             masked: a mask, in the weight's order, and squared norms of the masked rows, if already measured.
         """

@@ -28,7 +28,7 @@ class PatchProducts:
     """Computes rows by matrix products.
 
     Attributes:
-        order: of the numbers in a row.
+        order: order of the numbers in a row.
         scratch: temporary numbers per row that is formed.
     """
 
@@ -82,7 +82,7 @@ class PatchProducts:
 
         Args:
             out: memory for the rows; None to discard them.
-            mask: in the order of the rows.
+            mask: mask of a row, in the order of the rows.
         """
         whole, masked = [], []
         for part in self.parts():

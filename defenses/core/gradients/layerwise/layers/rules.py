@@ -136,7 +136,7 @@ def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -
     Args:
         signals: the loss's gradient at the output [images, channels, ...].
         inputs: the layer's input.
-        mean: of each group of channels [images, groups].
+        mean: mean of each group of channels [images, groups].
         scale: 1 / standard deviation, likewise.
     """
     # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
