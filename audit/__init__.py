@@ -1,4 +1,4 @@
-"""Privacy audits: models trained under a defense, attacks given what their threat model grants, scores, records.
+"""Privacy audits: trains models under a defense, gives attacks what their threat model grants, scores and records them.
 
 This package is the hub of the project: it alone imports the types of the other packages, and it finds methods by name.
 From Python, `share_update` simulates a shared update and `score` judges an attack on it; `leakbench run` does both for
@@ -7,7 +7,7 @@ defense's. `watch` writes the updates of your own training to disk. `show_versio
 """
 
 if __name__ == "audit":
-    # With two classes of the same name, `isinstance` would fail where both are imported.
+    # Imported under two names, the package would have two classes of each name, and `isinstance` would fail.
     raise ImportError("audit must be imported as leakbench.audit")
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Feature extraction: computes a frozen, publicly trained network's features of a data set, and writes them to a file.
+"""Feature extraction: computes the features of a data set under a public pretrained network, and writes them to a file.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, section 5.2:
 private training fits only a linear head, on the features of an encoder with frozen public weights. The features are
@@ -42,8 +42,8 @@ class Encoder:
 
     Attributes:
         network: in evaluation mode; maps images in [0, 1] to features.
-        head: its last linear layer, whose inputs are the features; None: the network's outputs are the features.
-        side: of the square that images are resized to, in pixels; None: not resized.
+        head: its last linear layer, whose inputs are the features; None if the network's outputs are the features.
+        side: side of the square that images are resized to, in pixels; None leaves them as they are.
         about: its name, the source of its weights, and their SHA-256.
     """
 
@@ -72,13 +72,13 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
     Args:
         name: `torchvision:NAME`, a classifier without its last linear layer; or `FILE.py:FUNCTION`, a function that is
             called with `input_shape` if it takes it, and returns a network whose outputs are features.
-        weights: safetensors; None: torchvision's published weights, which are downloaded.
-        input_shape: of the images, before resizing.
-        side: of the square they are resized to, in pixels; None: not resized.
+        weights: file of safetensors; None downloads torchvision's published weights.
+        input_shape: shape of an image, before resizing.
+        side: side of the square that images are resized to, in pixels; None leaves them as they are.
 
     Raises:
         ValueError: an unknown name, weights that do not fit or are unavailable, or images that cannot be resized.
-        ModuleNotFoundError: without torchvision; names the extra.
+        ModuleNotFoundError: torchvision is not installed; names the extra.
     """
     vision = is_torchvision(name)
     if not vision and not is_factory(name):
@@ -113,7 +113,7 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
 def everybody(data: str) -> tuple[Split, Split | None, Splits]:
     """Returns all examples of a data set in their order: training part, test part if there is one, and its splits."""
     splits = datasets.load(data)
-    if splits.test is None:  # no test part: the set is dealt out whole
+    if splits.test is None:  # without a test part, the pools together are the whole set
         pools = [splits.private, splits.non_member, splits.public]
         ids = torch.cat([pool.ids for pool in pools])
         order = ids.argsort()
@@ -143,10 +143,10 @@ def write_features(
         name: of the encoder, as for `encoder`.
         weights: as for `encoder`.
         side: as for `encoder`.
-        public: another data set, whose feature statistics the file stores for standardisation; None: the reader
-            standardises by its own public pool.
-        batch: images at a time.
-        device: for the encoding.
+        public: another data set, whose feature statistics the file stores for standardisation; None leaves it to the
+            reader, by its own public pool.
+        batch: number of images encoded at a time.
+        device: device of the encoding.
 
     Raises:
         ValueError: as for `encoder` and for loading data.
@@ -183,7 +183,7 @@ def _encoded(encoder: Encoder, inputs: Tensor, batch: int, device: torch.device)
 
 
 def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:
-    """Resizes images, and repeats grey images in three equal channels if the network takes colour."""
+    """Resizes images; grey images are repeated in three equal channels if the network takes colour."""
     if colour and images.shape[1] == 1:
         images = images.expand(-1, 3, -1, -1)
     if side is None:

@@ -1,4 +1,4 @@
-"""Progress events of long computations, such as the step of a transcript that an attack is reading.
+"""Progress messages of long computations, such as the step of a transcript that an attack is reading.
 
 A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener with `told_to`; a
 worker process forwards the messages to its parent process.
@@ -22,7 +22,7 @@ _last = 0.0
 
 @contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Passes the progress messages of a block to a listener, a second apart.
+    """Passes the progress messages of a `with` block to a listener, a second apart or more.
 
     Args:
         listener: takes messages; None for no listener.
@@ -37,10 +37,10 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Names the computation whose steps are reported in a block.
+    """Names the computation whose progress is reported within a `with` block.
 
     Args:
-        what: such as "likelihood_ratio on dp_sgd, seed 0".
+        what: its name, such as "likelihood_ratio on dp_sgd, seed 0".
     """
     global _doing
     before, _doing = _doing, what
@@ -51,12 +51,12 @@ def doing(what: str) -> Iterator[None]:
 
 
 def tell(done: int, total: int, unit: str = "step") -> None:
-    """Reports progress to the listener, at most once a second and for the last step.
+    """Reports progress to the listener, at most once a second, and always at the last step.
 
     Args:
-        done: steps done, counted from 1.
-        total: steps of the computation.
-        unit: of the count.
+        done: number of steps done.
+        total: number of steps of the computation.
+        unit: noun for a step.
     """
     global _last
     now = time.monotonic()

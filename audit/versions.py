@@ -17,7 +17,7 @@ CORE = (
     *("torch", "numpy", "scipy", "scikit-learn", "threadpoolctl", "dp-accounting", "pydantic", "typer", "rich"),
     *("pandas", "pyarrow", "jinja2", "altair", "vl-convert-python", "pillow", "safetensors", "jaxtyping", "llvmlite"),
 )
-"""Distributions in every installation."""
+"""Distributions that every installation has."""
 
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "engines": {"opacus": "opacus", "backpack-for-pytorch": "backpack"},
@@ -29,12 +29,12 @@ _RECORDED = Path(__file__).with_name("tested_versions.json")
 
 
 class Environment(NamedTuple):
-    """Environment in which all default tests passed.
+    """Versions with which all default tests passed.
 
     Attributes:
-        lane: "newest" or "lowest" of the admitted versions that were available.
-        python: its minor version, as "3.12".
-        on: the day, as "2026-11-26".
+        lane: "newest" or "lowest": which of the available versions that pyproject.toml admits were installed.
+        python: Python's minor version, as "3.12".
+        on: date of the tests, as "2026-11-26".
         versions: as returned by `installed`.
     """
 
@@ -44,10 +44,10 @@ class Environment(NamedTuple):
     versions: Mapping[str, str]
 
     def differing(self, here: Mapping[str, str]) -> dict[str, str]:
-        """Returns the versions here that differ from those installed; extras missing in either environment are ignored.
+        """Returns the tested versions that differ from those in `here`; extras missing on either side are ignored.
 
         Args:
-            here: as returned by `installed`.
+            here: installed versions, as returned by `installed`.
         """
         needed = {"python", *CORE}
         versions_here = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
@@ -76,12 +76,12 @@ def installed() -> dict[str, str]:
 
 @cache
 def environments() -> tuple[Environment, ...]:
-    """Returns all environments in which the tests passed; the latest for each lane and Python version."""
+    """Returns the environments in which the tests passed: the latest for each lane and Python version."""
     return tuple(Environment(**entry) for entry in json.loads(_RECORDED.read_text(encoding="utf-8")))
 
 
 def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = None) -> str:
-    """Says in one sentence whether these versions were tested together, or how the nearest tested environment differs.
+    """Returns a sentence: whether these versions were tested together, else how the nearest tested environment differs.
 
     Args:
         here: as returned by `installed`.
@@ -102,7 +102,7 @@ def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = Non
 def show_versions() -> None:
     """Prints the versions of Python, leakbench and its dependencies, and whether they were tested together.
 
-    For bug reports; `leakbench doctor` also describes the machine.
+    The output is meant for bug reports; `leakbench doctor` also describes the machine.
     """
     here = {"leakbench": version("leakbench") or "not installed"} | installed()
     print(

@@ -1,7 +1,7 @@
 """Canonical settings of a method, from which ids of records and digests of suites are hashed.
 
-A setting at its default is omitted: a method may gain a setting, and records of its earlier version keep their ids.
-Settings older than this rule are always included, because existing ids contain them.
+A setting at its default is omitted, so that records keep their ids when a method gains a setting. Settings older than
+this rule are always included, because existing ids contain them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .settings import Setting
 
 @cache
 def older() -> dict[str, dict[str, list[str]]]:
-    """Returns settings older than the rule, by kind and name of a method. Additions to this file would change ids."""
+    """Returns settings older than the rule, by kind and name of a method; adding to their file changes ids."""
     text = (
         importlib.resources.files("leakbench.audit.catalog").joinpath("older_settings.json").read_text(encoding="utf-8")
     )
@@ -40,7 +40,8 @@ def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str
 def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a method in record form: all, so that no reader needs the defaults of that version.
 
-    Methods older than the rule keep the keys of their earlier records: settings added later are included only if set.
+    Methods older than the rule are the exception: their records leave out settings that were added later and are at
+    their default.
     """
     return canonical(kind, name, given) if name in older()[kind] else dict(given)
 
@@ -50,7 +51,7 @@ def _at_default(setting: Setting | None, value: Any) -> bool:
         return False
     if _text(value) == _text(setting.default):
         return True
-    # 1 equals 1.0 for a number, but neither equals true: a method without annotations may distinguish all three.
+    # 1 equals 1.0 where the type is a number; without a type annotation, 1, 1.0 and true are three values.
     return value == setting.default and _text(setting.conform(value)) == _text(setting.conform(setting.default))
 
 

@@ -43,8 +43,8 @@ class Explanation:
         about: the full docstring of its file.
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
-        sees: the view of an observer of a defense's updates in a step; None for others, and if undocumented.
-        in_a_step: releases and cost of a defense, or the reason why they are unknown; None for others.
+        sees: what an observer of every update sees of a step under a defense; None for others, and if undocumented.
+        in_a_step: releases and cost of a defense in a step, or the reason why they are unknown; None for others.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Explanation:
 
 
 def explain(name: str) -> Explanation:
-    """Explains an entry of any kind; for ambiguous names, the first in the order of `KINDS`.
+    """Explains an entry of any kind; a name of several kinds is taken for the first kind in the order of `KINDS`.
 
     Raises:
         CatalogError: no such name, with the nearest name.
-        MissingExtra: a method whose settings cannot be read without its extra.
+        MissingExtra: a method whose settings cannot be read without an optional dependency.
     """
     if plugins.is_path(name):
         return _explain_path(name)
@@ -95,7 +95,7 @@ def explain(name: str) -> Explanation:
     if kind in ("data", "models"):
         entries = importlib.import_module(f"leakbench.benchmarks.{kind}")
         known = read_settings(entries.factory(name), ignoring="sizes" if kind == "data" else "classes")
-        # Arguments set by the data for a model, and by a suite for the data, are not settings.
+        # A model's arguments that follow from the data, and a data set's that follow from the suite, are not settings.
         own_settings = tuple(setting for key, setting in known.items() if key not in ("input_shape", "seed"))
         about = entries.about(name)
         return Explanation(name=name, kind=KINDS[kind], summary=summary, about=about, settings=own_settings)
@@ -112,7 +112,7 @@ def _small_of_suite(name: str) -> list[str]:
 
 
 def _comment(text: str) -> list[str]:
-    """Returns the comment before the first key of a suite's file, or of a table of it; empty without a comment."""
+    """Returns the comment before the first key of a suite's file, or of a table in it; empty without a comment."""
     head: list[str] = []
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -124,7 +124,7 @@ def _comment(text: str) -> list[str]:
 def _explain_path(name: str) -> Explanation:
     """Explains a user's own file: as an attack if decorated, else as a defense."""
     check("defenses", name)
-    # A path does not state its kind, and either kind is found in the same way; only attacks declare `requires`.
+    # A path does not state its kind, and `find` works for either kind; only attacks have the attribute `requires`.
     kind: MethodKind = "attacks" if hasattr(find("defenses", name), "requires") else "defenses"
     summary = plugins.summary(name)
     return _of_method(kind, name, summary, plugins.docstring(name) or summary)

@@ -1,6 +1,6 @@
-"""Entries of the catalogue: names, files and a line about each, without importing any of them.
+"""Entries of the catalogue: names, files and a line about each, read without importing any of them.
 
-`leakbench list` waits neither for PyTorch nor for the extras of methods, because files are parsed.
+Files are parsed, so `leakbench list` imports neither PyTorch nor optional dependencies.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ KINDS: dict[EntryKind, str] = {
     "data": "data set",
     "models": "model",
 }
-"""Kind of entry -> its singular in a sentence."""
+"""Kind of entry -> its noun in the singular, for messages."""
 
 HAS_SMALL = " Has --small."
-"""End of the line about a suite with a `[small]` table."""
+"""End of the description of a suite with a `[small]` table."""
 
 
 def names(kind: EntryKind) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def check(kind: MethodKind, name: str) -> None:
 
 
 def describe(kind: EntryKind, name: str) -> str:
-    """Returns a line about an entry; imports no method, so it works without its extras.
+    """Returns a line about an entry; imports no method, so it works without optional dependencies.
 
     Raises:
         CatalogError: no such name.
@@ -78,14 +78,14 @@ def describe(kind: EntryKind, name: str) -> str:
         return suite.get("about", "") + HAS_SMALL * ("small" in suite)
     if kind in ("data", "models"):
         return importlib.import_module(f"leakbench.benchmarks.{kind}").describe(name)
-    # Parsed, not imported: a method without its extra is listed, too.
+    # Parsed, not imported: a method whose optional dependency is missing is listed, too.
     if name in method_files(kind):
         return file_text(kind, name).partition("\n")[0]
     return f"added by {entry_points(kind)[name][0].value}"
 
 
 def patterns(kind: EntryKind) -> dict[str, str]:
-    """Returns open-ended kinds of names, such as `folder:PATH`, with a line about each."""
+    """Returns the patterns of names that are not listed, such as `folder:PATH`, with a line about each."""
     if kind in ("data", "models"):
         return importlib.import_module(f"leakbench.benchmarks.{kind}").patterns()
     return {} if kind == "suites" else {plugins.PATTERN: f"Your own {KINDS[kind]}, by the path of its file."}
@@ -103,7 +103,7 @@ def foreign(kind: MethodKind, name: str) -> bool:
 
 
 def origin(kind: MethodKind, name: str) -> str:
-    """Returns a method's origin, for a message: its path, its entry point, or the built-in file."""
+    """Returns a method's origin, for a message: its path, the module of its entry point, or the built-in file."""
     return name if plugins.is_path(name) else module_of(kind, name) or f"{kind}/{name}.py"
 
 
@@ -135,8 +135,8 @@ def entry_points(kind: MethodKind) -> dict[str, list[importlib.metadata.EntryPoi
 def _entry_points(kind: MethodKind, _path: tuple[str, ...]) -> dict[str, list[importlib.metadata.EntryPoint]]:
     """Returns the entry points of the distributions on a path.
 
-    Cached: a search opens a file of every distribution, 16 ms for a hundred of them, and a suite of a thousand cells
-    repeats it ten times per cell.
+    A search opens a file of every distribution and takes 16 ms for a hundred of them; a run would repeat it ten times
+    per cell, so its result is cached.
     """
     # Lists, because two distributions may use the same name, which `_from_catalogue` refuses by naming both.
     points: dict[str, list[importlib.metadata.EntryPoint]] = {}
@@ -150,7 +150,7 @@ def parameters(name: str) -> int | None:
     models = importlib.import_module("leakbench.benchmarks.models")
     if name not in models.names():
         return None
-    # Models are built only if the table lacks them, because PyTorch takes longer to import than the whole list.
+    # A model is built only if the README's table lacks it: importing PyTorch takes longer than the whole list.
     written = column(models.__name__, "parameters").get(name)
     return models.count(name) if written is None else int(written.replace(",", ""))
 
@@ -162,7 +162,7 @@ def text_of_suite(name: str) -> str:
 
 @cache
 def column(package: str, title: str) -> dict[str, str]:
-    """Returns a column of the tables in a package's README: name of an entry -> its cell."""
+    """Returns a column of the tables in a package's README: name of an entry -> text of its table cell."""
     text = importlib.resources.files(package).joinpath("README.md").read_text(encoding="utf-8")
     by_name, place = {}, None
     for line in text.splitlines():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CatalogError(ValueError):
-    """No method of that name, or not with these settings."""
+    """An unknown name, invalid settings, or a method whose file is in error."""
 
 
 def near_miss(word: str, options: Iterable[str]) -> str | None:
@@ -17,12 +17,12 @@ def near_miss(word: str, options: Iterable[str]) -> str | None:
 
 
 def no_such(what: str, name: str, options: Iterable[str]) -> str:
-    """Returns the sentence "no defense named 'pcpd'; did you mean 'pcdp'?"."""
+    """Returns a sentence such as "no defense named 'pcpd'; did you mean 'pcdp'?"."""
     return f"no {what} named {name!r}; {way_out(name, options)}"
 
 
 def way_out(word: str, options: Iterable[str]) -> str:
-    """Returns the clause "did you mean 'clip_norm'?", or all options if none is near."""
+    """Returns a clause such as "did you mean 'clip_norm'?", or all options if none is similar."""
     options = list(options)  # read twice, and it may be an iterator
     near = near_miss(word, options)
     return f"did you mean {near!r}?" if near else f"there are {', '.join(options) or 'none'}"

@@ -1,9 +1,9 @@
-"""Registry of methods without registration: `defenses/pcdp.py` holds the function `pcdp`, and is found by that name.
+"""Lookup of methods by name, without a registry: `pcdp` is the function `pcdp` in `defenses/pcdp.py`.
 
 Third parties add methods by the entry points `leakbench.defenses` and `leakbench.attacks`, users by the path of a file,
-`mine/half_dp.py:half_dp`. A method is imported at its first use, so that a missing extra affects only users of that
-method; the error names the extra. A method's settings, their types, defaults and meaning are read from its function:
-signature, annotations, docstring.
+`mine/half_dp.py:half_dp`. A method is imported at its first use, so that a missing optional dependency affects only
+users of that method; the error names the extra to install. A method's settings, their types, defaults and meaning are
+read from its function: signature, annotations, docstring.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXTRAS = {
     "lpips": "images",
     "kymatio": "images",
 }
-"""Module of an optional dependency -> its extra."""
+"""Module of an optional dependency -> the extra of this distribution that installs it."""
 
 __all__ = [
     "KINDS",
@@ -61,10 +61,10 @@ __all__ = [
 ]
 
 BUDGETED = "noise_multiplier"
-"""The argument of a defense that a suite's budget decides, never a setting."""
+"""The argument of a defense that is decided by a suite's budget and is therefore no setting."""
 
 ADAPTIVE = "adaptive"
-"""The bound that wraps the named bound in a method of its own."""
+"""Value of the setting `bound` for clipping at an adaptive clip norm, which a wrapper of the method computes."""
 
 
 class MissingExtra(CatalogError):
@@ -112,7 +112,9 @@ def attack(name: str) -> Attack[Any]:
 
 
 def attack_here(name: str) -> Attack[Any]:
-    """Returns the attack of that name or path, imported into this process, which must hold no private data.
+    """Returns the attack of that name or path, imported into this process.
+
+    Third-party code can read the memory of its process, so this process must hold no private data.
 
     Raises:
         CatalogError: as in `attack`.
@@ -121,7 +123,7 @@ def attack_here(name: str) -> Attack[Any]:
 
 
 def _version(name: str) -> tuple[Any, ...]:
-    """Returns a version of a third-party attack, which changes if other code is imported under its name."""
+    """Returns a cache key of a third-party attack, which changes if other code would be imported under its name."""
     if plugins.is_path(name):
         return plugins.digests(name)
     points, top = entry_points("attacks")[name], module_of("attacks", name) or ""
@@ -182,8 +184,8 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
 
     Args:
         name: its file name, or the path of its function.
-        given: settings; defaults for the others.
-        noise_multiplier: std / sensitivity, for defenses that add noise; ignored by the others.
+        given: settings; the others have their defaults.
+        noise_multiplier: std / sensitivity, for defenses that add noise; ignored for other defenses.
 
     Raises:
         CatalogError: unknown name or settings, or a third-party file that raises, or returns no defense.
@@ -195,7 +197,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
     # SGD, for example, adds no noise at any budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
-    # A third-party method may have a bound of that name with another meaning.
+    # A third-party method may have a setting `bound` with another meaning.
     ours = resolved.get("bound") == ADAPTIVE and settings("defenses", name)["bound"].annotation == BoundKind
     try:
         made = factory(**resolved | ({"bound": "clip"} if ours else {}))
@@ -216,9 +218,9 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
 
 
 def adapts(name: str) -> bool:
-    """True if a suite may give a defense the adaptive bound, with the other settings at their defaults.
+    """True if a defense, with its other settings at their defaults, may have the bound `adaptive`.
 
-    Also True if this cannot be tried, as for a third-party file with settings that lack a default.
+    True as well if this cannot be tried, as for a third-party file whose settings lack a default.
     """
     try:
         made = defense(name)
@@ -235,11 +237,11 @@ def _adapting(name: str, made: Defense) -> Defense:
     """Returns the defense with a clip norm that adapts to its gradients.
 
     Raises:
-        CatalogError: it bounds nothing, or several things, or adapts already.
+        CatalogError: it has no bound, several bounds, or an adaptive clip norm already.
     """
     try:
         around, account = replace(adapted(made), name=made.name), Account(Ledger(poisson(0.1)))
-        # Two steps: in the first, a method with memory has none, and may bound another quantity.
+        # Two steps, because a method with memory may plan its first step, without memory, under another bound.
         taken = list(rehearsed(made.with_noise(1.0), account, steps=2))
         norms = {block.bound.norm for step in taken if step.plan for block in step.plan.plan.blocks if block.updates}
         predict(around.with_noise(1.0), sampling=poisson(0.1), steps=2)
@@ -251,10 +253,10 @@ def _adapting(name: str, made: Defense) -> Defense:
 
 
 def _refuse_own_noise(name: str, made: Defense, noise_multiplier: float | None) -> None:
-    """Refuses noise that a function sets by itself, overriding the budget of a suite or the user."""
+    """Refuses a defense with another noise multiplier than the budget of a suite, or the user, gave to its function."""
     got = made.noise_multiplier
     if got == noise_multiplier or got == 0.0 or (got is None and noise_multiplier is None):
-        return  # 0 is a method that adds no noise for any value
+        return  # at 0 the method adds no noise, whatever the budget
     raise CatalogError(
         f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {noise_multiplier}, and its "
         f"defense has {got}: take noise_multiplier: float | None = None, and return Defense(..., "
@@ -271,7 +273,8 @@ def missing_module(error: ImportError) -> str:
 
 def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
     """Returns the exception for a method whose import failed, by the origin of the missing module."""
-    # Without a name it was raised by hand, and indicates no extra; a missing module of this library is a bug.
+    # An ImportError without a module's name was raised by the method's own code and names no extra; a missing module of
+    # this library is a bug.
     ours = not error.name or error.name.partition(".")[0] in plugins.OURS
     if ours and foreign(kind, name):
         return CatalogError(f"{origin(kind, name)} raised {in_one_line(error)}{plugins.place(error, name)}")
@@ -281,7 +284,7 @@ def missing(kind: MethodKind, name: str, error: ImportError) -> Exception:
 def _from_catalogue(kind: MethodKind, name: str) -> tuple[Any, str]:
     """Returns the function, or attack, of a name in the catalogue, and its file or entry point."""
     points = entry_points(kind).get(name, [])
-    # Ambiguous names are refused: otherwise the method of a record would depend on the installed packages.
+    # Ambiguous names are refused: otherwise the installed packages would decide which method a record names.
     places = [f"{kind}/{name}.py"] * (name in method_files(kind)) + [point.value for point in points]
     if len(places) > 1:
         raise CatalogError(f"a {KINDS[kind]}'s name must be its own, got {name!r} from {' and '.join(places)}")

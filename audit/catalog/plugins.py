@@ -1,9 +1,9 @@
 """Methods in the user's own files: `mine/half_dp.py:half_dp` is the function `half_dp` of that file.
 
 Such a path is accepted wherever the name of a defense or an attack is. A relative path starts at the current folder.
-The file runs once per process, like an import, and may import files in its folder, by statements and under names that
-no other module has: records name the code by its files, so these must be the code that runs. Any error in it is
-reported in one sentence that names the file.
+The file runs once per process, like an import, and again after an edit. It may import files of its folder, but only by
+import statements, and only files whose names no other module has: records identify the code by digests of the files
+that the statements name, so no other code may run. An error in a file is reported in a sentence that names the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATTERN = "FILE.py:FUNCTION"
 OURS = ("leakbench",)
 """Packages of this distribution, which no file in a user's folder may shadow."""
 
-_read: dict[Path, str] = {}  # local imports of a method, in their state at import
+_read: dict[Path, str] = {}  # file imported by a method -> its digest at import
 
 
 def is_path(name: str) -> bool:
@@ -124,7 +124,7 @@ def resolved(name: str) -> str:
 
 
 def place(error: BaseException, name: str) -> str:
-    """Returns the location of an exception in the file of a path, as `place_in`; empty for names of the catalogue."""
+    """Returns `place_in` for the file of a path; empty for a name of the catalogue."""
     return place_in(error, _parts(name)[0]) if is_path(name) else ""
 
 
@@ -147,7 +147,7 @@ def _module(path: Path, digest: str) -> ModuleType:
     _check_names(path, files)
     before = set(_beside(path.parent).values())  # local imports of other methods in this folder
     sys.modules[label] = module
-    # Its output does not belong to a command's result, which may be a JSON document.
+    # Text that the file prints must not enter the output of a command, which may be a JSON document.
     with _importable(path.parent), redirect_stdout(sys.stderr):
         try:
             spec.loader.exec_module(module)
@@ -170,12 +170,12 @@ def _content(path: Path) -> str:
 
 
 def _beside(folder: Path) -> dict[str, Path]:
-    """Returns modules that were imported from a folder, by name, with their files as spelled there."""
+    """Returns the modules that were imported from a folder, by name, with their files as `sys.modules` spells them."""
     modules = {}
     start = os.path.normpath(folder)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        # The string test first: few modules of thousands are from the folder, and making paths of all is slow.
+        # Strings are compared first: few of thousands of modules are from the folder, and building all paths is slow.
         if not file or name.partition(".")[0] in OURS or (start != "." and start not in _normal(file)):
             continue
         if (path := Path(file)).is_relative_to(folder) and path in _files_of(folder.joinpath(*name.split("."))):
@@ -199,7 +199,7 @@ def _forget_edited(folder: Path) -> None:
 
 
 def _check_names(path: Path, files: set[Path]) -> None:
-    """Refuses a file in the folder with the name of another module, which would be imported in its place.
+    """Refuses a local file with the name of another module, because that module would be imported in its place.
 
     Raises:
         CatalogError: naming both.
@@ -229,7 +229,7 @@ def place_in(error: BaseException, path: Path) -> str:
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
     before = list(sys.path)
-    sys.path.append(str(folder))  # at the end, so that it shadows no library imported meanwhile
+    sys.path.append(str(folder))  # at the end, so that its files shadow no library
     importlib.invalidate_caches()
     try:
         yield
@@ -248,7 +248,7 @@ def _source_files(first: Path) -> list[Path]:
 
 
 def _imported(path: Path, folder: Path) -> list[Path]:
-    """Returns files of a folder that a file imports, anywhere in it."""
+    """Returns the files of a folder that import statements of a file name, also inside functions."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):  # or not Python

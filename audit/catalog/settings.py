@@ -1,7 +1,7 @@
 """Settings of a method, read from the signature, annotations and docstring of its function, and checks of values.
 
-A misspelt or mistyped setting is refused in one sentence before any computation, even if the method itself would accept
-it.
+A setting with a misspelt name or a value of the wrong type is refused in a sentence before any computation, even if
+the method itself would accept it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Setting:
         annotation: its type, evaluated; `Any` without an annotation.
         required: whether it has no default.
         default: None if required.
-        about: its text in the function's docstring.
+        about: its description in the function's docstring.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _settings_of(function: Callable[..., Any], ignoring: str) -> dict[str, Setti
             about=about.get(parameter.name, ""),
         )
         for parameter in inspect.signature(function).parameters.values()
-        # Positional arguments come from the harness: an attack's target and its generator.
+        # Positional arguments, an attack's target and generator, are supplied by the harness.
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != ignoring
     }
 
@@ -161,7 +161,7 @@ def _arguments(doc: str) -> dict[str, str]:
         if line.strip() and not line.startswith("    "):
             break
         name, colon, text = line.strip().partition(":")
-        # A colon in a continuation line, which is indented further, starts no argument.
+        # Continuation lines are indented further: their colons start no argument.
         if colon and not line.startswith("     ") and name.isidentifier():
             current, texts[name] = name, text.strip()
         elif current:

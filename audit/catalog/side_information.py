@@ -1,9 +1,10 @@
 """Side information of a step's message: the mask or basis of its numbers, read off rehearsed plans.
 
-A receiver of coefficients needs their directions, and a receiver of some of the coordinates their positions. Both are
-functions of public things: of public randomness, whose seed is sent; of public examples, from which a receiver
-recomputes them or is sent them; else of earlier releases, which the receiver has. Rehearsals with another seed and with
-other examples determine the source; a repeated rehearsal with the same inputs detects randomness from elsewhere.
+A receiver of coefficients needs their directions, and a receiver of some of the coordinates their positions. Either
+follows from public randomness, whose seed is sent; from public examples, from which a receiver recomputes it or is sent
+it; or from earlier releases, which the receiver has. A rehearsal executes a method's plans on synthetic gradients.
+Rehearsals with another seed and with other public examples show which of the three is the source; a repeated rehearsal
+with the same inputs detects other randomness.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Besides:
 
     Attributes:
         what: "mask" or "basis".
-        source: its source of information.
-        size: bytes of the seed, or of the part that a receiver cannot recompute; 0 if it has everything.
-        after_noise: whether it belongs only to the map after the noise: the released sum itself is dense.
+        source: what it is a function of.
+        size: bytes of the seed, or of the mask or basis itself if a receiver cannot recompute it; 0 if it can.
+        after_noise: whether it is applied only after the noise, to a release of all coordinates.
     """
 
     what: Literal["mask", "basis"]
@@ -63,13 +64,13 @@ class Besides:
 def besides(
     plan: StepPlan, *, again: StepPlan, other_coins: StepPlan, other_examples: StepPlan, public: bool
 ) -> tuple[Besides, ...]:
-    """Returns the masks and bases of a plan; at most one mask and one basis for the release, and for the map after it.
+    """Returns the masks and bases of a plan: at most a mask and a basis for the release, and for the map after it.
 
     Args:
-        plan: of a step.
-        again: of the same step in a run with the same public randomness and examples.
-        other_coins: of the same step in a run whose public randomness has another seed.
-        other_examples: of the same step in a run with other public examples, used for masks.
+        plan: plan of a step.
+        again: plan of the same step in a run with the same public randomness and examples.
+        other_coins: plan of the same step in a run whose public randomness has another seed.
+        other_examples: plan of the same step in a run with other public examples, used for masks.
         public: whether public examples were read; bases are then attributed to them.
     """
     sent = []
@@ -93,7 +94,7 @@ def masked(plan: StepPlan) -> bool:
 
 
 def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
-    """Returns the side information, by its kind and whether it belongs only to the map after the noise."""
+    """Returns each mask and basis as a tensor, by its kind and whether it is applied only after the noise."""
     tensors: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
     for after_noise, codecs in ((False, _released(plan)), (True, _after(plan))):
         if (mask := _mask(codecs)) is not None:
@@ -114,7 +115,7 @@ def _released(plan: StepPlan) -> list[object]:
 def _after(plan: StepPlan) -> list[object]:
     of_map = plan.post.coordinates if isinstance(plan.post, Keep) else None
     of_map = plan.post.subspace if isinstance(plan.post, Project) else of_map
-    # A map may only rescale within a released subspace.
+    # A map on the subspace that is released already adds no side information.
     return [] if of_map is None or any(of_map is codec for codec in _released(plan)) else [of_map]
 
 
@@ -130,13 +131,13 @@ def _bitmap(codecs: list[object]) -> int:
 
 
 def _directions(codecs: list[object]) -> Tensor | None:
-    """Returns the sums of all directions, which distinguish bases; None if all spans are kept whole."""
+    """Returns the sum of each basis's directions, which differs between bases; None if all spans are kept whole."""
     directions = [codec.decode(torch.ones(codec.size)) for codec in _subspaces(codecs)]
     return torch.cat(directions) if _matrices(codecs) else None
 
 
 def _matrices(codecs: list[object]) -> int:
-    """Returns the bytes of the bases: a span that is kept whole, as short spans are, needs none."""
+    """Returns the bytes of the bases: a span of coordinates that is kept whole, as short ones are, needs none."""
     return _FLOAT * sum(
         (stop - start) * rank
         for codec in _subspaces(codecs)

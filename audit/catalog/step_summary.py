@@ -1,8 +1,8 @@
 """Releases and privacy cost of a defense in a step, read off a rehearsal of its plans, not declared by the method.
 
-The rehearsal uses synthetic gradients of the tanh network with 26,010 parameters that the papers train on MNIST: the
-first step and the last step of a run of 20 epochs, at the method's default settings. Side information is found by
-further rehearsals, under other public randomness (`side_information.py`).
+A rehearsal executes the plans on synthetic gradients of the tanh network with 26,010 parameters that the papers train
+on MNIST; the first and the last step of 20 epochs of 10 steps are summarised. `leakbench explain` does so at a method's
+default settings. Further rehearsals, under other public randomness, find the side information (`side_information.py`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _EPOCHS, _PER_EPOCH = 20, 10
 
 @dataclass(frozen=True, kw_only=True)
 class InAStep:
-    """An observer's view of every update of a run, and the privacy that it proves.
+    """Numbers that a defense releases in a step, and the privacy events that a step is charged.
 
     Attributes:
         parameters: number of parameters of the reference network.
-        first: numbers released in the first step, an entry per block.
-        last: numbers released in the last step, an entry per block.
-        besides: masks and bases of these numbers.
+        first: count of the numbers released in the first step, an entry per block.
+        last: count of the numbers released in the last step, an entry per block.
+        besides: masks and bases that a receiver needs beside the numbers of the last step.
         shares: fraction of the last step's 1 / sigma^2 spent by each block.
         events: charged privacy events, in words.
         reason: reason why nothing is proved; empty if a bound and noise prove something.
         public: whether public examples are read.
-        unverified: third-party components, a sentence each.
+        unverified: a sentence for each component that is not the library's own.
     """
 
     parameters: int
@@ -75,7 +75,7 @@ class InAStep:
         }
 
     def lines(self) -> list[str]:
-        """Returns a paragraph of a few lines."""
+        """Returns the lines that `leakbench explain` prints."""
 
         def told(sizes: tuple[int, ...]) -> str:
             parts = " + ".join(f"{size:,}" for size in sizes)
@@ -111,7 +111,7 @@ def _event(entry: Entry, sigma: float) -> str:
 
 
 def _sizes(plan: StepPlan) -> tuple[int, ...]:
-    """Returns the numbers released by each block, and by a trial."""
+    """Returns the count of numbers released by each block, and by a trial."""
     blocks = (*plan.blocks, *(plan.trial.plan.blocks if plan.trial else ()))
     return tuple(block.codec.size for block in blocks)
 
@@ -125,7 +125,7 @@ def _account(defense: Defense) -> Account:
 
 
 def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
-    """Returns plans of the first and the last step; a method's memory of the first step exists in the last."""
+    """Returns the plans of the first and the last step; methods with memory have none in the first."""
     steps = _EPOCHS * _PER_EPOCH
     taken = rehearsed(
         defense,
@@ -142,12 +142,12 @@ def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, 
 
 
 def in_a_step(defense: Defense) -> InAStep:
-    """Returns the summary of a defense, at a noise multiplier of 1 unless it sets its own."""
+    """Returns the summary of a defense, at its noise multiplier, or at 1 if that is not set."""
     layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
     account, public = _account(defense), ToyRows(layout.dim)
     plans = _plans(noisy, account, public, layout)
-    # With public examples, a basis is attributed to them and computed once, because it takes seconds; a mask may be
-    # random.
+    # If public examples are read, bases are attributed to them without another rehearsal, which takes seconds. A mask
+    # may still be drawn by public randomness, so plans with a mask are rehearsed again.
     again = other_coins = other_examples = plans
     if not public.used or masked(plans[-1]):
         other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)

@@ -1,7 +1,7 @@
 """Artifacts: intermediate results that cells depend on, named by a hash of the request that determines them.
 
-Examples are a point of a hyperparameter search, and some models of a shadow bank. Cells of several jobs may depend on
-the same artifact: equal names identify it, and it is computed once.
+Examples are a point of a hyperparameter search, and eight models of a shadow bank. Cells of several jobs may depend on
+the same artifact, which its name identifies; it is computed once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Artifact:
     Attributes:
         request: full specification, as plain JSON values.
         words: description, for progress and errors.
-        make: computes it on a device, as plain JSON values; picklable, because it is sent to workers.
-        methods: defenses and attacks whose code determines it, too; a stored result of other code is refused.
+        make: function of the device that computes it, as plain JSON values; picklable, because it is sent to workers.
+        methods: defenses and attacks whose code also determines it; a stored result of other code is refused.
     """
 
     request: dict[str, Any]

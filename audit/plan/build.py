@@ -78,7 +78,7 @@ def initialised(name: str, settings: dict[str, Any], splits: Splits, seed: int) 
         name,
         input_shape=splits.input_shape,
         classes=splits.classes,
-        # Not the request's seed, which depends on the defense: all defenses of a seed start from the same weights.
+        # Seeds of a request depend on its defense; this one does not, so all defenses start from the same weights.
         seed=seed_from("model", name, json.dumps(settings, sort_keys=True), splits.name, seed),
         **settings,
     )
@@ -104,8 +104,8 @@ def planned(request: TrainingRequest, examples: int) -> tuple[Sampling, int]:
 def recipe_of(training: Training, splits: Splits) -> Recipe:
     """Returns the training recipe, with the input range if the data set is built in and declares it.
 
-    The range of a user's own data is computed from them, including private examples, and must not be used to check the
-    model.
+    The range of a user's own data is computed from all examples, private ones included, so the trainer must not use it
+    when it checks the model on synthetic examples.
 
     Args:
         training: of a request.
@@ -120,8 +120,9 @@ def recipe_of(training: Training, splits: Splits) -> Recipe:
 def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     """Returns the defense of a request at its budget's noise, and whether that noise was matched instead of calibrated.
 
-    A defense without a bound on an example's contribution proves nothing at any noise. For a calibrated budget it gets
-    the noise that a bounded defense would need: its record is flagged, and its epsilon stays infinite.
+    A defense without a bound on an example's contribution proves nothing at any noise multiplier. For a budget that
+    needs calibration it gets the noise that a bounded defense would need: its record is flagged `noise_matched`, and
+    its epsilon stays infinite.
 
     Args:
         request: of any cell.
@@ -133,14 +134,14 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     if budget.noise_multiplier is not None:
         return defense.with_noise(float(budget.noise_multiplier)), False
     sampling, steps = planned(request, examples)
-    # Sampling and steps of this run: a multiplier calibrated for another run proves another epsilon.
+    # A multiplier calibrated for another sampler or length would prove another epsilon.
     run = {"sampling": sampling, "steps": steps}
     statistics = request.training.recipe.statistics
     before = () if statistics is None else statistics.plans()
-    # At any positive multiplier: a ledger entry has a reason if its plan has no bound.
+    # Any positive multiplier will do: a ledger entry has a reason if its plan has no bound.
     entries = predict(defense.with_noise(1.0), sampling=sampling, steps=steps, before=before).entries
     if not any(entry.reason for entry in entries):
-        # From the method's own plans, because one-off releases spend budget, too.
+        # Calibrated on the method's own plans, because one-off releases spend budget, too.
         return calibrate(defense, **budget.wanted, **run, before=before), False
     beside = tuple(entry for entry in entries if entry.one_off and not entry.reason)
     if budget.epsilon is not None:

@@ -1,17 +1,19 @@
 """Canaries of a training: records that a suite inserts, each by an independent fair coin, for attacks to detect.
 
-Input space: a mislabelled example that was removed from every pool, a blank with one pixel lit, a noise pattern at the
-ends of the input range. Gradient space, Nasr et al., "Adversary Instantiation", S&P 2021, and Andrew et al., ICLR 2024:
-a record whose gradient is a chosen direction. No image of an ordinary network has a chosen gradient, so the trained
-model accepts one additional kind of input: a constant image beyond the input range, whose value is the number of a
-canary, and whose first logit is the inner product of the parameters with that canary's direction. Examples are
-unaffected, and the parameters, their order and their names stay the same. Like all records, canaries pass the trainer's
-sampling, encoding and bound. If a method's masks are public before the run, single coordinates and orthonormal sets are
-drawn within each mask: the view of a canary in a step is the number of its direction there.
+Canaries in input space are a mislabelled example that was removed from every pool (`mislabelled`), a blank with one
+pixel lit (`blank`), or a random pattern of the two ends of the input range (`crafted`).
 
-The inclusion bits are drawn from the request like the noise, or by the operating system with secure noise. They are
-hidden from attacks that score canaries. The number of included canaries is not public, so sampling must not depend on
-it.
+A canary in gradient space (Nasr et al., "Adversary Instantiation", S&P 2021; Andrew et al., ICLR 2024) is a record
+whose gradient is a chosen direction. No image has a chosen gradient in an ordinary network, so the trained model
+accepts an additional kind of input: a constant image beyond the input range, whose value encodes the number of a
+canary. Its first logit has that canary's direction as its gradient. The logits of examples are unaffected, and the
+parameters, their order and their names stay the same. Like all records, canaries pass the trainer's sampling, encoding
+and bound. If a method's masks are known before the run, `dirac` and `orthonormal` directions are drawn within each
+mask: a canary then has a direction per mask, and the trainer's augmentation changes its constant image to that of the
+direction of the step.
+
+The inclusion bits are seeded by the request like the noise, or by the operating system with secure noise. They are
+hidden from attacks that score canaries. The number of included canaries is secret, so sampling must not depend on it.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class Canaries:
     Attributes:
         examples: as records, under ids below 0, which no example of a data set has.
         included: bool [n], the inclusion bits; for the trainer and for scorers only.
-        directions: [masks, n, dim] of length 1, directions of the gradients under each mask; None in input space.
+        directions: [masks, n, dim], unit directions of the gradients under each mask; None in input space.
         norm: norm of these gradients before the bound.
         of_step: mask index of each step; empty in input space.
-        schedule: the canaries' views, by which they follow the masks; None if all masks are equal.
+        schedule: augmentation that gives each canary the input of its direction in each step; None with a single mask.
     """
 
     examples: Examples
@@ -91,8 +93,9 @@ class CanaryInput(nn.Module):
             first: value of canary 0's image; each next canary's is larger by 1.
         """
         super().__init__()
-        # In a list, so that the model is not a submodule: a layerwise engine would miss the canaries' logit, which
-        # reads the parameters. Empty modules of unknown type hold the tensors here.
+        # In a list, so that the model is no submodule: a layerwise engine would then compute the gradients of its
+        # layers and miss the canaries' logit, which reads the parameters directly. Modules without layers hold the
+        # tensors.
         self._inside = [model]
         self._names = Layout.of(model).names
         for name, parameter in model.named_parameters():
@@ -121,7 +124,7 @@ class CanaryInput(nn.Module):
         logits = functional_call(self._inside[0], tensors, (blank,))
         chosen = directions[number.round().clamp(0, len(directions) - 1).long()]
         along = chosen @ torch.cat([tensors[name].flatten() for name in self._names])
-        # Zero for any parameters, so that the gradient has the same length in every step.
+        # The value is 0 for any parameters, so that the gradient has the same length in every step.
         along = (along - along.detach()).unsqueeze(1)
         own = torch.cat([along, torch.zeros_like(logits[:, 1:])], dim=1)
         return torch.where(is_canary.unsqueeze(1), own, logits)
@@ -137,7 +140,7 @@ def with_canaries(model: nn.Module, canaries: Canaries | None, splits: Splits) -
     """
     if canaries is None or canaries.directions is None:
         return model
-    # With K equal logits the gradient by the first is 1 / K for a record of another class.
+    # Canaries have class 1. For K equal logits, the derivative of the loss by the first logit is then 1 / K.
     scale = canaries.norm * splits.classes
     return CanaryInput(model, canaries.directions.flatten(0, 1), scale, splits.high + _BEYOND)
 
@@ -200,7 +203,7 @@ def drawn(
 
 
 _NORM = 10.0
-"""Gradient norm of a canary: its part in a mask of 1 % of the coordinates still has norm 1."""
+"""Gradient norm of a canary by default: the part of a random direction in 1 % of the coordinates still has norm 1."""
 
 
 def why_none(request: TrainingRequest, model: nn.Module, splits: Splits, planned: tuple[Sampling, int]) -> str:
@@ -248,8 +251,8 @@ def _masks(
 ) -> list[Coordinates | None]:
     """Returns the mask of each step within which canaries are drawn; None for the whole space.
 
-    A random direction restricted to a mask is a random direction in it, long enough to fill the bound, and is the same
-    record in all masks.
+    For kind `random` always None: a random direction restricted to a mask is a random direction in it, and at the
+    default norm usually long enough to reach the clip norm, so a single record serves all masks.
     """
     sampling, steps = planned
     if kind == "random":

@@ -1,4 +1,4 @@
-"""Cells, which become records, and jobs, which compute cells together."""
+"""Cells, each of which becomes a record, and jobs, groups of cells that are computed together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Expansion of a suite into cells: every defense x attack x budget x seed as a resolved request, before any compute.
 
 Cells that attack the same model share a training, and all defenses of a seed start from the same weights. Cells that
-cannot run are found here, from declarations, dry runs and shapes, and carry the reason.
+cannot run are found here, by declared requirements, dry runs of plans and shapes of data, and carry the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
     resolved, attacks = Plan(), [_aim(attack) for attack in suite.attack_grid()]
     for choice, control in _defenses(suite):
         budgets = budgets_of(suite, choice)
-        # A model trained without the members leaks nothing at any budget: a cell per seed tests the attack.
+        # A model trained without the members leaks nothing at any budget, so a single budget suffices to test the
+        # attack.
         for budget in budgets[:1] if control == "negative" else budgets:
             for seed in suite.seeds:
                 _add(resolved, suite, _Run(choice, control, budget, seed, secure_noise), attacks)
@@ -192,12 +193,13 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
         return chosen  # controls judge a suite as a whole
     if all(control is None for _, control in chosen):
         chosen.append((baseline, "positive"))
-    # The negative control trains like the positive control, except for the training examples.
+    # The negative control has the training settings of the positive one, and other training examples.
     trained_alike = next(c for c, control in chosen if control == "positive")
     never_saw = [replace(baseline, training=trained_alike.training)]
-    # A second control, with noise: without noise, the remainder of a non-participant is 0, which cannot be scored.
+    # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
-    # Preferably without public data: the control trains on public examples, which would leave half of them to read.
+    # A defense without public data is preferred: half of the public pool would be kept from training for the other
+    # kind.
     never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
@@ -207,7 +209,7 @@ def _proves(name: str, settings: str) -> bool:
     """True if a defense proves an epsilon once it has noise; found by a dry run on a toy."""
     defense = catalog.defense(name, json.loads(settings))
     if defense.noise_multiplier is not None:
-        return False  # it sets its own noise, and adds none
+        return False  # a multiplier that a defense sets itself is 0: the catalogue refuses any other
     try:
         claim = predict(defense.with_noise(1.0), sampling=Sampling("poisson", 0.5), steps=4).claim(1e-5)
     except (Exception, SystemExit):
@@ -270,7 +272,7 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
             group.append(cell(request, aimed, why))
             continue
         if trained.never_saw and choice.name != BASELINE:
-            continue  # images have one negative control, the noiseless one, in which they would be clearest
+            continue  # images have a single negative control, without noise, which would show an unsound attack best
         if suite.share is None:
             why = why or f"{aimed.choice.name} needs a shared update, and the suite has no [share] table"
         why = why or _cannot_share(trained.defense, suite)
@@ -302,7 +304,7 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
         training=Training.of(
             task, tuning_digest=tuning_digest, **_own(task.data, task.model.name, task.sizes, run.seed)
         ),
-        # Only with noise: a cell without noise has one id, and is not recomputed for --secure-noise.
+        # False without noise, so that such a cell has one id, and is not recomputed for --secure-noise.
         secure=run.secure and budget.draws_noise,
     )
 
@@ -321,7 +323,7 @@ def _release_noises(suite: Suite, choice: DefenseChoice, budget: Budget) -> tupl
 
 
 def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrated"], attack: AttackChoice) -> Request:
-    """Returns the request of an attack on a shared update, from that of the same attack on the training."""
+    """Returns the request of an attack on a shared update, derived from the request of the training."""
     secure, share = request.secure and noise != "none", suite.share
     if share is None:
         return replace(request, secure=secure, no_update=noise)
@@ -344,7 +346,7 @@ def _of_update(suite: Suite, request: Request, noise: Literal["none", "calibrate
 
 
 def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
-    """Returns digests of the user's own data and model, because the content behind a path may change."""
+    """Returns digests of the user's own data and model, because the content of a path may change."""
     digests = {}
     # The user's own data are named as `folder:PATH`, a model as `FILE.py:FUNCTION`.
     if ":" in data:
@@ -359,7 +361,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
 
 
 def _cannot_run(defense: MethodAsked) -> str:
-    """Returns the reason why a defense cannot run without an extra; found by a dry run of its plans on a toy."""
+    """Returns the missing optional dependency of a defense, in words; empty if none. Found by a dry run on a toy."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
 
@@ -412,7 +414,7 @@ def _check_model(where: str, choice: ModelChoice, splits: Splits) -> None:
         # Not isinstance, which accepts true for 1.
         if type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
             raise SuiteError(f"{where}.{key}: must be of type {type(default).__name__}, got {value!r}")
-    # RuntimeError, too, which torch raises for mismatched sizes.
+    # torch raises RuntimeError for mismatched sizes.
     try:
         refuse_batch_norm(initialised(choice.name, choice.settings, splits, 0))
     except (ModuleNotFoundError, TypeError, ValueError, RuntimeError) as error:

@@ -1,12 +1,12 @@
-"""Canaries in gradient space that are records: they pass through a trainer's own sampling, views and clipping.
+"""Directions of canaries in gradient space, and records with these gradients, which pass a trainer's own clipping.
 
 Nasr et al., "Adversary Instantiation", S&P 2021 (Dirac gradients); Andrew et al., "One-shot Empirical Privacy
 Estimation for Federated Learning", ICLR 2024 (random directions); orthonormal directions do not interfere.
 
 For a linear logit next to a constant zero logit, without bias and with zero weights, a record x of class 0 has the
-gradient -x/2: any vector in parameter space is the gradient of a record, in any trainer, without a hook. A canary is
-valid if the codec of a step keeps it whole: so directions are drawn in the codec's own space, for a step or for an
-epoch of masks.
+gradient -x/2. Any vector in parameter space is therefore the gradient of a record, in any trainer and without a hook. A
+canary counts in full only if the codec of a step keeps its direction whole, so directions are drawn in the space of
+that codec.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def unit_directions(
     """Draws directions of length 1 for canaries.
 
     Args:
-        kind: distinct single coordinates (`dirac`); independent and uniform (`random`); or `orthonormal`.
+        kind: distinct single coordinates (`dirac`); independent, uniform on the sphere (`random`); or `orthonormal`.
         count: number of directions.
         dim: length of a gradient.
-        coins: generator of the draw; a generator per epoch of masks gives each mask its own canaries.
-        codec: of the step, whose mask or subspace contains them; None for the whole space.
+        coins: generator of the draw.
+        codec: codec of a step, whose mask or subspace contains the directions; None for the whole space.
 
     Raises:
         ValueError: for more distinct directions than exist.
@@ -49,7 +49,7 @@ def unit_directions(
     if codec is not None:
         drawn = torch.stack([codec.decode(direction) for direction in drawn])
     if kind == "orthonormal":
-        # After decoding: a basis that is not orthonormal would destroy it.
+        # Orthonormalised after decoding, because a basis need not be orthonormal.
         return torch.linalg.qr(drawn.T.double()).Q.T.to(drawn.dtype).contiguous()
     return drawn / torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""Masks of a training's steps that are public before it, for records constructed to be valid in them."""
+"""Masks of a training's steps that are known before it, for canaries whose gradients are to lie within them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from leakbench.defenses.core import Context, Coordinates, Defense, Layout, Sampl
 def public_masks(
     defense: Defense, layout: Layout, sampling: Sampling, steps: int, *, seed: int, device: torch.device
 ) -> list[Coordinates | None]:
-    """Returns the coordinates kept by each step; None for all of them, and if they are unknown in advance.
+    """Returns the coordinates kept by each step; None if all are kept, or if they are unknown in advance.
 
-    A method without memory that reads no public data draws its masks from the run's public seed alone. The plans are
-    computed as in the run, with nothing released yet.
+    Masks of a method without memory that reads no public data follow from the run's public seed alone. The plans are
+    computed as in the run, with zeros for the parameters and without releases.
 
     Args:
         defense: of the training.

@@ -1,4 +1,4 @@
-"""Examples removed from the non-members, because they are canaries under another label."""
+"""Pools without the examples that serve, under another label, as canaries; they are taken from the non-members."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
     """Returns the pools without the examples that are canaries under another label, which are no longer non-members.
 
     Raises:
-        ValueError: at least as many as there are non-members.
+        ValueError: at least as many canaries as non-members.
     """
     table = task.canaries
     if table is None or table.kind != "mislabelled":

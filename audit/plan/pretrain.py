@@ -43,7 +43,7 @@ from ..suite.task import PretrainTable, Task
 from .build import build_model, initialised
 from .request import TrainingRequest
 
-# Two: for alternating seeds or settings. A model is smaller than the splits that it was trained on.
+# Cached weights: two, for runs that alternate between two seeds or settings.
 _MOST = 2
 
 _kept: dict[str, dict[str, Tensor]] = {}  # in order of last use
@@ -124,7 +124,7 @@ def check_pretraining(task: Task, splits: Splits) -> None:
 
 
 def freeze_features(model: nn.Module, inputs: Tensor) -> None:
-    """Freezes all but a model's last linear layer, in place: no gradient, and evaluation mode, as without dropout.
+    """Freezes all but a model's last linear layer, in place: no gradients, and evaluation mode, so without dropout.
 
     Args:
         model: on the device of the inputs.
@@ -142,7 +142,8 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
         parameter.requires_grad_(True)
     model.eval()
     head.train()
-    # Trap: `train` may put a model that is itself in evaluation mode into training mode, with all its submodules.
+    # Trap: the trainer may put a model in evaluation mode into training mode, with all its submodules; so the model
+    # itself is marked as in training mode.
     model.training = True
     with _looking(inputs):
         first, again = (seen_by(head, model, inputs) for _ in range(2))
@@ -225,8 +226,8 @@ def _pretrained(
 def _content(request: TrainingRequest, settings: PretrainTable, public: Examples | Split) -> str:
     """Returns everything that the pretrained weights depend on, as text.
 
-    Includes the public examples themselves, not the digest of the splits, which depends on the private pool, too.
-    Excludes the part trained afterwards: fine-tuning and linear probing start from the same weights.
+    Includes a digest of the public examples, not that of the splits, which depends on the private pool, too. Excludes
+    the choice of the parameters trained afterwards: fine-tuning and linear probing start from the same weights.
     """
     training = request.training
     content = {
@@ -250,7 +251,7 @@ def pretrained(model: nn.Module, settings: PretrainTable, public: Examples | Spl
         seed: for the order of the examples, and for dropout.
     """
     modes = {part: part.training for part in model.modules()}
-    # By the private trainer, without a defense: devices, models and dropout are treated alike.
+    # The private trainer is used, without bound and noise, so that devices, models and dropout are treated alike.
     train(
         model,
         (public.inputs, public.labels),

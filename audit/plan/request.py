@@ -40,7 +40,7 @@ def seed_of(content: dict[str, Any], purpose: str) -> int:
 
 
 def seed_of_data(digest: str, purpose: str) -> int:
-    """Returns a seed shared by every cell on the same split: defenses are compared on the same candidates and targets.
+    """Returns a seed shared by all cells on the same splits: defenses are compared on the same candidates and targets.
 
     Args:
         digest: of the splits.
@@ -117,12 +117,12 @@ class Budget:
     """Privacy budget of a training.
 
     Attributes:
-        epsilon: nats, the target of noise calibration; None if the noise is given, or there is none.
+        epsilon: in nats, the target of noise calibration; None with another target, given noise, or no noise.
         advantage: alternative target, the largest TPR - FPR of a membership test on a single record.
         tpr: alternative target, the largest true positive rate of such a test at `fpr`.
         fpr: false positive rate of `tpr`.
         noise_multiplier: noise standard deviation / sensitivity; None if calibrated, or without noise.
-        delta: probability that the claim may fail.
+        delta: delta of the (epsilon, delta) guarantee, at which epsilon is computed.
     """
 
     epsilon: float | None = None
@@ -263,7 +263,7 @@ class TrainingRequest:
     def _training(self) -> dict[str, Any]:
         # `Request` adds these two; attacks on the same training must share its seeds.
         content = {key: value for key, value in self.canonical().items() if key not in ("attack", "kind")}
-        if self.control == "positive":  # a mark for the board: the same training as without it
+        if self.control == "positive":  # a mark for the board only: the training is the same without it
             content["control"] = None
         return content
 
@@ -342,8 +342,8 @@ class Request(TrainingRequest):
 def _without_defaults(instance: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass by name, without those at their default.
 
-    A field with a default factory has no `default`, and is always included: adding a factory to an existing field is
-    harmless, but a new field with a factory changes every id.
+    A field with a default factory has no `default`, so it is always included: a new field with a factory changes every
+    id.
     """
     return {
         attribute.name: getattr(instance, attribute.name)

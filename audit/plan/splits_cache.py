@@ -7,7 +7,7 @@ import torch
 from leakbench.benchmarks import data as datasets
 from leakbench.benchmarks.core import Sizes, Splits
 
-# Three: for a training, a shared update, and another seed.
+# Largest number of splits: for a training, a shared update, and another seed.
 _MOST = 3
 _MOST_BYTES = 2**30  # of all together, unless a single entry is larger
 # Data sets of at least this size are kept under one seed only.
@@ -43,5 +43,5 @@ def _load(name: str, seed: int, sizes: Sizes, device: torch.device) -> Splits:
 
 
 def _bytes(splits: Splits) -> int:
-    """Returns the memory of the images: the pools are slices of one tensor."""
+    """Returns the bytes of the inputs of all pools, which are slices of one tensor."""
     return splits.private.inputs.untyped_storage().nbytes()

@@ -1,9 +1,9 @@
 """Threat models offered by suites: a table of an attacker's access and knowledge, by kind of result and access.
 
-A row names the attacked subject, the attacker's knowledge in addition to its access, and the builder of the target from
-a view, by which `audit/targets/observe.py` hands out copies. A new access is its constant in
-`attacks/core/threat_model/requires.py`, its target's class in `attacks/core/targets/observation.py`, and a row and a
-builder here; suites and audits of finished models and transcripts read this table.
+A row names the subject, the knowledge granted in addition to the access, and the function that builds the target from
+an auditor's view of a run (`audit/targets/observe.py`). A new access takes a constant in
+`attacks/core/threat_model/requires.py`, the class of its target in `attacks/core/targets/observation.py`, and a row and
+a builder here. Suites and audits of finished models and transcripts read this table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .artifact import Artifact
 from .request import Request
 
 Builder = Callable[[Any], Target]
-"""Builds the target of an attack from a run held by the auditor, or from a `FinalView` if its row reads nothing."""
+"""Builds the target of an attack from a `RunView`, or from a `FinalView` if its row reads no step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class ThreatModel:
         access: access declared by the attack.
         knows: additional knowledge granted by a suite.
         subject: the attacked object, a key of `leakbench.audit.subjects.SUBJECTS`.
-        build: view -> target, for subjects that are runs and for finished models; None if the subject builds its own.
-        reads: visible releases of a run: none, the last step's, the one-off releases, or all. All of them have to be
-            kept in training; scores of releases without noise are deterministic decisions, which records flag.
-        participation_known: whether the attacker knows which records would have taken part in the visible step. Its
-            candidates are then participants of that step; sampling does not amplify, and the claim is that of this step
-            alone.
+        build: view -> target, for runs and finished models; None if the subject builds the target.
+        reads: visible releases of a run: none, the last step's, the one-off releases, or all. They have to be kept in
+            training. Without noise in them, scores are deterministic decisions, which records flag.
+        participation_known: whether the attacker knows which records would have taken part in the visible step. Members
+            among the candidates are then the participants of that step, and the claim it is measured against has no
+            amplification by sampling for that step.
         needs: results that an attack's cell depends on, such as shadow models; None for none.
         controls: the attacker's permitted control over the training.
     """

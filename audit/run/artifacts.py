@@ -1,6 +1,6 @@
 """Store of artifacts: JSON files named by the hash of their request, each computed once.
 
-A file of an earlier run is kept if it is whole, its seal holds, and it was computed by the current code.
+A file of an earlier run is kept if it is complete, its seal matches, and the same code computed it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
         artifact: to compute.
         folder: folder of its file.
         device: device of the computation.
-        origin: the code that computes it, at the start of the run.
+        origin: provenance of the code that computes it, recorded at the start of the run.
 
     Returns:
         Reason of a failure; empty on success.
@@ -44,14 +44,14 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
     Raises:
         StaleError: this process imported other code than at the start of the run.
     """
-    # For `leakbench cache`; a run uses name and seal.
+    # Read by `leakbench cache` only; a run checks name and seal.
     about = {"words": artifact.words, "request": artifact.request}
-    # Before computing: this process imported the source later than the run hashed it.
+    # Checked before computing, because this process imported the source later than the run hashed it.
     refuse_other_code(origin)
     try:
         result = artifact.make(device)
         seal = sealed_as(artifact.name, result)  # refuses values that no file can hold
-    # Any exception of a method is the result of the dependent cells, not the end of the run.
+    # An exception of a method, of any class, fails the dependent cells, not the run.
     except (Exception, SystemExit) as error:
         sentence = in_one_line(error)
         write_document(about | {"error": sentence}, folder / f"{artifact.name}.json")
@@ -62,10 +62,10 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
 
 
 def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
-    """Returns results that were computed or kept in this run, by name, without checking them again.
+    """Returns results that were computed or kept in this run, by name; their provenance is not checked again.
 
     Raises:
-        RecordError: an artifact failed, or its file is missing, torn or edited.
+        RecordError: an artifact failed, or its file is missing, incomplete or edited.
     """
     results = {}
     for artifact in artifacts:
@@ -88,7 +88,7 @@ def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str
 class Made(Mapping[str, dict[str, Any]]):
     """Results that were computed or kept in this run, by name, read from their file on access.
 
-    A failed result is therefore the error of only those cells of a job that read it.
+    A failed artifact therefore fails only those cells of a job that read it.
     """
 
     def __init__(self, artifacts: Iterable[Artifact], folder: Path) -> None:
@@ -127,7 +127,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
     results, stale = {}, []
     for name, artifact in wanted.items():
         path = folder / f"{name}.json"
-        # A dangling link does not exist either; it is refused below instead of counting as missing.
+        # A dangling link does not `exist` either, but it is refused below instead of counting as missing.
         if not path.exists() and not path.is_symlink():
             continue
         result, differs = _read(path, artifact)

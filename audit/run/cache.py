@@ -1,7 +1,7 @@
 """Contents of an artifact store: entries, their requests, whether they are usable, and which are removable.
 
 Artifacts (outputs of shadow models, points of a hyperparameter search) are named by a hash of their full specification,
-and kept for later runs into the same folder. Nothing here computes an artifact.
+and kept for later runs into the same folder. This module only reads them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from ..targets.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
-_SPENT = 0.9  # smallest fraction of a budget in use: noise is calibrated to all of it
+_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
 
 
 def unproved_claim(
@@ -86,13 +86,13 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
 
 
 def _defense(record: Record) -> str:
-    """Returns a record's defense as text, hashable for a cache: accounting takes seconds, and cells repeat it."""
+    """Returns a record's defense as JSON text, a hashable key: accounting takes seconds and is cached across cells."""
     return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
 
 
 def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
     """Returns the first part of a claim that does not follow from the proved claim; empty if all follows."""
-    # A larger epsilon than the steps prove is true, too: it claims less.
+    # An epsilon above what the steps prove is a true claim, too, only weaker.
     if claim.epsilon is not None and claim.epsilon < proved.epsilon * (1 - tolerance):
         words = f"{proved.epsilon:.4g}" if math.isfinite(proved.epsilon) else "none"
         return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
@@ -150,7 +150,7 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
     statistics = None if task.statistics is None else FeatureStatistics(**task.statistics)
     if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=_OTHER_VERSIONS):
         return fault
-    # The bound of random allocation is not continuous.
+    # The bound of random allocation is not continuous in the multiplier, so calibration may leave a part unspent.
     if requested_multiplier is not None or sampling.kind == "random_allocation":
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
@@ -212,7 +212,7 @@ def _of_a_run(
 
 @cache
 def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_epoch: int, delta: float) -> Claim:
-    # The target is known to be in each epoch; the steps before use other examples, which are charged for them.
+    # The attacker knows that the batch is in each epoch; earlier steps use other examples and are charged to those.
     account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
     others = Account(Ledger(full()))
     for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):

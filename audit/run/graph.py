@@ -1,7 +1,7 @@
 """Dependency graph: units of work named by a hash of their content, each done once, after its dependencies.
 
-Units are trainings under attack, shadow models, points of a tuning, and jobs of cells. Two requests for the same
-content are one unit, so nothing is computed twice. An executor takes ready units, wherever it computes.
+Units are jobs of cells, and artifacts: stacks of shadow models, points of a hyperparameter search. Two requests for the
+same content are the same unit, so nothing is computed twice. An executor takes the units that are ready.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Executor(Protocol):
         """Completes a graph.
 
         Args:
-            graph: checked; its units are taken and finished.
-            work: computes one unit, at a place chosen by the executor; unit and result must be picklable.
+            graph: is checked, and its units are taken and finished.
+            work: computes a unit, in a process chosen by the executor; unit and result must be picklable.
 
         Yields:
             Each unit with its result, in the order of completion. Closing the generator stops the work; written results

@@ -50,7 +50,7 @@ from .resume import kept, refuse_other_code
 from .tuning import tune
 
 Sourced = tuple[Job | Artifact, dict[str, Provenance]]
-"""A unit of work, and the code that computes it when the run began, by id of its cells or by its own name."""
+"""A unit of work, and the provenance of its code at the start of the run, by id of a cell or name of an artifact."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -87,12 +87,12 @@ def run(
         directory: records go to `directory/records`; existing records are kept.
         device: device of the computation.
         jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
-        secure_noise: noise from the operating system's generator instead of the cells' seeds.
+        secure_noise: whether noise and sampler's key come from the operating system instead of the cells' seeds.
         fail_fast: stop at the first cell that fails.
         recompute: whether edited records, or records of other code, are recomputed instead of refused.
         verify: whether the numbers of existing records are recomputed from their scores.
         command: command line of the run, word by word, for the manifest; `leakbench run SUITE` if empty.
-        report: called with (cells and artifacts done, total number, latest event).
+        report: called with (number of cells and artifacts done, total number, latest event).
 
     Returns:
         The records of all cells of the suite, in its order, including earlier ones.
@@ -113,21 +113,21 @@ def run(
         plan = planning.plan(suite, secure_noise=secure_noise)
         folder = directory / "records"
         read_manifests(folder)  # reports a bad manifest now, not when the board is shown
-        # In the runner only, before any computation: workers import the source later, after possible edits.
+        # Hashed in the runner, before any computation: workers import the source later, when it may have been edited.
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
         existing = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
         records = existing.records
         sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
-        # Before any computation: an interrupted run must not look complete without the strong attacks.
+        # Written before any computation: an interrupted run must not look complete without its strong attacks.
         write_manifest(manifest_of(plan, suite, secure_noise, command), folder)
         records |= _skipped(plan, records, suite.digest, device, origins, folder)
         todo = _missing(plan, records)
         waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
-        # Cells and artifacts: a bank of shadow models takes longer than the cells that read it.
+        # Artifacts count as well as cells: a bank of shadow models takes longer than the cells that read it.
         progress = Told(report, len(plan.cells) + len(waiting))
         computed = _computed(todo, waiting, directory, device, jobs, origins, progress.doing)
         records |= _collected(computed, todo, len(waiting), existing.remarks, progress, fail_fast=fail_fast)
-        # After --fail-fast some are missing.
+        # After --fail-fast, some cells have no record.
         return [records[cell.id] for cell in plan.cells if cell.id in records]
 
 
@@ -147,7 +147,7 @@ def _collected(
     for remark in remarks:
         progress.now(remark)
     progress.now(f"{progress.finished} of {cells} cells are there already" if progress.finished else "starting")
-    # Closing also on a break or an error ends the workers.
+    # `closing` ends the workers on a break or an error, too.
     with closing(computed):
         for (piece, _), records in computed:
             collected |= {record.id: record for record in records}
@@ -200,9 +200,9 @@ def _origin(cell: Cell, directory: Path) -> Provenance:
 
 
 def _says(record: Record | None, cell: Cell, origin: Provenance) -> bool:
-    """True if the record of a skipped cell may stay: it has the same reason, or numbers of an earlier run.
+    """True if an existing record of a skipped cell may stay: it has the same reason, or numbers of an earlier run.
 
-    Numbers stay if an attack's extra was installed earlier and is missing now.
+    Numbers are kept where an attack's optional dependency was installed earlier and is missing now.
     """
     if record is None or record.status == "failed":
         return False
@@ -229,7 +229,8 @@ def _skipped(
 def _missing(plan: Plan, existing: dict[str, Record]) -> list[Job]:
     """Returns the jobs, reduced to the cells without numbers.
 
-    Includes cells that an earlier run skipped and that can run now, for example with a newly installed extra.
+    Includes cells that an earlier run skipped and that can run now, as after the installation of an optional
+    dependency.
     """
     done = {name for name, record in existing.items() if record.status == "ok"}
     return [
@@ -243,7 +244,7 @@ def _artifacts(todo: Sequence[Job], store: Path, *, recompute: bool) -> dict[str
     """Returns the artifacts that jobs depend on and that are not stored, by name."""
     if store.is_dir():
         sweep(store)
-    # For pending jobs only: finished cells need no artifact any more.
+    # Only pending jobs are looked at: finished cells need no artifact any more.
     needed = {name: artifact for job in todo for name, artifact in job.needs.items()}
     stored = read_kept(needed, store, recompute=recompute).keys()
     return {name: artifact for name, artifact in needed.items() if name not in stored}
@@ -265,9 +266,10 @@ def _computed(
 
 
 def _graph(jobs: Sequence[Job], waiting: dict[str, Artifact], origins: dict[str, Provenance]) -> Graph[Sourced]:
-    """Returns the graph of jobs, each after the artifacts it depends on, and each with the code of its own cells.
+    """Returns the graph of jobs, each after the artifacts it depends on, and each with the provenance of its own cells.
 
-    A unit is sent to a process: with the code of all cells, the data sent would grow with the square of their number.
+    A unit is sent to a process: with the provenance of all cells, the bytes sent would grow with the square of their
+    number.
     """
     graph: Graph[Sourced] = Graph()
     for job in jobs:
@@ -314,11 +316,11 @@ def run_job(
         job: its cells share a subject.
         folder: folder of the records.
         device: device of the computation.
-        origins: by id of a cell, the code that computes it, at the start of the run.
+        origins: by id of a cell, the provenance of its code at the start of the run.
         read: returns the artifacts that the cells depend on.
 
     Returns:
-        Their records; a failed cell's record has its error.
+        The records of the cells; a failed cell's record has its error.
 
     Raises:
         StaleError: this process imported other code than at the start of the run, so records could not name their code.
@@ -336,7 +338,7 @@ def run_job(
 
 
 def _written(record: Record, outcome: Outcome, folder: Path) -> Record:
-    """Writes a record after its arrays, so that no record exists without them; both or neither."""
+    """Writes arrays and then the record, so that no record exists without its arrays; on an error, neither stays."""
     if not outcome.arrays:
         write(record, folder)
         return record

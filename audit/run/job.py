@@ -22,7 +22,7 @@ from ..subjects.outcome import Outcome
 from ..subjects.table import SUBJECTS, Subject
 
 BESIDE = "ran_beside_the_data"
-"""Flag of a third-party attack that could not be given a separate process."""
+"""Flag of a cell whose third-party attack ran in the process that holds the private data."""
 
 
 def compute(
@@ -42,11 +42,11 @@ def compute(
     for cell in cells:
         start, beside = time.perf_counter(), BesideTheData.times
         try:
-            # Within the try, and again for each cell: failure to construct the subject is the error of all cells.
+            # Within the try, and tried again for each cell: if the subject cannot be constructed, every cell fails.
             if subject is None:
                 subject = SUBJECTS[cell.subject](cells, device, read())
             outcome = subject.outcome(cell)
-        # Any exception of a method is the result of its cell; `sys.exit` would end the run silently.
+        # An exception of a method, of any class, fails its cell only; `sys.exit` would end the run silently.
         except (Exception, SystemExit) as error:
             refused = _refusal(error, cell.request)
             outcome = Outcome(skipped=refused) if refused else Outcome(error=_sentence(error, cell.request))
@@ -57,10 +57,10 @@ def compute(
 
 
 def _refusal(error: BaseException, request: Request) -> str:
-    """Returns the attack's statement that this architecture or release is unsupported; empty for a failure.
+    """Returns the attack's reason why it does not apply to this model or release; empty if it failed instead.
 
-    An update consistent with no data can arise from noise, which a closed form without knowledge of the noise cannot
-    detect; any other such update is an error of this library or of the attack.
+    Noise can make an update inconsistent with any data, which a closed form without knowledge of the noise cannot tell
+    from an error. An inconsistent update without noise is an error of this library or of the attack.
     """
     noisy = request.release_noise == "calibrated"
     refused = isinstance(error, NotApplicable) or (noisy and isinstance(error, InconsistentObservation))
@@ -70,9 +70,10 @@ def _refusal(error: BaseException, request: Request) -> str:
 
 
 def _sentence(error: BaseException, request: Request) -> str:
-    """Returns exception and location in one sentence; the location is in a third party's method if on the traceback.
+    """Returns exception and location in a sentence.
 
-    The author of that method knows its lines, not those of this library below them.
+    If the traceback passes through a third-party method, its line is named, which its author knows, instead of a line
+    of this library that it called.
     """
     words = in_one_line(error)
     frames = frames_of(error)

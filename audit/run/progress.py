@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 Report = Callable[[int, int, str], None]
-"""(units done, total number, latest event); units are cells, and the shadow models that they depend on."""
+"""(units done, total number, latest event); units are cells and the artifacts that they depend on."""
 
 QUIET = 30.0
 """Seconds without a line after which the current step is also reported outside a terminal."""
@@ -49,7 +49,7 @@ class Told:
 
 
 STEPPING = "… "
-"""Prefix of a current step, as opposed to a finished event."""
+"""Prefix of the message about a step in progress, as opposed to a finished unit."""
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
                 return
             last = time.monotonic()
             spent = last - start
-            # Assumes that all units take equally long, including earlier runs': a rough guide. The first twentieth is
-            # skipped: imports and kernel compilation would inflate the estimate.
+            # A rough estimate, which assumes that all units take equally long, those of earlier runs included. None is
+            # given for the first twentieth, which imports and the compilation of kernels prolong.
             remaining = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
             print(f"[{done}/{total}] {spent:.0f} s{remaining}: {what}", file=sys.stderr, flush=True)
 

@@ -1,8 +1,8 @@
 """Provenance of a number: digests and versions of the code that computed it.
 
 It covers this library, its numerical packages, third-party methods, and the hyperparameter search behind the settings.
-Digests of source files are compared, so that different code is always distinguished, whether installed from a wheel or
-in a modified checkout; version and commit are for the reader.
+Digests of source files are compared, so that different code is always distinguished, in a wheel as in a modified
+checkout; version and commit are for the reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """Folder of the packages: a checkout, or the install location of a wheel."""
 
 COMPUTING = ("defenses", "attacks", "audit", "benchmarks")
-"""This library's packages whose source affects results; `leaderboard` only shows them."""
+"""This library's packages whose source affects results; `leaderboard` stores and shows them."""
 
 PACKAGES = (
     "torch", "numpy", "scipy", "scikit-learn", "dp-accounting", "opacus", "backpack-for-pytorch", "torchvision",
@@ -37,7 +37,7 @@ PACKAGES = (
 
 @cache
 def library() -> Provenance:
-    """Returns provenance common to all cells; hashed once per process, as modules are imported once."""
+    """Returns the provenance common to all cells; hashed once per process, because modules are imported once."""
     files = [path for package in COMPUTING for path in sorted((ROOT / package).rglob("*.py"))]
     commit = _git("rev-parse", "HEAD")
     return Provenance(
@@ -69,7 +69,7 @@ def third_party(*methods: MethodAsked | None) -> dict[str, str]:
 
 
 def tuning_digest(request: TrainingRequest, directory: Path) -> str | None:
-    """Returns SHA-256 of the file of the search behind a request's settings; None without a search."""
+    """Returns the SHA-256 of the file that holds the hyperparameter search of a request; None without a search."""
     name = request.training.tuning_digest
     if not name:
         return None
@@ -86,7 +86,7 @@ def _code_of(module: str) -> str:
     spec = importlib.util.find_spec(top)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     if folders:
-        # Compiled extensions affect results, too; bytecode caches and data files are transient.
+        # Compiled extensions affect results, too. Bytecode caches follow from the source; data files are not hashed.
         files = [path for folder in folders for path in sorted(folder.rglob("*"))]
         return _digest([path for path in files if path.suffix in (".py", ".so", ".pyd")], folders[0].parent)
     origin = Path(spec.origin) if spec and spec.origin else None

@@ -24,7 +24,7 @@ UNRESOLVED = ("private", "non_member", "public")
 
 
 class StaleError(RecordError):
-    """Earlier records that do not match the current request."""
+    """Earlier records or artifacts that do not match the current request or code."""
 
 
 @dataclass
@@ -48,18 +48,18 @@ def kept(
     Args:
         cells: of the plan.
         folder: of the records.
-        now: by id of a cell, the code that would compute it.
+        now: by id of a cell, the provenance of the code that would compute it.
         recompute: whether mismatched records are recomputed instead of refused.
         verify: whether numbers are recomputed from scores.
 
     Raises:
         StaleError: records of other code, or whose claim or settings differ from their cell's, named.
-        RecordError: a torn or edited record; nothing is computed or overwritten.
+        RecordError: an incomplete or edited record; nothing is computed or overwritten.
     """
     existing, stale = Kept(), {}
     for cell in cells:
         path = folder / f"{cell.id}.json"
-        # A dangling link does not exist either, and `read` refuses it by name.
+        # A dangling link does not `exist` either, but `read` refuses it by name.
         if not path.exists() and not path.is_symlink():
             continue
         try:
@@ -69,12 +69,14 @@ def kept(
                 raise
             existing.remarks.append(f"{error}; computed again")
             continue
-        # Failed cells are recomputed anyway, and the harness compares the reasons of skipped ones.
+        # Only records with numbers are checked here: failed cells are recomputed anyway, and `harness._says` compares
+        # the reasons of skipped ones.
         if record.status == "ok":
             if differs := differences(record, cell, now[cell.id]):
                 stale.setdefault("; ".join(differs), []).append(_name(record))
                 continue
-            # Missing or altered arrays make a cell missing instead of refused: recomputing it repairs the folder.
+            # A record with missing or altered arrays counts as missing and is not refused: recomputing it repairs the
+            # folder.
             fault = arrays_fault(record, folder)
             if not fault and record.arrays is None:
                 fault = "it names no arrays"
@@ -132,7 +134,7 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
     mismatches += [
         f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)
     ]
-    if mismatches:  # of other code, whose plans may not even run
+    if mismatches:  # the claim is not checked: plans of other code may not even run
         return mismatches
     return [fault] if (fault := _claim_fault(record, request)) else []
 

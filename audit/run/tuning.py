@@ -1,9 +1,9 @@
 """Hyperparameter search (tuning) on public data: a grid for each defense, before any private data are read.
 
-Part of the public pool replaces the private examples in training (equal in number, under the same noise), accuracy is
-measured on another part, and the rest is public data for methods that read some. The pool must be the same under every
-seed, so that it holds no member of any: then the choice costs no privacy, and the same values serve all seeds. Every
-point of a grid is an artifact; a run over existing results computes the missing ones.
+The public pool is divided into training examples (as many as private ones, under the same noise multiplier), validation
+examples on which accuracy is measured, and a rest for methods that read public data. The pool must be the same under
+every seed of the suite, so that it holds no member under any of them: the choice then costs no privacy, and the same
+values serve all seeds. Every point of a grid is an artifact; a run over existing results computes the missing ones.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def tune(
             "grid": tried,
             "request": {key: value for key, value in grid[0].request.items() if key != "tried"},
         }
-        # A digest of the grid, not of its results: ids of cells depend on it. The file's digest is in provenance.
+        # The digest is of the grid, not of its results, because ids of cells depend on it. The digest of the file, with
+        # the results, is in the provenance.
         digest = digest_of({"grid": [point.request for point in grid]})
         write_document(document, directory / "tuning" / f"{digest}.json")
         tuned = tuned.with_tuned(choice, budget, values, digest)
@@ -116,7 +117,7 @@ def _tried(
         for (point, _), _ in executed:
             done += 1
             report(done, total, point.words)
-    # Read from the files even for points of this run: workers return no results.
+    # Points of this run are read from their files, too, because workers return no results.
     return read_made(points.values(), folder)
 
 
@@ -182,12 +183,12 @@ def _on_public(task: Task) -> Training:
 
 def _task_of(training: Training) -> dict[str, Any]:
     """Returns a point's training in file form; without candidates, because no membership is tested here."""
-    # Including fields at their defaults, unlike requests of cells: existing points are named by a hash of this.
+    # Fields at their defaults are included, unlike in requests of cells: names of existing points are hashes of this.
     names = (
         "private", "non_member", "public", "optimizer", "schedule", "sampling", "engine", "batch", "epochs", "lr",
         "momentum",
     )  # fmt: skip
-    # Fields introduced later: only if set.
+    # `to_dict` adds the fields introduced later, only if they are set.
     content = training.to_dict() | {name: getattr(training, name) for name in names}
     return {key: value for key, value in content.items() if key != "candidates"}
 

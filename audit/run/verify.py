@@ -1,13 +1,19 @@
 """Verification of a record (`--verify`): its metrics recomputed from the stored per-example arrays.
 
-Compared are the metrics that follow from arrays: accuracy and loss; AUC, TPR, advantage, implied epsilon and its proved
-lower bound; PSNR, its floors, the gains over them with the verdict, MSE and SSIM of the images; picks of candidates;
-each with its interval and the numbers in its detail, which hold values of half of the candidates and the bound behind a
-verdict. Flags that decide whether a bound is valid have to agree with the rest of the record, and a claim has to follow
-from its steps, noise and budget. Metrics that need more than arrays are left out: LPIPS (weights), accuracy of labels,
-coverage and certificates (statements of the attack), identifiability (the other images), an attack's objective, the
-cosine of successive updates (stored in no file), the bounds allowed by a claim; SSIM if torchmetrics is not installed,
-here or on the machine that wrote the record.
+These metrics follow from arrays and are compared, each with its interval and the numbers in its detail, such as values
+on half of the candidates and the bound behind a verdict:
+
+- utility: accuracy and loss;
+- membership: AUC, TPR, advantage, balanced accuracy, implied epsilon, and the lower bound on epsilon;
+- canaries: the lower bound on epsilon;
+- labels: the overlap with the true labels, its floor, and exact batches;
+- reconstruction: PSNR, its floors, the gains over them with the verdict, MSE and SSIM; picks of candidates.
+
+Flags that decide whether a bound is valid have to agree with the rest of the record, and a claim has to follow from its
+steps, noise and budget. These metrics need more than arrays and are not compared: LPIPS (weights), label accuracy,
+coverage and certificates of reconstructions (statements of the attack), identifiability (the other images), an attack's
+objective, the cosine of successive updates (stored in no file), the bounds allowed by a claim, and SSIM if torchmetrics
+is not installed, here or on the machine that wrote the record.
 """
 
 from __future__ import annotations
@@ -61,14 +67,14 @@ def contradiction(record: Record, folder: Path) -> str:
         said = record.metrics.get(name)
         if name in OF_EXTRAS and said is not None and (_without_an_extra(said) or _without_an_extra(metric)):
             continue
-        if said is None:  # otherwise a record with a bad number removed would pass
+        if said is None:  # otherwise a record would pass if a wrong number were removed from it
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
             (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
         )
         if not all(_same(a, b) for a, b in pairs):
             return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
-        # Keys in both: older records lack numbers that were introduced later.
+        # Only keys in both are compared: older records lack numbers that were introduced later.
         for key in metric.detail.keys() & said.detail.keys():
             ours, theirs = metric.detail[key], said.detail[key]
             if not _alike(ours, theirs):
@@ -95,7 +101,7 @@ def _unlike_itself(record: Record) -> str:
         )
         if row is not None and ("participation_known" in record.flags) != row.participation_known:
             return f"it is flagged participation_known or not against its access, {access}"
-        # By name only: a method given by path would be executed.
+        # Only attacks of the catalogue are looked up: a method given by path would be executed.
         if name in catalog.names("attacks") and (own := _granted(name)) not in (None, _decisive(record.requires)):
             return f"it says that {name} is given {_decisive(record.requires)}, and {name} is given {own}"
     if "shift_p_value" in auc:
@@ -112,7 +118,7 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
     detail = ProvedDetail.of(bound.detail)
     if (proved := detail.value_at_verdict) is not None and (claimed := detail.claimed) is not None:
         least = None if record.claim is None else record.claim.epsilon
-        # For replacement, or at a smaller delta, the claimed epsilon is larger.
+        # The bound's epsilon is for replacement, or at a smaller delta, so it is at least the record's own.
         if least is None or claimed < least * (1 - TOLERANCE):
             return f"its claim is epsilon {least}, and {relation} it says {claimed}"
         if proved > claimed and "claim_violated" not in record.flags:
@@ -121,7 +127,7 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
 
 
 def _granted(name: str) -> str | None:
-    """Returns an attack's access as far as it decides how scores are read; None if the attack is not installed."""
+    """Returns the requirements of an attack that decide how its scores are read; None if it is not installed."""
     try:
         return _decisive(RecordedRequirements(catalog.attack(name).requires.to_dict()))
     except CatalogError:

@@ -1,1 +1,1 @@
-"""Subjects of attacks with their private data: a trained model, or shared updates."""
+"""Subjects, the objects under attack, with their private data: a trained model, or shared updates."""

@@ -1,4 +1,4 @@
-"""Canaries of a training as a subject: an attack scores them, and their inclusion bits bound epsilon from below."""
+"""Canaries of a trained model: an attack's scores of them, and their inclusion bits, bound epsilon from below."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
     coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
     result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
     claim = model.run.claim(model.request.budget.delta)
-    # Such a claim is refuted if the trade-off curve of a Gaussian is, which takes fewer canaries.
+    # The composition of Gaussian mechanisms without sampling is a single Gaussian mechanism. Its trade-off curve is
+    # refuted by fewer canaries than an epsilon, and refutes the claim.
     steps = claim.gaussians
     gaussian = steps is not None and all(step.sample_rate == 1 for step in steps)
     truth = GroundTruth(
@@ -79,7 +80,7 @@ def _apart(model: TrainedRun, canaries: Canaries) -> bool:
     checked_masks: set[tuple[int, bytes]] = set()
     for step in model.all_steps:
         plan = None if step.plan is None else step.plan.plan
-        # Exact classes only: mixed coordinates, or a coordinate that counts rows, would couple canaries.
+        # Exact classes only: a codec that mixes coordinates, or releases the number of rows, would couple canaries.
         if plan is None or len(plan.blocks) != 1:
             return False
         codec, place = plan.blocks[0].codec, canaries.of_step[step.step]
@@ -96,4 +97,4 @@ def _apart(model: TrainedRun, canaries: Canaries) -> bool:
 
 
 _ORTHOGONAL = 1e-4
-"""Largest inner product of unit directions that is attributed to rounding."""
+"""Largest inner product of unit vectors that counts as orthogonal up to rounding."""

@@ -86,7 +86,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
             chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
-            # By position in content order: keys would reveal positions in the pools, where members come first.
+            # Seeds are named by positions in content order: positions in the pools would reveal members, which come
+            # first.
             place = content_order(examples).argsort()
             for alone in model.all_steps.read_by(
                 [
@@ -121,14 +122,14 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
 def _claim_against(model: TrainedRun, row: ThreatModel) -> Claim:
     """Returns the claim that bounds an attacker of this threat model; records show its bound beside each metric.
 
-    For a reader: the bounds hold for one run per test, while all candidates here share a run. If participation is
-    known, sampling does not amplify the visible step; the parameters at that step are visible as well, including the
-    traces of earlier steps.
+    The bounds hold for independent runs, one per test, while all candidates here share a run. If participation in the
+    visible step is known, sampling does not amplify that step. Earlier steps stay charged, because the parameters at
+    the visible step depend on them.
     """
     delta = model.request.budget.delta
     if row.reads == "beside the steps" and all(one_off.step == 0 for one_off in model.run.transcript.one_offs):
-        # One-off releases before any step, at a model that no step had changed: only the other one-off releases, such
-        # as feature statistics, may have depended on a record before.
+        # All one-off releases precede the first step, so the model at which they are taken depends on a record through
+        # other one-off releases only, such as feature statistics.
         ledger = model.run.ledger
         return replace(ledger, entries=[entry for entry in ledger.entries if entry.one_off]).claim(delta)
     if not row.participation_known:
@@ -145,7 +146,7 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
         flags.append("non_members_are_test")
     if model.shift.found:
         flags.append("distribution_shift")
-    # Without the others of a batch, no record can be read off a sum, with noise or without.
+    # An attacker who does not know the rest of a batch cannot read a record off the sum, with noise or without.
     noiseless = row.reads in ("last step", "every step") and model.defense[0].calibrated_multiplier == 0
     if row.reads in ("beside the steps", "every step"):
         noiseless |= any(one_off.noise_multiplier == 0 for one_off in model.run.transcript.one_offs)
@@ -160,8 +161,9 @@ def _flags(model: TrainedRun, row: ThreatModel, knows: Knows) -> list[str]:
     # For steps outside the transcript, the ledger has the same information.
     if informed and (dependent or any(entry.row is not None or entry.trial for entry in entries)):
         flags.append("not_most_powerful")
-    # Charged to the claim that bounds this attack, but in no step. Scores behind a mask are visible to an informed
-    # adversary; statistics are of features of a model before its training, and the transcript has none.
+    # One-off releases are charged to the claim, but belong to no step. An informed adversary sees the noisy scores that
+    # a mask is derived from; statistics of features are released before training, and the transcript does not hold
+    # them.
     shown = len(model.run.transcript.one_offs) if informed or row.reads == "beside the steps" else 0
     charged = sum(entry.steps for entry in entries if entry.one_off)
     if row.reads != "nothing" and shown < charged:
@@ -173,8 +175,8 @@ def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:
     """Returns candidates for an attack on the last update, participants and non-members, and ids of participants."""
     sampling, steps = model.sampling
     took_part = sampling.indices(steps - 1, len(model.trained_on), model.run.sampler_key)
-    # In the negative control the positions are of other examples; members at the same positions replace them, and must
-    # not be detected.
+    # The negative control trains on other examples: the members at the positions of its participants took part in
+    # nothing, and must not be detected.
     inside = pick(model.members, took_part[took_part < len(model.members)])
     outside = examples_of(model.splits.non_member, model.device)
     if (limit := model.request.training.candidates) is not None:

@@ -1,4 +1,4 @@
-"""Comparison of the noise in a run's releases with the claimed noise, by an auditor with data and sampler key."""
+"""Comparison of the noise in a run's releases with the claimed noise, by an auditor who has data and sampler key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
 
 
 def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
-    """Returns `noise_found` for standardized noise, each with a flag whether it is correlated over steps."""
+    """Computes the result of `noise_found` from standardized noise.
+
+    Args:
+        releases: noise of each release over its standard deviation, and whether it is correlated over steps by design.
+    """
     energy, degrees = 0.0, 0
     patterns: dict[tuple[str, bool], list[float]] = {}
     before: Float64[Tensor, " m"] | None = None
@@ -50,7 +54,8 @@ def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple
         before = noise
     if not degrees:
         return math.nan, 0.0, 0.0
-    # For correlated steps, the standard deviation of a sum of scores may grow like their number, not its square root.
+    # The standard deviation of a sum of scores grows like the square root of their number if they are independent, and
+    # at most like their number if steps are correlated.
     largest = max(
         abs(sum(scores)) / (len(scores) if correlated else math.sqrt(len(scores)))
         for (_, correlated), scores in patterns.items()
@@ -59,10 +64,11 @@ def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple
 
 
 def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | None) -> dict[str, float]:
-    """Returns scores that are standard normal if the noise is, exactly and for any number of coordinates.
+    """Returns z-scores for dependence, exactly standard normal if the noise is, for any number of coordinates.
 
-    The inner product of two independent standard normal vectors, over the norm of either, is standard normal. Other
-    dependence, such as between distant coordinates, is not tested.
+    Tests the mean, neighbouring coordinates, and successive releases: the inner product of two independent standard
+    normal vectors, over the norm of either, is standard normal. Other dependence, such as between distant coordinates,
+    is not tested.
 
     Args:
         noise: over its standard deviation.

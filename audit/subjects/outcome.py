@@ -1,4 +1,4 @@
-"""Outcome of a cell before it becomes a record, and small functions on pools of examples that subjects share."""
+"""Outcome of a cell before it becomes a record, and functions on pools of examples that several subjects use."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def join(a: Examples, b: Examples) -> Examples:
 
 
 def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
-    """Draws as many members as non-members by the digest of the splits alone: the same for every defense and attack.
+    """Draws candidates, half of them members, seeded by the splits alone: the same for every defense and attack.
 
     Args:
         splits: data splits with both pools.
-        limit: largest number of each; None for as many as possible.
+        limit: largest number of either; None for as many as possible.
         device: device of the result.
 
     Raises:

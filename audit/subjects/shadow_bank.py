@@ -2,17 +2,19 @@
 
 Shokri et al., S&P 2017; Carlini et al., S&P 2022. Shadow models use the target's trainer, defense, noise, sampler and
 length, because outputs of another training differ, and a test calibrated on them finds less. Each is trained on as many
-examples as the target: half of the candidates, and others from the pools that are not candidates. If members outnumber
-non-members, these others are mostly members of the target, because no other examples are left. Halves are drawn by the
-digest of the splits, for candidates in the order of a hash of their content, and are independent of membership in the
-target: the digest is in every record, and a candidate's position can be inferred from the models that were trained on
-it.
+examples as the target: half of the candidates, and further examples of the pools that are not candidates. If members
+outnumber non-members, the further examples are mostly members of the target, because no others are left.
 
-Canaries are in no model of a bank: a trainer of shadow models does not have them. A target with canaries is trained on
-these additional records.
+Halves are seeded by the digest of the splits, which every record holds, and an attack is told which models were trained
+on a candidate. It can infer the candidate's position from both, so positions must say nothing about membership in the
+target: candidates are ordered by a hash of their content.
 
-A target is never a model of its own bank. If a model of a balanced set were the target, the other models would reveal
-its members: an example in fewer than half of them is in it (the positive bias of "efficient" LiRA, arXiv:2605.25819).
+Canaries are in no shadow model, because a trainer of shadow models does not have them; a target with canaries is
+trained on these additional records.
+
+The target is never a model of its own bank. Every candidate is in exactly half of the models; if the target were among
+them, an example in fewer than half of the others would be its member (the positive bias of "efficient" LiRA,
+arXiv:2605.25819).
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class ShadowStack:
         return self._training() | {"shadows": {"first": self.first, "count": self.count, "views": self.views}}
 
     def _training(self) -> dict[str, Any]:
-        """Returns the training alone, without model numbers: seeds derive from it, so a larger bank has the same."""
+        """Returns the training alone, from which seeds derive: a larger bank contains the models of a smaller bank."""
         content = self.request.canonical()
         return {key: content[key] for key in content if key not in ("suite", "control")}
 
@@ -81,7 +83,7 @@ class ShadowStack:
     def _seeds(self, number: int) -> SeedSet:
         """Returns the seeds of one model."""
         request = self.request
-        # Random weights are the trainer's own; weights pretrained on public examples are public.
+        # Random initial weights are the trainer's own draw; weights pretrained on public examples are shared by all.
         model = self.seed_for("model", number) if request.training.pretrain is None else request.seed
         return SeedSet.of(self._training(), model, run=f"shadow {number} ", secure=request.secure)
 
@@ -106,7 +108,7 @@ class ShadowStack:
         return {"logits": packed(torch.stack(answers)), "population": packed(torch.stack(population))}
 
     def _trained(self, pool: Examples, members: list[Tensor], public: Examples, splits: Splits) -> list[nn.Module]:
-        """Trains the models: at once if stacked training supports the defense, else sequentially."""
+        """Trains the models: stacked in one training if it supports model and defense, else in sequence."""
         request, numbers = self.request, range(self.first, self.first + self.count)
         alike = len({len(chosen) for chosen in members}) == 1
         # Secret noise, and an explicitly requested engine, need the ordinary trainer.
@@ -160,7 +162,7 @@ class ShadowStack:
 
 
 def halves_of(splits: Splits, count: int, models: int) -> Tensor:
-    """Returns the candidates, by content, that each model is trained on: bool [models, count], on the CPU.
+    """Returns which candidates, in content order, each model is trained on: bool [models, count], on the CPU.
 
     Args:
         splits: its digest is the seed.
@@ -171,7 +173,7 @@ def halves_of(splits: Splits, count: int, models: int) -> Tensor:
 
 
 def by_content(candidates: Examples) -> Examples:
-    """Returns the candidates in the order of a bank, which is independent of membership."""
+    """Returns the candidates in content order, the order of a bank, which is independent of membership."""
     return pick(candidates, content_order(candidates))
 
 
@@ -182,7 +184,7 @@ def _others(splits: Splits, candidates: Examples, device: torch.device) -> Examp
 
 
 def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
-    """Returns the prerequisites of an attack's cell: the stacks of its bank; none without shadow models.
+    """Returns the stacks of shadow models that an attack's cell depends on; none if it knows no shadow models.
 
     Args:
         request: of a cell with an attack, whose settings `shadows` and `views` give the number of models and of views.

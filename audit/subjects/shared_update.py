@@ -1,8 +1,8 @@
 """Shared updates as a subject: reconstruction of inputs or labels from single updates, for several target batches.
 
 Each update comes from a fresh model under the defense, with the noise of the cell's budget, or without noise to measure
-the protection by the release alone. In the negative control, a decoy batch is shared instead of the batch used for
-scoring: an attack that still seems to succeed only finds features common to all images.
+the protection by clipping and compression alone. The negative control shares a decoy instead of the batch that is
+scored: an attack that still seems to succeed finds only what is common to all images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..targets.simulated_update import Shared, simulate_share
 from .outcome import Outcome, column, finite_claim, world_of
 
 CROWD = 1000
-"""Largest number of images that a truth is compared with, for identifiability; the metric states the actual number."""
+"""Largest number of other images among which a true image must be identified; the metric states the actual number."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class _Attacked:
     """A target batch, its shared update, and the attack's result.
 
     Attributes:
-        match: for each input the best match among some public images; None without public images, and for labels.
+        match: for each input the best match among some public images; None without public images, and where labels or
+            a choice among candidates are scored.
         values: per-image metrics of reconstructed images, before aggregation.
         choice: the attack's pick among given candidates; None for attacks without candidates.
     """
@@ -60,7 +61,7 @@ class SharedUpdates:
     """The shared updates of a cell, one per target batch."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
-        """Names the updates of the job's only cell; computes nothing yet."""
+        """Takes the job's only cell and loads its data; no update is computed yet."""
         (cell,) = cells  # `expand` gives every cell on an update its own job: there is no training to share
         self._request, self._update, self._device = cell.request, cell.request.asked_update, device
         self._splits: Splits = load_splits(cell.request, device, of=self._update)
@@ -71,11 +72,11 @@ class SharedUpdates:
         # Size of the training, not of the update's pool: the noise is calibrated to the run that the update represents.
         examples = len(load_splits(request, torch.device("cpu")).private)
         defense, matched = defend(request, examples)
-        # Saved, because switching off the noise replaces the multiplier.
+        # Read first, because `with_noise` below replaces the multiplier.
         calibrated, noisy = defense.calibrated_multiplier, update.release_noise != "none"
         if not noisy:
             defense = defense.with_noise(0.0)
-        # One source for all targets: separate sources would share a key, and repeat the same noise.
+        # One source for all targets: separate sources would have the same key, and repeat the noise.
         noise = request.seeds.noise_source()
         attacked = [self._attacked(cell, image, defense, noise) for image in range(update.images)]
         last = attacked[-1].shared
@@ -161,7 +162,8 @@ class SharedUpdates:
             return _Attacked(
                 inputs, labels, shared, checked_labels(answer, len(inputs), splits.classes, inputs), None, {}
             )
-        # The true size, even if hidden from the attack: of more guesses the truth would pick the best.
+        # Checked against the true batch size, even if hidden from the attack: scoring matches true images with guesses,
+        # so surplus guesses would count in the attack's favour.
         result: Reconstruction = checked_reconstruction(answer, len(inputs), inputs)
         if prior is not None:
             choice = chosen(result, prior.given.inputs, prior.place)
@@ -169,7 +171,7 @@ class SharedUpdates:
         low, high = splits.low, splits.high
         public = None
         if world.population is not None:
-            # In another order for each target, independent of private data.
+            # Shuffled anew for each target, independently of private data.
             order = torch.randperm(
                 len(world.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
             )
@@ -212,7 +214,7 @@ class SharedUpdates:
         """Returns positions of the non-members in the steps before the shared step."""
         update, count = self._update, len(self._splits.non_member)
         needed = update.step * (update.batch if update.local is None else update.local["batch"])
-        # From the far end of the pool: decoys of the negative control come from the near end.
+        # Counted from the end of the pool, because decoys of the negative control are taken from its start.
         return count - 1 - (torch.arange(needed) + image * needed) % count
 
     def _prior(self, image: int, inputs: Tensor, labels: Tensor) -> Prior:
@@ -252,7 +254,7 @@ def _choices(choices: list[Pick]) -> dict[str, Any]:
 def _pictures(targets: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
     """Returns columns of true and reconstructed images, flattened (shape in the record's task); null without a result.
 
-    The floor, the best guess without any update, is the same image for all, stored in the first row only.
+    The floor, the mean public image, is the same for all targets and stored in the first row only.
     """
     reconstructions: list[list[float] | None] = []
     matches: list[list[float] | None] = []

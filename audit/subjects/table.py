@@ -15,7 +15,7 @@ from .trained_model import TrainedModel
 
 
 class Subject(Protocol):
-    """The object that the cells of a job attack. Shared work, such as training, is done at the first cell."""
+    """The object that the cells of a job attack; work that they share, such as training, is done at the first cell."""
 
     def outcome(self, cell: Cell) -> Outcome:
         """Computes a cell.

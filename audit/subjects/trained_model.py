@@ -1,7 +1,7 @@
 """A trained model as a subject: its utility, attacks under each access, and checks of its privacy claim.
 
-An attack gets a target from `observe`, its result goes to `score` together with the ground truth, and only metrics and
-per-example arrays leave.
+An attack gets a target from `observe`; `score` compares its result with the ground truth; only metrics and per-example
+arrays are returned.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .outcome import Finding, Outcome, finite_claim
 from .trained_run import TrainedRun, watched
 
 NOISE_TOLERANCE = 6.0
-"""Accepted deviation of measured from claimed noise, in standard deviations: 1 false alarm in 10^9 runs."""
+"""Largest accepted z-score of the measured noise; a standard normal exceeds it with probability 10^-9."""
 
 
 class TrainedModel:
     """The subject of all cells that attack, or measure, the same training run."""
 
     def __init__(self, cells: tuple[Cell, ...], device: torch.device, artifacts: Artifacts | None = None) -> None:
-        """Names the run that these cells share; computes nothing yet."""
+        """Takes the cells of a run and loads its data; trains nothing yet."""
         attacks = [catalog.attack(name) for name in {c.request.attack.name for c in cells if c.request.attack}]
         rows = [threat_model(attack.kind, attack.requires.access) for attack in attacks]
         # Transcripts may take gigabytes: all steps are kept only if an attack of the job reads them.
@@ -40,8 +40,8 @@ class TrainedModel:
         self.model = TrainedRun(cells[0].request.of_training(), device, every_step=every_step, artifacts=artifacts)
 
     def outcome(self, cell: Cell) -> Outcome:
-        """Computes a cell, after training unless an earlier cell has trained."""
-        # By the file of its name, so that another kind of result needs no table.
+        """Computes a cell; trains first unless an earlier cell did."""
+        # The function of a kind of result has its name, in a module of that name, so no table lists the kinds.
         compute: Callable[[TrainedRun, Cell], Finding]
         compute = getattr(import_module(f".{cell.kind}", __package__), cell.kind)
         answer = compute(self.model, cell)
@@ -91,11 +91,11 @@ class TrainedModel:
 
     @cached_property
     def _violations(self) -> list[str]:
-        """Returns flags for evidence that refutes a claim, measured by the auditor with the data and the sampler's key.
+        """Returns flags for a budget that is overspent, and for noise other than claimed, found by the auditor.
 
-        An attack's ROC refutes no claim: scores of candidates of the same run share its noise, and a lower bound on
-        epsilon takes independent runs or canaries. The noise itself can be measured instead: releases minus all
-        contributions, for some of the steps and for every one-off release.
+        An attack's ROC curve refutes no claim: scores of candidates of the same run share its noise, and a lower bound
+        on epsilon takes independent runs or canaries. The noise itself can be measured by an auditor with the data and
+        the sampler's key: releases minus all contributions, for some of the steps and for every one-off release.
         """
         model = self.model
         claim = model.run.claim(model.request.budget.delta)
@@ -106,10 +106,11 @@ class TrainedModel:
             model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over, replay=model.replay
         )
         transcript, looked_at = model.run.transcript, watched(model.sampling[1])
-        # A transcript for attacks on every step holds more steps than these; checking all would cost a second training.
-        # Keys are suffixes of the flags.
+        # A transcript for attacks on every step holds more steps than are checked: all would cost a second training.
+        # Keys of `noise_checks` are suffixes of the flags.
         noise_checks = {"": noise_found(view, [step for step in transcript.steps if step.step in looked_at])}
-        # Each separately: among the coordinates of all those steps, missing noise in a single release would not show.
+        # One-off releases are tested separately: pooled with the coordinates of the steps, a single release without
+        # noise would not be noticed.
         noise_checks |= {
             f"_in_one_off_{number}": noise_found(view, [one_off]) for number, one_off in enumerate(transcript.one_offs)
         }

@@ -1,7 +1,7 @@
 """A training run with its private data, held by the auditor: members, non-members, defense, sampler, transcript.
 
-Private data, the sampler's key and the noise stay in here. In the negative control the model is trained on public
-examples, so that no member was in the training.
+Private data, the sampler's key and the noise never leave this object. The negative control trains the model on public
+examples in the members' place, so that no member was in the training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..targets.residual_noise import LeftOver
 from .outcome import examples_of, join, pick, world_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
-"""Memory for the steps of a run if an attack reads all of them, bytes; longer runs are recomputed."""
+"""Memory for the steps of a run if an attack reads all of them, in bytes; steps of longer runs are recomputed."""
 
 WATCHED = 32
 """Largest number of steps whose noise is compared with the claim, memory permitting."""
@@ -55,7 +55,7 @@ _SHIFTS: dict[str, Shift] = {}
 
 
 class TrainedRun:
-    """A training and its data; each part is computed at its first use, and kept.
+    """A training and its data; each property is computed at its first use, and kept.
 
     Attributes:
         request: of the training.
@@ -63,7 +63,7 @@ class TrainedRun:
         every_step: whether attacks read all of its steps.
         artifacts: prerequisites of the cells, such as shadow models, by name.
         splits: of the data set.
-        left_over: step number -> its noise and contributions of candidates, shared by the views of all cells.
+        left_over: `Step.key` -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TrainedRun:
 
     @cached_property
     def uninserted(self) -> Examples:
-        """The members; for the negative control public examples, so that no member is in the training."""
+        """The training examples without canaries: the members; for the negative control public examples."""
         return self.members if not self.request.never_saw else self._stand_ins[0]
 
     @cached_property
@@ -114,12 +114,11 @@ class TrainedRun:
 
     @cached_property
     def _stand_ins(self) -> tuple[Examples, Examples]:
-        """The negative control's public pool in two parts: training examples in the members' number, and the rest."""
+        """The negative control's public pool in two parts: training examples, no more than members, and the rest."""
         public = self._public_pool
         if not len(public):
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
-        # `train` refuses public data with a private example among them, so a defense that reads some needs a disjoint
-        # part.
+        # `train` refuses public data that contain a training example, so half is left to a defense that reads some.
         most = len(public) // 2 if self._reads_public else len(public)
         coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
         order = torch.randperm(len(public), generator=coins)
@@ -169,9 +168,9 @@ class TrainedRun:
         recipe = recipe_of(self.request.training, self.splits)
         if self.canaries is None:
             return recipe
-        # With a nominal size the divisor is already constant.
+        # With a nominal size the divisor is a constant already.
         expected = None if recipe.nominal_size else self.sampling[0].expected_batch(len(self.uninserted))
-        # Under changing masks canaries use the views mechanism, and examples then have no views of their own.
+        # Under changing masks the canaries' inputs change by step as augmented views; examples then have no views.
         views = recipe.augmentation if self.canaries.schedule is None else self.canaries.schedule
         return replace(recipe, expected_batch=expected, augmentation=views)
 
@@ -186,7 +185,7 @@ class TrainedRun:
         steps = self.sampling[1]
         recording = Recording(
             observer="updates",
-            # Whatever its size: attacks on a single update read it, and its noise is measured.
+            # The last step is kept whatever its size: attacks on a single update read it, and its noise is measured.
             always=[steps - 1],
             only=None if self.every_step else watched(steps),
             memory=TRANSCRIPT_MEMORY if self.every_step else WATCHED_MEMORY,
@@ -196,8 +195,8 @@ class TrainedRun:
         if self.every_step and run.transcript.truncated:
             # The first steps alone are useless to attacks on every step, so only the watched steps stay.
             run.transcript.steps = [step for step in run.transcript.steps if step.step in watched(steps)]
-        # The trainer sees methods only. A claim on a pretrained model, or on inputs scaled by public examples, makes
-        # the same assumption about public data.
+        # The trainer knows only whether the method reads public data. A claim on a pretrained model, or on inputs
+        # scaled by public examples, makes the same assumption about them.
         used = self.request.training.pretrain is not None or self.splits.scaled_by_public
         return replace(run, public_used=run.public_used or used)
 
@@ -231,7 +230,7 @@ class TrainedRun:
             execution=task.execution(self.device),
             recording=recording,
         )
-        # Also for the negative control, which is trained on public examples: the same start for all.
+        # The negative control, which is trained on public examples, has the same initial model.
         model = with_canaries(copy.deepcopy(self._start), self.canaries, self.splits)
         pool = (public.inputs, public.labels) if len(public) else None
         return OngoingRun(model, (data.inputs, data.labels), pool, settings)
@@ -245,5 +244,5 @@ class TrainedRun:
 def watched(steps: int) -> list[int]:
     """Returns the steps whose noise is measured: spread evenly over the run, including the last."""
     count = min(steps, WATCHED)
-    # Counted from the end in integers: the last step has i = 0, and rounding repeats none.
+    # Integer arithmetic from the end: i = 0 is the last step, and no step is repeated.
     return sorted({steps - 1 - i * steps // count for i in range(count)})

@@ -14,7 +14,7 @@ from typing import Any
 from ..catalog.messages import no_such
 
 FREE = frozenset({"seeds", "name", "about", "controls"})
-"""Tables that select cells without changing any cell."""
+"""Top-level keys that select or name cells without changing any cell."""
 
 NOT_SET = "not set"
 
@@ -54,12 +54,12 @@ def change(raw: Mapping[str, Any], path: list[str], value: object) -> Change:
 def touching(
     changes: Iterable[Change], *, defense: str, attack: str | None, own: Iterable[str], shared: bool
 ) -> tuple[str, ...]:
-    """Returns the descriptions of the changes that affect a cell.
+    """Returns the descriptions of the overrides that affect a cell.
 
     Args:
-        changes: of its suite.
-        defense: its name.
-        attack: its name; None for utility.
+        changes: overrides of the suite.
+        defense: name of the cell's defense.
+        attack: name of the cell's attack; None for utility.
         own: training keys that the defense sets itself, for any task.
         shared: whether the cell is about a shared update.
     """
@@ -84,7 +84,7 @@ def touching(
 
 
 def put(node: Any, path: list[str], value: Any, override: str) -> None:
-    """Sets a value at a path of a document; in a list, of every entry of that name.
+    """Sets a value at a path of a document; a name in the path of a list selects all its entries of that name.
 
     Args:
         node: the document, which is modified.
@@ -107,7 +107,7 @@ def put(node: Any, path: list[str], value: Any, override: str) -> None:
         else:
             node[int(key)] = value
     elif isinstance(node, list) and below:
-        # All entries of that name: a method may be listed twice, with other settings.
+        # A method may be listed twice, with different settings.
         named = [entry for entry in node if isinstance(entry, dict) and entry.get("name") == key]
         if not named:
             known = [str(entry.get("name")) for entry in node if isinstance(entry, dict)]
@@ -119,7 +119,7 @@ def put(node: Any, path: list[str], value: Any, override: str) -> None:
 
 
 def values_at(node: object, path: list[str]) -> list[object]:
-    """Returns values at a path; in a list, of every entry of that name."""
+    """Returns the values at a path; a name in the path of a list selects all its entries of that name."""
     if not path:
         return [node]
     key, *below = path

@@ -1,4 +1,4 @@
-"""Types of values in a suite file, and the tables that they stand in: nothing is coerced, unknown keys are errors."""
+"""Types of values in a suite file, and the base class of its tables: nothing is coerced, unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    # A repeated value requests the same cells twice: a mistake.
+    # Repeated values are refused, because they request the same cells twice.
     if any(value in values[:place] for place, value in enumerate(values)):  # no set: a table cannot be hashed
         raise ValueError(f"must be distinct, got {list(values)}")
     return values

@@ -18,14 +18,14 @@ from .fields import Count, Grid, ModelChoice, Rate, Seeds, Share, StrictTable, T
 from .task import TRAINING, CanaryTable, PretrainTable, StatisticsTable, Task
 
 BUDGETS = ("epsilon", "advantage", "tpr", "noise_multiplier")
-"""Units of a budget, of which exactly one is given."""
+"""Kinds of budget, of which a suite gives exactly one."""
 
 
 class BudgetTable(StrictTable):
-    """Target of noise calibration, or the noise multiplier (std / sensitivity): exactly one; a list is a grid."""
+    """Target of noise calibration, or a noise multiplier (std / sensitivity), never both; a list is a grid."""
 
     epsilon: Grid[Rate] | None = None
-    """Nats, at `delta`."""
+    """In nats, at `delta`."""
     advantage: Grid[Share] | None = None
     """Largest TPR - FPR of a membership test on a single record."""
     tpr: Grid[Share] | None = None
@@ -37,37 +37,37 @@ class BudgetTable(StrictTable):
 
 
 class LocalTable(StrictTable):
-    """Several steps of a client, in the order of its examples, of which it shares only the sum."""
+    """Several steps of a client, over its examples in their order, whose sum alone is shared."""
 
     epochs: Count = 1
     """Passes over the client's examples."""
     batch: Count
-    """Examples per local step; must divide those of the client."""
+    """Examples per local step; must divide the number of the client's examples."""
     max_unroll: Count | None = None
     """Largest number of local steps that an attack may differentiate through; memory grows with it; 64 if absent."""
 
 
 class ShareTable(StrictTable):
-    """The shared update attacked by reconstruction: of a fresh model, after `step` steps."""
+    """The shared update from which inputs or labels are reconstructed: of a fresh model, after `step` steps."""
 
     data: Text
     model: ModelChoice
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps before the shared step, so that methods with memory have some."""
+    """Number of the shared step, counted from 0; earlier steps fill the memory of methods."""
     steps: Count | None = None
-    """Planned length, used by schedules; ends at the shared step if absent."""
+    """Planned number of steps, used by schedules; the run ends at the shared step if absent."""
     batch: Count = 1
     """Examples of the client: those of the shared step, or of all its local steps."""
     local: LocalTable | None = None
     """Several local steps, whose sum is shared; a single step on the whole batch if absent."""
     images: Count = 1
-    """Separate targets of a cell, each with its own batch."""
+    """Number of targets of a cell, each with its own batch and update."""
     lr: Rate | None = None
     """Learning rate of the earlier steps, and of local steps; the task's if absent."""
     noise: Grid[Literal["none", "calibrated"]] = ("none", "calibrated")
-    """`none`: to measure the protection by the release alone; `calibrated`: with the noise of the budget."""
+    """`calibrated` is the noise of the budget; `none` shows the protection by clipping and compression alone."""
     prior: Annotated[int, Field(ge=2)] | None = None
-    """Candidates that an attack with a prior picks from, including the image; 10 if absent."""
+    """Number of candidates that an attack with a prior picks from, including the target image; 10 if absent."""
 
     @model_validator(mode="after")
     def _whole_epochs(self) -> ShareTable:
@@ -84,10 +84,10 @@ class TuneTable(StrictTable):
     """Hyperparameter search on public data, for every defense; other keys are the grid."""
 
     validation: Count
-    """Public examples for validation accuracy; others, as many as private examples, are trained on."""
+    """Number of public examples for validation; others, as many as there are private examples, are trained on."""
     epsilon: Rate | None = None
-    """Budget at which settings are chosen for all budgets; if this and the next are absent, they are chosen at each
-    budget separately."""
+    """Budget at which settings are chosen for all budgets; if this and `noise_multiplier` are absent, they are
+    chosen at each budget separately."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     """The same, for budgets that are noise multipliers."""
     epochs: Count | None = None
@@ -139,7 +139,7 @@ class Document(StrictTable):
     reported: tuple[ReportedRow, ...] = ()
 
 
-# Excluded: models, methods and reported figures, whose further keys are settings and selectors.
+# Without models, methods and reported figures, whose further keys are settings and selectors.
 _TABLES: dict[tuple[str, ...], type[StrictTable]] = {
     (): Document,
     ("task",): Task,

@@ -1,8 +1,8 @@
 """Small forms of suites: the `[small]` table of a file overrides keys of the suite, each as `--set` would.
 
-The small form asks the suite's question in minutes on two cores. It is a suite of its own, with its own name and
-digest: `NAME_small`, or the table's `name` where several suites share one small form. Its key `without` lists keys that
-the small form lacks; figures of papers belong to the full suite alone.
+The small form is the suite's experiment at a size that takes minutes on two cores. It is a separate suite with its own
+digest and name, which is `NAME_small`, or the table's `name` where several suites share a small form. The table's key
+`without` lists keys of the suite to remove. The small form reports no figures of papers, which apply to the full suite.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = "small"
 
 @cache
 def small_forms() -> dict[str, str]:
-    """Returns names of the small forms of built-in suites -> names of their suites."""
+    """Returns a mapping from the name of each small form of a built-in suite to the name of the suite."""
     files = (entry for entry in importlib.resources.files("leakbench.benchmarks.suites").iterdir())
     suites = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files if file.name.endswith(".toml")]
     return {small_name(suite): suite["name"] for suite in suites if KEY in suite}

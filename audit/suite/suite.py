@@ -1,7 +1,7 @@
-"""Suites: TOML files of trainings, attacks and reports, loaded with all their mistakes reported at once.
+"""Suites: TOML files of a task, budgets, defenses and attacks; all mistakes of a file are reported at once.
 
-A list in place of a single value is a grid. A method's settings are read from its function, so a new method needs no
-schema. Loading trains nothing, but imports the methods that the suite names.
+A list in place of a single value is a grid. A method's settings are read from the signature of its function, so a new
+method needs no schema. Loading trains nothing, but imports the methods that the suite names.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AttackChoice:
 
 
 class Suite(Document):
-    """A valid suite, constructed by `load`. The tables are those of the file, see `schema`."""
+    """A valid suite, constructed by `load`; its fields are the tables of the file, as in `schema`."""
 
     _defenses: tuple[tuple[DefenseChoice, ...], ...] = PrivateAttr(())
     _attacks: tuple[tuple[AttackChoice, ...], ...] = PrivateAttr(())
@@ -79,14 +79,14 @@ class Suite(Document):
     _source: str = PrivateAttr("")
     _digest: str = PrivateAttr("")
     _whole: bool = PrivateAttr(True)
-    # Keys set by each entry of `defense`, which tuning leaves unchanged.
+    # Keys that each entry of `defense` sets: tuning does not change these.
     _given: tuple[frozenset[str], ...] = PrivateAttr(())
     _tuned: dict[str, tuple[dict[str, Any], str]] = PrivateAttr(default_factory=dict)
     _changes: tuple[Change, ...] = PrivateAttr(())
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content, independent of the file's layout; a selection of methods keeps the whole suite's."""
+        """SHA-256 of the content, independent of the file's layout; `select` keeps the digest of the whole suite."""
         return self._digest
 
     @property
@@ -133,7 +133,7 @@ class Suite(Document):
             digest: of the search behind them.
         """
         tuned = self.model_copy()
-        # Replaced, not modified: a copy shares its private attributes with the original suite.
+        # The dictionary is replaced, not modified: a copy shares its private attributes with the original suite.
         tuned._tuned = self._tuned | {_key(choice, budget): (dict(values), digest)}
         return tuned
 
@@ -183,8 +183,9 @@ class Suite(Document):
     def select(self, *, defenses: Sequence[str] | None = None, attacks: Sequence[str] | None = None) -> Suite:
         """Returns the part of the suite with these methods; None or an empty list keeps all of a kind.
 
-        Controls judge a suite as a whole, so a selection of defenses omits controls that it does not name. The baseline
-        keeps its role as a control, which is part of its cells' ids: they are those of the whole suite.
+        A selection of defenses gets no added controls, because controls validate a suite as a whole. A selected
+        baseline keeps its role as a control, which is part of its cells' ids, so its records are those of the whole
+        suite.
 
         Raises:
             SuiteError: a name that the suite does not have, with the nearest name.
@@ -293,7 +294,7 @@ def load(name: str | Path, *, small: bool = False) -> Suite:
 
 
 def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> None:
-    """Refuses batches that the data cannot fill.
+    """Refuses pools and batches larger than the data.
 
     Args:
         suite: with its overrides and selection.
@@ -302,7 +303,7 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
 
     Raises:
         SuiteError: more private examples requested than exist, a sample rate above 1, or a nominal size under a sampler
-            that depends on the number of examples; all of them.
+            that depends on the number of examples; the message lists all such mistakes.
     """
     wrong = []
     if suite.task.private is not None and suite.task.private > n_private:
@@ -320,7 +321,7 @@ def check_sizes(suite: Suite, n_private: int, *, n_share: int | None = None) -> 
                 f"defense {choice.name!r}.sampling: must be poisson or full with task.nominal_size, under others more "
                 f"follows from the number of examples, got '{own.sampling}'"
             )
-    # A sample rate above 1 is not a probability and meaningless to the accountant.
+    # The sample rate is a probability, so no accountant accepts more than 1.
     for where, task in tasks.items():
         size, whose = (task.nominal_size, "nominal_size") if task.nominal_size else (n, "the private examples")
         if (batch := task.batch) > size:
@@ -349,7 +350,7 @@ def _build(document: dict[str, Any], source: str) -> Suite:
         wrong = []
     except ValidationError as error:
         suite, wrong = None, sentences(error, raw)
-    # Even after schema errors, so that a single attempt shows all mistakes.
+    # Methods are checked even after errors in the schema, so that a single attempt shows all mistakes.
     defenses, wrong_defenses = expand(raw, "defenses")
     attacks, wrong_attacks = expand(raw, "attacks")
     wrong += wrong_names(raw) + wrong_defenses + wrong_attacks + wrong_reported(raw, defenses, attacks)
@@ -363,7 +364,7 @@ def _build(document: dict[str, Any], source: str) -> Suite:
     )
     suite._given = tuple(frozenset(entry) for entry in raw["defense"])
     suite._raw, suite._source = raw, source
-    # Without absent values: a table or key added to the schema later changes no digest.
+    # Absent values are left out, so that a table or key added to the schema later changes no digest.
     methods = {"defense": _canonical("defenses", defenses), "attack": _canonical("attacks", attacks)}
     content = suite.model_dump(mode="json", exclude_none=True) | methods
     suite._digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()

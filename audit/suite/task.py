@@ -1,8 +1,9 @@
-"""A task: data, model and settings of a training, in one model that suites, requests and the trainer share.
+"""A task: data, model and settings of a training, in a class that suites, requests and the trainer share.
 
-A suite's `[task]` table is a `Task`; a request's is a `Training`, which adds digests of what the suite only names. A
-new key is a field here, a line of the trainer that reads it, and a line of docs. Absent is None, even for a field with
-a default: what is absent changes no digest of a suite and no id, so that keys may be added.
+A suite's `[task]` table is a `Task`; a request's is a `Training`, which adds digests of the data and models that the
+suite only names. A new key is a field here, a line of the trainer that reads it, and a line of docs. Its default must
+be None, and its effective default is applied where it is read: absent values enter no digest of a suite and no id, so a
+new key changes none of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SamplingName = Literal[
     "poisson", "truncated_poisson", "random_allocation", "cyclic", "shuffle", "partition", "fixed", "full"
 ]
 SamplingAlone = Literal["poisson", "random_allocation", "shuffle", "partition", "fixed", "full"]
-"""Samplers without further keys, so that a defense may override the task's."""
+"""Samplers that need no further keys, so that a defense may name its own."""
 
 
 class StatisticsTable(StrictTable):
@@ -33,15 +34,15 @@ class StatisticsTable(StrictTable):
     mean_norm: Rate
     """Largest norm of an example's channel means, L2, in feature units: a public constant."""
     square_norm: Rate
-    """Largest norm of its mean squares, L2, in squared feature units."""
+    """Largest norm of an example's channel mean squares, L2, in squared feature units: a public constant."""
     noise_multiplier: Rate = 8.0
-    """Noise standard deviation / norm, of either release."""
+    """Noise standard deviation / largest norm, for each of the two releases."""
 
 
 class PretrainTable(StrictTable):
     """Pretraining on the task's public examples before the defense's first step, without privacy for these examples.
 
-    It reads the same examples and labels as methods with public data; those methods keep all of them.
+    Methods that read public data read the same examples and labels: pretraining uses none of them up.
     """
 
     epochs: Count
@@ -76,10 +77,11 @@ class CanaryTable(StrictTable):
     """Records inserted into the training, each by an independent fair coin, for attacks that detect them."""
 
     kind: CanaryName
-    """In gradient space: a coordinate each, a random direction, a vector of an orthonormal set. In input space: a
-    mislabelled example, a blank with one pixel lit, a pattern of the two ends of the range with a random label."""
+    """In gradient space: a coordinate (`dirac`), a `random` direction, a vector of an `orthonormal` set. In input
+    space: a `mislabelled` example, a `blank` with one pixel lit, or a random pattern of the two ends of the input range
+    with a random label (`crafted`)."""
     number: Annotated[int, Field(ge=20)]
-    """Number of all canaries, included or not."""
+    """Number of canaries that are drawn, whether included or not."""
     norm: Rate | None = None
     """Norm of the gradient of a canary in gradient space before the bound, L2; 10 if absent."""
 
@@ -90,7 +92,7 @@ class Task(StrictTable):
     data: Text
     model: ModelChoice
     private: Count | None = None
-    """Private examples to train on; the data set's own number if absent, as for `non_member` and `public`."""
+    """Number of private examples; the data set's own number if absent, as for `non_member` and `public`."""
     candidates: Count | None = None
     """Number of members, and of non-members, in membership tests; all if absent."""
     batch: Count
@@ -102,17 +104,17 @@ class Task(StrictTable):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     sampling: SamplingName = "poisson"
     non_member: Annotated[int, Field(ge=0)] | None = None
-    """Examples that are never trained on."""
+    """Number of non-members, of the same source and never trained on."""
     public: Annotated[int, Field(ge=0)] | None = None
-    """Public examples."""
+    """Number of public examples."""
     groups: Annotated[int, Field(ge=2)] | None = None
-    """For `cyclic` sampling: number of parts of the examples that take turns."""
+    """For `cyclic` sampling: number of groups of examples that take turns."""
     largest_batch: Count | None = None
-    """For `truncated_poisson` sampling: examples drawn beyond it are dropped at random."""
+    """For `truncated_poisson` sampling: largest batch; of a larger draw, random examples are dropped."""
     nominal_size: Count | None = None
     """A public number that replaces the number of private examples in the choice of sample rate, divisor and steps; if
     absent, that number itself, which claims then treat as public."""
-    # None for absent, even with a default: fields added to a task later must change no digest of a suite.
+    # Absent is None, even where a default applies: fields added to a task later must change no digest of a suite.
     average: Decay | None = None
     """Decay of a moving average of the parameters, which is evaluated and attacked; no average if absent."""
     views: Count | None = None
@@ -143,7 +145,7 @@ class Task(StrictTable):
                 )
         if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
-        # The number of included canaries is a sum of secret bits, on which other samplers' batches depend.
+        # Batches of other samplers depend on the number of examples, and so on the secret inclusion bits of canaries.
         if self.canaries is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"canaries must go with poisson or full sampling, got '{self.sampling}'")
         return self
@@ -181,7 +183,7 @@ class Task(StrictTable):
 
 
 class Training(Task):
-    """A task as a request has it: without settings that change nothing, with digests of what it only names."""
+    """The task of a request: without settings that have no effect, and with digests of the data and models it names."""
 
     data_digest: str = ""
     """SHA-256 of the user's own data, because a name does not reveal changed content."""
@@ -198,7 +200,7 @@ class Training(Task):
             task: of a suite, with the overrides of a defense.
             digests: those that apply.
         """
-        # Settings of views at their default, or without views, would give the same cell another id.
+        # Settings of views that have no effect, at their default or without views, would give the same cell another id.
         defaults = {"crop_padding": CropAndFlip.padding, "horizontal_flip": CropAndFlip.flip}
         idle = [name for name, value in defaults.items() if task.views is None or getattr(task, name) == value]
         return cls.model_construct(**(dict(task) | dict.fromkeys(idle) | digests))
@@ -216,7 +218,7 @@ class Training(Task):
 
 
 _ALWAYS = frozenset({"private", "candidates", "momentum", "optimizer", "schedule", "sampling"})
-"""Optional fields older than the rule that a default is left out: existing ids contain them."""
+"""Optional fields older than the rule that defaults are left out: always included, as existing ids contain them."""
 
 TRAINING: Mapping[str, Any] = {
     "sampling": SamplingAlone,

@@ -1,4 +1,4 @@
-"""Validation of a suite beyond its schema: names and settings against the catalogue, grids expanded into choices.
+"""Validation of a suite beyond its schema: checks names and settings against the catalogue, and expands grids.
 
 Every function returns problems as pairs (key.path, sentence) instead of raising, so that all mistakes of a file are
 reported together.
@@ -25,7 +25,7 @@ from .task import TRAINING
 
 Problem = tuple[str, str]
 Decided = dict[str, Any]
-"""A method with everything resolved: name, settings, training."""
+"""A method at a point of its grid, with keys name, settings and training."""
 
 
 EVERY_OTHER = "*"
@@ -96,7 +96,7 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
 
 
 def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
-    """Returns unknown data sets, models and model settings, and a budget with several units or none."""
+    """Returns problems with names of data sets, models and model settings, and with the kinds of a budget."""
     wrong: list[Problem] = []
     for table in ("task", "share"):
         content = raw.get(table)
@@ -130,7 +130,7 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
-    """Returns limits below chance level; non-numbers are reported by the schema."""
+    """Returns the problem of a TPR limit that is not above its FPR, as chance is; the schema reports non-numbers."""
     values = tpr if isinstance(tpr, list) else [tpr]
     if not all(isinstance(value, float) for value in (fpr, *values)) or not values:
         return []
@@ -140,7 +140,7 @@ def _not_above_chance(tpr: Any, fpr: Any) -> list[Problem]:
 
 
 def _refused(where: str, check: Callable[[str], None], name: str) -> list[Problem]:
-    """Returns problems that a check of a name raises, for data sets and models."""
+    """Returns the errors that a check of a name raises, of a data set or a model, as problems."""
     try:
         check(name)
     except ModuleNotFoundError as error:
@@ -189,7 +189,7 @@ def wrong_reported(
 
 
 def _misplaced(metric: str, attack: Any) -> str:
-    """Returns the reason why no cell can have a figure, if records of its kind lack the metric; empty otherwise."""
+    """Returns the reason why no cell can have a figure: its attack has no such metric. Empty otherwise."""
     known = METRICS[metric]
     if not known.of_attack:
         return f"{metric!r} is no attack's, so it must go without attack, got {attack!r}" if attack else ""

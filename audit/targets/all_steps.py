@@ -88,8 +88,8 @@ class _Lockstep:
     """Steps that readers in several threads consume together.
 
     Attributes:
-        found: results of readers, by number.
-        failed: exceptions of readers, by number.
+        found: results of readers, by the reader's number.
+        failed: exceptions of readers, by the reader's number.
     """
 
     def __init__(self, steps: Iterable[Step], readers: int) -> None:
@@ -145,7 +145,7 @@ class _Lockstep:
             if number == 0:
                 self._pass, self._place = iter(self._all), 0
             if number != self._place:
-                # Otherwise it would get a step of the latest pass under the number of another pass.
+                # Otherwise a reader of an earlier pass would receive a step of the latest pass.
                 raise ValueError(
                     f"an attack must read the steps one after another, got one that asks for step {number} of a pass "
                     f"while another pass is at step {self._place}"

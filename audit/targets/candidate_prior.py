@@ -46,7 +46,7 @@ class Prior:
             pool: inputs and labels of others, from the same distribution as the batch.
             count: number of candidates, at least 2.
             key: seeds the choice of the others and the order, and nothing else.
-            allowed: positions in the pool of examples that took part in nothing visible to the attacker; None for all.
+            allowed: positions in the pool that may be drawn: examples in no step visible to the attacker; None for all.
 
         Raises:
             ValueError: the pool has too few distinct examples outside the batch.
@@ -60,7 +60,7 @@ class Prior:
         order = positions[torch.randperm(len(positions), generator=coins)].to(others.device)
         place = int(torch.randint(count, (), generator=coins))
         looked_at, fresh = 2 * count, order[:0]
-        # Copies are rare, so a part of the pool usually suffices; otherwise more of it is read.
+        # Duplicates are rare, so a part of the pool usually suffices; otherwise more of it is read.
         while len(fresh) < count - 1 and looked_at < 2 * (len(order) + count):
             part = order[:looked_at]
             fresh = part[_first_of_its_kind(torch.cat([inputs, others[part].to(inputs)]))[size:]]
@@ -81,7 +81,7 @@ class Prior:
 
 
 def _first_of_its_kind(inputs: Tensor) -> Tensor:
-    """Returns which examples equal none before them; bool [n]."""
+    """Returns a mask of first occurrences, bool [n]: true for an example that equals none before it."""
     _, kinds = torch.unique(inputs.flatten(1), dim=0, return_inverse=True)
     numbers = torch.arange(len(inputs), device=inputs.device)
     first = numbers.new_full((int(kinds.max()) + 1,), len(inputs)).scatter_reduce(0, kinds, numbers, "amin")

@@ -1,9 +1,9 @@
 """Candidates of a membership test: the auditor's view, and the attack's view.
 
-An attack gets copies, in an order and under ids (aliases) drawn for the cell. A data set's own ids would reveal members
-if pools are dealt by position (a test set that serves as non-members has the highest ids), and would also reveal the
-half of the candidates on which thresholds are chosen. Scores are mapped back to the data set's ids, which identify
-records, halves and comparisons across cells.
+An attack gets copies, in a random order and under random ids (aliases) drawn for the cell. The data set's own ids would
+reveal members where pools are dealt by position: a test set that serves as non-members has the highest ids. They would
+also reveal which half of the candidates thresholds are chosen on. Scores are mapped back to the data set's ids, by
+which records, the two halves and comparisons across cells name an example.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from leakbench.attacks.core import Examples, InclusionScores, MembershipScores, 
 from leakbench.defenses.core import keyed
 
 TURNED = 0.01
-"""Fraction of the other candidates that rounding may move across a candidate's score."""
+"""Fraction of the other candidates whose rank relative to a candidate may change by rounding."""
 
 _SUREST = 10
-"""Inverse fraction of members, and of non-members, that counts as an attack's most confident candidates."""
+"""Divisor of the number of members, and of non-members, that gives the number of most confident candidates."""
 
 _MOST = 2**63 - 1  # the largest int64, exclusive upper end of the range of ids
 
@@ -44,10 +44,10 @@ class Candidates:
 
     @classmethod
     def draw(cls, examples: Examples, key: int) -> Candidates:
-        """Draws a random order and random ids of 63 bits, in which the candidates are sorted.
+        """Draws a random order of the candidates, and increasing random ids of 63 bits for that order.
 
-        The key follows from a request, and thus from a record. Its owner learns only the order before the shuffle: the
-        order by content, which an attack is given anyway.
+        The key is derived from the request, which the record publishes. A reader of the record can therefore undo the
+        shuffle, but finds only the order by content, which follows from the examples that an attack is given anyway.
 
         Args:
             examples: with the ids of the data set.
@@ -57,7 +57,7 @@ class Candidates:
         # Drawn on the CPU for every device, because a device's own generator would give another order.
         order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
         aliases = _distinct(count, coins).to(device)
-        # A clone of the aliases: answers are checked against a copy that no attack can write into.
+        # A clone, because answers are checked against the aliases, which no attack may overwrite.
         given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
         return cls(examples.ids[order], aliases, given)
 
@@ -103,8 +103,9 @@ def asked_alone(
 ) -> Int[Tensor, " drawn"]:
     """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.
 
-    For each kind, one is drawn from all and one from the attack's most confident tenth: an attack that compares
-    candidates only for a few would do so where a true positive rate at few false alarms is decided.
+    From either group, a candidate is drawn from all, and another from the attack's most confident tenth. An attack that
+    compares only a few candidates would choose the most confident, which decide the true positive rate at a low false
+    positive rate.
 
     Args:
         scores: scores of all candidates.
@@ -140,7 +141,7 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
     same_id = together.ids == alone.ids
     (among,), others = together.scores[same_id], together.scores[~same_id]
     (by_itself,) = alone.scores
-    # By rank, not by value: an offset, or one large score, would make any difference look like rounding.
+    # Ranks are compared, not values: an offset, or one large score, would make any difference look like rounding.
     turned = (others - among).sign() != (others - by_itself).sign()
     if int(turned.sum()) > TURNED * len(others):
         raise ValueError(

@@ -1,7 +1,7 @@
 """Updates between checkpoints of a training, for auditors who have models but no transcript.
 
-SGD moves parameters by theta_t - theta_{t+1} = lr w_t, with the velocity w_t = momentum w_{t-1} + u_t + weight_decay
-theta_t in PyTorch's form; u_t is the released update, and all other terms are known. Adam divides by moments of the
+PyTorch's SGD takes the step theta_t - theta_{t+1} = lr w_t with the velocity w_t = momentum w_{t-1} + u_t +
+weight_decay theta_t. All terms but the released update u_t are known, so u_t follows. Adam divides by moments of the
 updates themselves, so its updates cannot be recovered from two checkpoints.
 
 Stated training settings may be wrong, and only redundancy can reveal it. Coordinates outside a mask have no update: a
@@ -60,7 +60,7 @@ def update_between(
     """Returns the update of the step from one checkpoint to the next, in float64.
 
     Args:
-        before: the model at the step.
+        before: the model before the step.
         after: the model after it.
         lr: learning rate of the step.
         momentum: momentum of SGD, without dampening or Nesterov.
@@ -128,14 +128,14 @@ def refuse_other_mask(
     steps_per_epoch: int = 1,
     seed: int = 0,
 ) -> None:
-    """Refuses a mask that was shipped with an update but differs from the mask its defense makes.
+    """Refuses a mask that was sent with an update but differs from the mask that the stated defense computes.
 
     Masks follow from the parameters before the step (magnitudes) or from public randomness, so anybody can recompute
     them.
 
     Args:
-        mask: as shipped, true where the update may be nonzero.
-        defense: the defense that the update is said to be made under.
+        mask: as sent, true where the update may be nonzero.
+        defense: the defense under which the update was computed, as stated.
         model: the model before the step.
         step: number of the step.
         steps: planned length; None for a run that ends at this step.
@@ -184,7 +184,7 @@ def refuse_other_mask(
 
 @dataclass(frozen=True)
 class _Flat:
-    """Parameters in float64, and the precision they were stored in."""
+    """Parameters in float64, and the dtype that they were stored in."""
 
     values: Tensor
     dtype: torch.dtype

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from leakbench.defenses.core import Domain, Domains, Engine, Loss
 
-_NUMBERS = 2**25  # gradient entries at a time, 256 MiB in float64
+_NUMBERS = 2**25  # gradient entries computed at a time, 256 MiB in float64
 
 
 class GradientNorms:
-    """Per-example gradient norms in float64: on confident predictions, float32 gradients are a few ulps above 0."""
+    """Per-example gradient norms, in float64: float32 gradients of confident predictions are a few ulps above 0."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         """Stores the model; a copy in evaluation mode is made at the first query.
@@ -55,7 +55,7 @@ class GradientNorms:
 
 
 def _range_of(inputs: Tensor) -> Domain | None:
-    """Returns the inputs' range, computed from the inputs themselves: no guarantee rests on it."""
+    """Returns the range of the inputs, computed from the inputs themselves, because no guarantee rests on it here."""
     if not len(inputs):
         return None
     rows = inputs.detach().double().cpu()

@@ -93,7 +93,7 @@ _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4,
 
 
 class _Asked(Exception):
-    """Raised when a method reads a value that a server with only the sum of local steps lacks."""
+    """A method reads a value that a server which receives only the sum of local steps does not have."""
 
 
 class _NoRows:
@@ -169,13 +169,13 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
 
 
 def why_not_summed(defense: Defense, local: LocalTraining, examples: int, *, step: int = 0) -> str:
-    """Returns `unknown_to_server` before model and data exist, evaluated on a toy layout.
+    """Returns the answer of `unknown_to_server` for a toy layout, before model and data exist.
 
     Args:
         defense: at any noise multiplier.
         local: the local steps.
         examples: number of the client's examples.
-        step: number of the first local step; the steps before it are taken on constant releases.
+        step: number of the first local step; the steps before it are executed with constant releases.
     """
     steps, dim = local.steps(examples), _TOY.dim
     if steps == 1:
@@ -204,8 +204,8 @@ class LocalUpdate:
     Attributes:
         released: [m], the sum at the coordinates that can move.
         kept: [m], these coordinates.
-        noise_std: [m], standard deviation of the noise on `released` times the batch size of a local step; approximate,
-            because the noise of each step moves the parameters at which the next gradients are taken.
+        noise_std: [m], standard deviation of the noise in undivided units, that is, on `expected_batch * released`;
+            approximate, because the noise of each step moves the parameters at which the next gradients are taken.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class LocalUpdate:
         return total.index_select(0, self.kept)
 
     def surrogate(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, " m"]:
-        """Returns the sum with all gradients at a single point, `share` of the way from start to end."""
+        """Returns the sum with all gradients taken at a point, the fraction `share` of the way from start to end."""
         point = self._start - share * self._lr * self._lifted
         if self._alike:
             # Each example is in one step per epoch, so a single pass over all examples serves every step.
@@ -268,7 +268,7 @@ class LocalUpdate:
         return total.index_select(0, self.kept)
 
     def contributions_between(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, "n m"]:
-        """Returns each example's term in the undivided sum of a step, `share` of the way; without a graph.
+        """Returns each example's term in the undivided sum of a step, at the point of `surrogate`; not differentiable.
 
         Raises:
             NotApplicable: the steps transform an example differently.
@@ -318,7 +318,7 @@ class LocalUpdate:
 
     @cached_property
     def _alike(self) -> bool:
-        """True if all steps transform a row alike and act linearly on a sum."""
+        """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
         return all(_same(first, plan) for plan in self._plans)
 
@@ -340,7 +340,7 @@ def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Fl
 
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
     """Returns the coordinates that a step may move [dim]; the others are exactly 0 in every update."""
-    # Probes bounded away from 0, which no map in use cancels: a coordinate that is 0 for them is always 0.
+    # Random probes bounded away from 0: no map in use cancels them, so a coordinate that they leave at 0 is always 0.
     coins = keyed(0)
     probes = [0.5 + torch.rand(b.codec.size, generator=coins, dtype=torch.float64) for b in plan.blocks]
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
@@ -352,8 +352,8 @@ def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:
             continue
-        # With random signs, an entry is its deviation if nothing is mixed, and the squares have the right sum if the
-        # directions are orthonormal.
+        # For signs times std, the square of an entry is its variance if coordinates are not mixed; for orthonormal
+        # directions, which mix them, the squares still have the right sum.
         signs = torch.randint(0, 2, (block.codec.size,), generator=coins).to(like) * 2 - 1
         sums = [torch.zeros(b.codec.size, dtype=like.dtype, device=like.device) for b in plan.blocks]
         sums[number] = std * signs

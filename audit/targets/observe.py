@@ -9,8 +9,8 @@ record of a shared update gets the single row that remains without the rest of i
 
 A target holds copies, and plain functions over copies. No attribute leads to the auditor's own objects, the executed
 steps and the private data, so an attack can neither read nor change them. Python cannot hide the variables that a
-function closes over; the function behind the remainder is the only function that closes over private data, and `narrow`
-withholds it from attacks that do not declare an informed adversary.
+function closes over. Only the functions of the informed adversary, `others_removed` and `matched_filter`, close over
+private data, and `narrow` withholds them from attacks that do not declare this adversary.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _AT_ONCE = 1024  # inputs per forward pass; bounds the memory for activations wh
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Public knowledge about the task: shapes, valid input range, loss, public data.
+    """The attacker's public knowledge about the task: shapes, valid input range, loss, public data.
 
     Attributes:
         input_shape: shape of one input.
@@ -105,13 +105,14 @@ def observe(
         candidates: candidates of a membership test, as the attacker's own copy.
         others_removed: for the informed adversary; maps a slice of the candidates to the undivided noisy sums minus all
             other contributions, a row per candidate.
-        matched_filter: statistics of these rows and contributions from which each candidate's likelihood ratio follows.
+        matched_filter: for the informed adversary; returns the statistics of these rows and of the candidates'
+            contributions from which each candidate's likelihood ratio follows.
         prior: candidates for a record of the batch, as the attacker's own copy.
         remainder: the undivided noisy sums minus the contributions of the rest of that record's batch.
         views: augmentation used in this step, from public randomness; None without augmentation.
 
     Returns:
-        The observation. Only its fields `others_removed` and `matched_filter` depend on membership.
+        The observation. Only its functions `others_removed` and `matched_filter` read private data.
     """
     # A copy, because the autograd graph behind a differentiable answer leads to the tensors of the computation.
     observed = Observed(copy.deepcopy(step), model, layout, world.loss, views)
@@ -233,7 +234,7 @@ class RunView:
         sampling: the sampler of the run.
         candidates: candidates of the membership test; None without a test.
         informed: whether the attacker knows every record but the candidate.
-        kept: step number -> its noise and the contributions of candidates. Views of a run share it, because each entry
+        kept: `Step.key` -> its noise and the contributions of candidates. Views of a run share it, because each entry
             costs the gradients of a whole batch.
         shadows: outputs of shadow models on the candidates, in their order, and on the population.
         replay: recomputes the steps; shared by the views of a run. None makes a new `StepReplay` for this view.
@@ -318,8 +319,7 @@ class RunView:
     def _seen(self, step: Step, rate: float, participation: Participation) -> Observation:
         candidates = self.candidates
         remainder = filtered = None
-        # A function, because rows [candidates, m] may take gigabytes: an attack calls it for a few candidates at a
-        # time.
+        # A function, because all rows, [candidates, m], may take gigabytes: an attack calls it for a few at a time.
         if self.informed and candidates is not None:
             replay, auditors_candidates, remainders = self.replayed, self._asked, self._remainders
             remainder = lambda part=slice(None): remainders.without_others(step, candidates.ids, part)  # noqa: E731 - a name for a partial application
@@ -355,9 +355,12 @@ class RunView:
         return copy.deepcopy(self.run.views_behind(step))
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
-        """Returns the noise of a step, recomputed: its noisy sums minus all contributions, in float64."""
+        """Returns the noise of a step, recomputed in float64: its noisy sums minus all contributions.
+
+        For a one-off release, the noise is rounded to the dtype of the sums.
+        """
         if step.one_off is not None:
-            # All records take part: clipped sums cost one pass over the data; rows would multiply it by their number.
+            # All records take part: clipped sums take a pass over the data, without a row in memory per record.
             return torch.cat(self.replayed.noise(step)).double()
         return self._remainders.noise(step)
 

@@ -33,7 +33,7 @@ from .structure import structure
 ROWS = 2**26
 """Per-example gradient entries held at a time (256 MiB in float32), in computations that can be chunked."""
 
-_MOST = 2**30  # the same limit (4 GiB) for all rows at once: the answer to an attack has a row per candidate
+_MOST = 2**30  # limit where all rows are held at once (4 GiB in float32), as in answers with a row per candidate
 
 
 class Observed:
@@ -45,7 +45,7 @@ class Observed:
     """
 
     def __init__(self, step: Step, model: nn.Module, layout: Layout, loss: Loss, views: Views | None = None) -> None:
-        """Takes a step recorded by the observer `updates`, the only observer that keeps plans and noisy blocks.
+        """Takes a step recorded with observer="updates", the only setting that keeps plans and noisy blocks.
 
         Args:
             step: with its plan and noisy blocks.
@@ -105,7 +105,7 @@ class Observed:
 
     def simulate(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, " m"]:
         """Returns the release without noise that these data would give."""
-        # Divided by the public constant, not by the number of inputs: a guess of another size must not be rescaled.
+        # The divisor is the public constant, not the number of inputs: a guess of another size must not be rescaled.
         return self.rows(inputs, labels).sum(dim=0) / self._step.expected_batch
 
     def contributions(self, inputs: Tensor, labels: Tensor) -> Float[Tensor, "n m"]:

@@ -68,7 +68,7 @@ class StepReplay:
         """
         assert step.plan is not None  # noqa: S101  as in `noise`
         noise, stds, plan = [block_noise.double() for block_noise in self.noise(step)], step.plan.stds, step.plan.plan
-        # Whitened before the cast to the gradients' dtype: the noise scale may be out of its range.
+        # The noise is whitened before the engine casts it to the gradients' dtype, whose range it may exceed.
         units = [1.0 if std == 0 else std for std in stds]
         directions = [values / unit for values, unit in zip(noise, units, strict=True)]
         engine, matched = self._at(step), []
@@ -84,7 +84,7 @@ class StepReplay:
             products = torch.cat([none, *(part[number][0] for part in matched)]) / unit
             squares = torch.cat([none, *(part[number][1] for part in matched)]) / unit**2
             if std == 0:
-                # |r - v|: nothing is subtracted for participants, because only noise is left of their r.
+                # |r - v|^2: the remainder r of a participant is v plus the noise, so the difference is the noise alone.
                 apart = torch.where(joined, 0.0, squares - 2 * products)
                 missing, shown = missing + (block_noise.square().sum() + apart).clamp(min=0), shown + squares
             else:
@@ -95,8 +95,8 @@ class StepReplay:
     def _at(self, step: Step) -> Engine:
         """Returns the auditor's engine, at the parameters before a step."""
         if self._engine is None:
-            # A copy, so that parameter writes do not reach the run. Expected batch of the steps, even if the first
-            # replayed release is a one-off release on all records.
+            # A copy, so that parameter writes do not reach the run. The expected batch is that of the steps, even if a
+            # one-off release on all records is replayed first.
             model, expected = copy.deepcopy(self._run.model), self._run.transcript.steps[0].expected_batch
             self._engine = Engine(model, loss=self._loss, expected_batch=expected)
         with torch.no_grad():
@@ -104,7 +104,7 @@ class StepReplay:
         return self._engine
 
     def _took_part(self, step: Step) -> Int[Tensor, " b"]:
-        """Returns the positions of a step's participants, drawn again as the trainer did; no transcript holds them."""
+        """Returns the positions of a step's participants, drawn again by the sampler's key; no transcript has them."""
         drawn = joined_by(step, self._sampling, len(self._private), self._run.sampler_key)
         return drawn.to(self._private.inputs.device)
 
@@ -120,12 +120,12 @@ class StepReplay:
 def _rounded(values: Float[Tensor, " n"], squared_norms: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """Rounds inner products to a last place that depends only on their squared norms.
 
-    Products may come in float32. A product with few digits would reveal a non-participant, and a product with few
-    digits after the squared norm is subtracted again would reveal a participant, whatever the noise: where the two
-    nearly cancel, their sum would show digits finer than any of the product. All products are therefore rounded as
-    coarsely as the largest product that noise makes.
+    An inner product is <v, noise> for a non-participant and <v, noise> + |v|^2 for a participant, and <v, noise> may be
+    computed in float32. A value with the few digits of float32 would reveal a non-participant, and a value that has few
+    digits once |v|^2 is subtracted a participant, at any noise scale. All values are therefore rounded to the last
+    place of the largest product that the noise makes.
     """
-    # Given a contribution v, its product with the noise has standard deviation |v|.
+    # For whitened noise, the product of a contribution v with it has standard deviation |v|.
     largest = torch.maximum(squared_norms, _DEVIATIONS * squared_norms.sqrt())
     last = torch.ldexp(torch.ones_like(values), torch.frexp(largest).exponent - _DIGITS)
     return torch.where(squared_norms > 0, (values / last).round() * last, values)

@@ -22,11 +22,11 @@ _KEPT = 2**25  # entries of noise and rows shared by all views of a run, 256 MiB
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A step's noisy sums, split into noise and contributions.
+    """A step's noisy sums, split into the noise and the contributions of some candidates.
 
     Attributes:
         noise: the sums minus all contributions [m], float64.
-        asked: ids of the candidates that it was computed for.
+        asked: ids of the candidates whose contributions were requested.
         joined: ids of the participants among them, sorted.
         rows: contributions of these participants [n, m], as subtracted.
     """
@@ -63,8 +63,8 @@ class Remainders:
         private: the training data, in the trainer's order: the sampler returns positions in it.
         sampling: the sampler of the run.
         loss: per-example loss.
-        kept: key of a step -> its parts, shared by all readers: each entry costs the gradients of a whole batch.
-        latest: the last step that did not fit into `kept`; its candidates are read in small slices.
+        kept: `Step.key` -> its split sums, shared by all readers: each entry costs the gradients of a whole batch.
+        latest: the last step that did not fit into `kept`, for attacks that read its candidates slice by slice.
     """
 
     run: Run
@@ -92,15 +92,15 @@ class Remainders:
         ids = candidates[part]
         refuse_too_many(len(ids), self.run.transcript.layout.dim, width=8)
         noise, own = self._left_over(step, ids, candidates)
-        # Into `own`, which is fresh at every call; `noise` belongs to `kept`, which other cells read.
+        # In place, because `own` is a new tensor at every call; `noise` is cached in `kept`, which other cells read.
         return own.add_(noise)
 
     def _left_over(self, step: Step, requested: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a step's noisy sums minus all contributions [m], and the contributions of `requested` to it [n, m].
 
-        Rows are computed from the private data, because an attack may have changed its own copy. In float64: noise
-        drawn in float32 reveals members by the last digits of a release, and a remainder rounded to float32 would hide
-        that from the audit.
+        Rows are computed from the private data, because an attack may have changed its own copy. The results are in
+        float64: noise drawn in float32 reveals members by the last digits of a release, and a remainder rounded to
+        float32 would hide this leak from the audit.
         """
         remainder = self.kept.get(step.key)
         if remainder is None or not torch.isin(requested, remainder.asked).all():
@@ -127,7 +127,7 @@ class Remainders:
         return int(joined.sum()) * self.run.transcript.layout.dim <= ROWS
 
     def _took_part(self, step: Step) -> Int[Tensor, " b"]:
-        # The trainer's draw, repeated: a batch is a pure function of step and key, and no transcript holds it.
+        # Drawn again: a batch is a pure function of step and key, and no transcript holds it.
         joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
         return joined.to(self.private.inputs.device)
 

@@ -1,7 +1,7 @@
 """Simulation of an update shared by a client of federated learning, from a model, a batch and a defense.
 
-The client's steps before the shared step run on `history`, so that methods whose plans depend on past releases have
-some: DPDR its direction, ranked sparsification its ranks. Engine and step are those of training. A client may also take
+The client's steps before the shared step run on `history`, because plans of some methods depend on past releases:
+DPDR's direction, the ranks of ranked sparsification. Engine and step are those of training. A client may also take
 several local steps, each under the defense, and share only their sum (`local_steps.py`).
 """
 
@@ -113,15 +113,14 @@ def simulate_share(
         labels: its labels [b], int64.
         defense: with its noise multiplier set; 0 shows the protection by the release alone.
         world: public knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
-            None for inputs in [0, 1], `population`, and cross-entropy with as many classes as outputs; a single output
-            is the logit of two classes.
+            None assumes inputs in [0, 1], grants `population`, and takes cross-entropy with as many classes as outputs;
+            a single output is the logit of two classes.
         step: number of the shared step; the steps before it are executed first.
         steps: planned length, used by schedules; None for a run that ends at the last shared step.
         lr: learning rate of the client's plain SGD.
-        local: several steps of the client, from `step` on, of which it shares the sum; None for a single step on its
-            batch. Each step is noised and charged by itself; an example is charged for the steps that contain it, one
-            per epoch.
-        history: (inputs, labels) for the earlier steps, cut into batches in turn; None for the client's own examples.
+        local: several steps of the client, from `step` on, whose sum it shares; None for a single step on its batch.
+            Each step has its own noise and charge; an example is charged for the steps that contain it, one per epoch.
+        history: (inputs, labels) for the earlier steps, in consecutive batches; None for the client's own examples.
         population: public examples, which the defense may read.
         prior: candidates for the first record of the batch, for an attacker who has the other records and picks the
             right candidate (`targets.candidate_prior.Prior.draw`); a result on such an update is scored as a choice.
@@ -219,7 +218,7 @@ class _Client:
         self.others = Account(Ledger(full()), noise.exact)
 
     def start(self, population: Examples | None, *, steps: int, seed: int) -> None:
-        """Starts the method, which may make a one-off release on the batch and at its cost."""
+        """Starts the method; a one-off release that it makes is computed on the batch and charged to it."""
         self.public = None
         if population is not None:
             refuse_shared(self.batch[0], population.inputs)  # an input that is public is no secret to attack
@@ -309,7 +308,7 @@ class _Client:
         )
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Per-example gradients of public examples at the current parameters."""
+        """Returns per-example gradients of public examples at the current parameters."""
         return self.runner.gradients(inputs, labels)(None)
 
     def _own(self, step: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A training step as equations for closed-form attacks: model operations and meaning of each released number.
+"""A training step as equations for closed-form attacks: the model's operations, and what each released number is.
 
 Everything here is public: the server sent the model, and the plan was fixed before the batch was drawn.
 """

@@ -1,1 +1,1 @@
-"""Executors: backends that compute the units of a dependency graph."""
+"""Executors: backends that compute the units of work of a dependency graph."""

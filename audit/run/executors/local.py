@@ -30,7 +30,7 @@ from .parent_death import children_end_with_us, end_with_runner
 
 MOST_JOBS = 8
 _LISTENED = 0.5  # seconds between two polls of the workers' messages
-_THREADS = 1  # per job: multi-threaded sums round differently, and no result may depend on --jobs
+_THREADS = 1  # per process: sums over several threads round differently, and no result may depend on --jobs
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Local:
         device: device of the computation, which decides the default number of processes.
         jobs: processes; None for one per core (8 at most) on the CPU and one on a GPU.
         drafts: folder that workers write to, from which unfinished files of killed workers are removed.
-        say: listener for the current steps of long units; None for none.
+        say: listener for progress messages of units; None for none.
     """
 
     device: torch.device
@@ -129,14 +129,14 @@ def _end(pool: ProcessPoolExecutor, others: set[BaseProcess], drafts: Path, *, i
     """Ends the processes of a pool, also on an interrupt or when the caller stops: queued units are dropped."""
     with _interrupts_ignored():  # a second Control-C would leave this unfinished; it takes no time
         workers = [process for process in multiprocessing.active_children() if process not in others]
-        # Waiting for a job in progress would take as long as the job.
+        # With units in progress there is no wait, which would take as long as they do: the workers are terminated.
         pool.shutdown(wait=not in_progress, cancel_futures=True)
         if not in_progress:
             return
         for process in workers:
             process.terminate()
         for process in workers:
-            process.join()  # first: until it has ended it may write another draft
+            process.join()  # before the search for drafts: until it has ended it may write another
             for draft in drafts.glob(f".*.{process.pid}.*.tmp"):  # it was ended during a write
                 with suppress(OSError):
                     draft.unlink()

@@ -1,7 +1,8 @@
 """Worker processes that end with their parent (the runner), even if the runner is killed.
 
-On Linux the kernel ends them (PR_SET_PDEATHSIG); on every system a thread of the worker waits for the runner's open
-pipe. Imported before anything else of `audit`: a worker imports for seconds, in which its runner may already be killed.
+On Linux the kernel ends them (PR_SET_PDEATHSIG). On every system a thread of the worker waits for the end of the parent
+process. This module is imported before anything else of `audit`, because a worker imports for seconds, during which its
+runner may be killed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def children_end_with_us() -> Iterator[None]:
 
 
 def end_with_runner() -> None:
-    """Starts the thread that ends a worker with its runner without kernel support; called by a ready worker."""
+    """Starts the thread that ends a worker with its runner on any system; called once the worker has imported."""
     # The sentinel becomes ready after any exit of the runner.
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -45,16 +46,16 @@ def end_with_runner() -> None:
 
 
 def tie() -> None:
-    """Requests from the Linux kernel to end this process with its runner, if it was started by a runner."""
+    """Asks the Linux kernel to end this process with its runner, if a runner started it."""
     # Importing `audit` in a user's program must have no such effect.
     if multiprocessing.current_process().name == "MainProcess":
         return
-    runner = os.environ.pop(RUNNER, None)  # a worker's own children are independent of the runner
+    runner = os.environ.pop(RUNNER, None)  # removed, so that children of the worker are not tied to the runner
     if runner is None or sys.platform != "linux":
         return
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The runner died before the request to the kernel: a race that prctl cannot report.
+    # A runner that died before the request goes unnoticed by prctl; the worker then has another parent.
     if os.getppid() != int(runner):
         os._exit(1)
 
