@@ -198,8 +198,7 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     never_saw = [replace(baseline, training=trained_alike.training)]
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
-    # A defense without public data is preferred: half of the public pool would be kept from training for the other
-    # kind.
+    # Defenses without public data are preferred: a defense that reads some leaves half of the public pool for training.
     never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 

@@ -22,7 +22,7 @@ BUDGETS = ("epsilon", "advantage", "tpr", "noise_multiplier")
 
 
 class BudgetTable(StrictTable):
-    """Target of noise calibration, or a noise multiplier (std / sensitivity), never both; a list is a grid."""
+    """Target of noise calibration, or a noise multiplier (std / sensitivity): a single kind; a list is a grid."""
 
     epsilon: Grid[Rate] | None = None
     """In nats, at `delta`."""
