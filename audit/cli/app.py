@@ -1,4 +1,4 @@
-"""Command `leakbench`: runs suites, shows boards, explains methods, computes epsilon, evidence and ranks, encodes data.
+"""Command `leakbench`: the table of its subcommands, exit codes, and errors as single sentences.
 
 Exit codes: 0 done; 1 a cell failed, a control failed, a claim was violated or did not hold, or a file could not be
 written; 2 bad usage; 3 a bad suite or record file; 130 interrupted. With `--json`, stdout holds a single JSON document;

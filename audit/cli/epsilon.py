@@ -78,7 +78,7 @@ def epsilon(
             f"{catalog.origin('defenses', defense)} raised {in_one_line(error)}{place(error, defense)}"
         ) from error
     claim = account.ledger.claim(delta)
-    # Claims about third-party code rest on its word, as in a record.
+    # Nobody checked that third-party code keeps its promises, so its claim is marked unverified, as in a record.
     doubts = [sentence for sentence in account.remarks.values() if sentence]
     allowed = _allowed(claim, advantage=advantage, fprs=tpr_at_fpr or [], epsilons=delta_at or [])
     if as_json:

@@ -14,7 +14,8 @@ Curve = Mapping[float, Sequence[Any]]
 """Sparsity -> `RankReport`s by layer; untyped, since their module imports PyTorch, which would delay `--help`."""
 
 WIDTH, INPUTS = 200, 100
-"""Neurons and inputs of the layer that measures SPEAR's share, which depends on mask and batch, not on the model."""
+"""Neurons and inputs of the layer on which SPEAR's success rate is measured; the rate depends on the mask and the
+batch, not on the model."""
 
 HEADINGS = (
     "layer",
@@ -114,7 +115,7 @@ def _rates(given: Sequence[str]) -> list[float]:
 
 
 def _network(model: str, input_shape: str | None, classes: int | None, seed: int, device: Any) -> Any:
-    """Returns the equations of a freshly initialised model."""
+    """Returns the layers of a freshly initialised model as equations for the rank analysis."""
     from leakbench.benchmarks import models
     from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
@@ -145,7 +146,7 @@ def _positive(option: str, text: str) -> tuple[int, ...]:
 
 
 def _table(model: str, rate: float, reports: Sequence[Any]) -> str:
-    """Formats the reports of a mask and two separate verdicts, on the recursion and on a search."""
+    """Formats the ranks under a mask, and two separate verdicts: on the recursion and on a search."""
     lines = [HEADINGS] + [
         tuple(
             map(

@@ -1,4 +1,4 @@
-"""Audits by name: a lower bound on epsilon from the scores and ground truth of trials, with all assumptions.
+"""Lower bounds on epsilon, by the name of a method, from the scores and ground truth of trials, with all assumptions.
 
 Four kinds of trials give scores. `runs`: independent trainings with the record and without it, a score each.
 `canaries`: a single training, in which each canary was included by a fair coin. `random split`: a single training on a
@@ -34,7 +34,7 @@ _GAUSSIAN = "the mechanism is a composition of Gaussians, without sampling"
 
 @dataclass(frozen=True)
 class _Method:
-    """A row of the table of methods."""
+    """A method: its bound, the outcomes that it takes, and what it assumes of the mechanism."""
 
     bound: CountBound | GuessBound
     of: Literal["errors", "guesses"]
@@ -170,7 +170,7 @@ def audit_random_split(
     """Returns a lower bound from the scores of a finished model with a randomly drawn training set; replace-one.
 
     Args:
-        members: scores of records that were trained on [p], not calibrated on these records.
+        members: scores of records that were trained on [p], by an attack that was not calibrated on these records.
         non_members: scores of the rest of the pool [q], without copies of members.
         method: `one_run`, `one_run_f_dp` or `order_statistics`.
         answered: number of answered pairs, as declared before scores were seen; the best of several numbers is taken,
@@ -218,8 +218,8 @@ def audit_labels(
         included: bool [m], the coins; `shown_labels`.
         method: `one_run`. Others assume a mechanism that the proxy's error invalidates.
         guesses: as for `audit_canaries`.
-        proxy_error: largest total variation distance between the proxy and the truth, the mean over records; there is
-            no default, because no data reveal it: the bound holds only up to it.
+        proxy_error: upper limit on the total variation distance between the proxy and the truth, as a mean over
+            records. There is no default, because data cannot reveal it: the bound assumes it.
         delta: of the claim.
         level: confidence; half of the error rate is spent on the proxy's error, if there is any.
         seed: as for `audit_canaries`.

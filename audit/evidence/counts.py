@@ -1,4 +1,4 @@
-"""Epsilon from the errors of a membership test, over independent trials with the record and without it.
+"""Lower bounds on epsilon from the errors of a membership test, over independent trials with and without the record.
 
 Clopper-Pearson: Nasr et al., "Adversary Instantiation", S&P 2021. Gaussian: Nasr et al., "Tight Auditing of
 Differentially Private Machine Learning", USENIX Security 2023. Bayesian: Zanella-Béguelin et al., "Bayesian Estimation
@@ -28,7 +28,7 @@ QUANTILES = 20_000
 """Points of the quadrature over a posterior."""
 
 GRID = 1e-3
-"""Nats between the losses of a privacy loss distribution: a coarser grid is looser, never wrong."""
+"""Discretisation interval of privacy loss distributions, in nats: a coarser grid is looser, never wrong."""
 
 _LEAST_SIGMA, _MOST_SIGMA = 0.05, 500.0
 
@@ -90,7 +90,7 @@ def gaussian_shift(errors: Errors, level: float = 0.95) -> float:
 
 
 def gaussian(errors: Errors, delta: float, level: float = 0.95) -> float:
-    """Returns the epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
+    """Returns the epsilon at the shift of `gaussian_shift`; holds for compositions of Gaussians without sampling."""
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(gaussian_shift(errors, level), delta)
 
@@ -103,9 +103,9 @@ def sampled_gaussian(sample_rate: float, steps: int) -> CountBound:
         steps: at least 1.
 
     Returns:
-        A bound that rejects all noise multipliers whose trade-off curve forbids error rates this low, and is the
-        epsilon of the largest remaining multiplier. Curves are pessimistic, and its epsilon optimistic (dp-accounting),
-        so that rounding never raises the bound.
+        A bound that rejects all noise multipliers whose trade-off curve forbids error rates this low, and returns the
+        epsilon of the smallest rejected multiplier, found by bisection: no remaining multiplier has a smaller epsilon.
+        Curves are pessimistic, and the epsilon is optimistic (dp-accounting), so that rounding never raises the bound.
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")

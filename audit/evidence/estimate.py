@@ -18,7 +18,7 @@ ClaimVerdict = Literal["violation", "no violation found"]
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonEstimate:
-    """A lower bound on epsilon.
+    """A lower bound on epsilon, with the conditions under which it holds.
 
     Attributes:
         value: nats; 0 if nothing is proved.
@@ -26,10 +26,11 @@ class EpsilonEstimate:
         level: confidence; the bound exceeds the truth in at most a fraction 1 - level of audits.
         method: name of the method.
         assumption: conditions on the trials for it to hold.
-        relation: of data sets that differ as the trials' data sets do.
+        relation: neighbouring relation between the data sets of the trials.
         positives: trials with the record.
         negatives: trials without it.
-        looks: number of thresholds, splits or counts among which it was chosen; the error rate was divided by it.
+        looks: number of thresholds, splits or numbers of guesses among which the bound is the best; the error rate was
+            divided by it.
         ceiling: the largest value that as many trials can prove, by a test without errors.
         kind: `credible` for a quantile of a posterior, which is no confidence bound.
         detail: counts, thresholds and parameters.
@@ -55,12 +56,12 @@ class EpsilonEstimate:
             raise ValueError(f"relation must be one of {', '.join(get_args(Relation))}, got {self.relation!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns numbers and words; an infinite value as the word."""
+        """Returns the fields; infinity becomes the string "inf", because JSON has no number for it."""
         return {name: "inf" if value == math.inf else value for name, value in asdict(self).items()}
 
 
 def judge(estimate: EpsilonEstimate, *, epsilon: float, delta: float, relation: Relation) -> ClaimVerdict:
-    """Returns the verdict of a bound on a claim.
+    """Compares a lower bound with a claim: a violation if the bound exceeds the claim.
 
     Args:
         estimate: from trials of the claim's own mechanism, with its sampling and normalisation.
@@ -92,7 +93,8 @@ def judge(estimate: EpsilonEstimate, *, epsilon: float, delta: float, relation: 
 def of_replacement(epsilon: float, delta: float) -> tuple[float, float]:
     """Returns the replace-one guarantee that an add/remove claim implies: a removal and an addition.
 
-    By group privacy of two (Dwork & Roth, 2014, Theorem 2.2). The claim's own privacy loss distribution is tighter.
+    The pair follows from group privacy for groups of two (Dwork & Roth, 2014, Theorem 2.2). The claim's privacy loss
+    distribution, if it is known, gives a tighter one.
 
     Returns:
         (2 epsilon, (1 + e^epsilon) delta), the latter at most 1.

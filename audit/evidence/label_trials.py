@@ -63,7 +63,7 @@ def label_scores(target: ndarray, proxy: ndarray, shown: ndarray) -> ndarray:
 
 
 def given_away(trials: int, proxy_error: float, level: float) -> int:
-    """Returns the most records whose coin a wrong proxy gives away, up to an error rate of 1 - level.
+    """Returns an upper bound on the number of records whose coin a wrong proxy reveals; it errs at a rate of 1 - level.
 
     Raises:
         ValueError: if the error is no total variation distance.

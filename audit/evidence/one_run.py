@@ -2,13 +2,13 @@
 
 `one_run`: Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2.
 `one_run_f_dp`: Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024, for Gaussian
-trade-off curves. `order_statistics`: after Xiang et al., arXiv:2509.08704: the surest of m guesses about a Gaussian
-mechanism err with known probabilities.
+trade-off curves. `order_statistics`: after Xiang et al., arXiv:2509.08704: the most confident of m guesses about a
+Gaussian mechanism err with known probabilities.
 
 The coins have to be independent, as for canaries that are each included by a coin, or the orientations of random pairs
 (`pairs`); a split into exact halves is not. The number of guesses has to be fixed before the coins are seen, or the
-level divided by the number of choices (`thresholds`): taking the best number of guesses refutes a true claim of epsilon
-0 in half of the audits.
+error rate divided by the number of choices, as `audit` does: taking the best number of guesses refutes a true claim of
+epsilon 0 in half of the audits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .claim_bounds import gaussian_epsilon
 from .estimate import check_delta, check_level
 
 LARGEST_SHIFT = 64.0
-"""Largest shift of a Gaussian mechanism, in standard deviations of its noise: an epsilon of 2,300."""
+"""Largest shift of a Gaussian mechanism that is searched, in standard deviations of its noise: an epsilon of 2,300."""
 
 ROUNDS, SHIFTS = 8, 16
 """Rounds of a search over shifts, and the number of shifts evaluated together in each."""
@@ -107,13 +107,16 @@ def one_run_shift(guesses: Guesses, level: float = 0.95) -> float:
 
 
 def one_run_f_dp(guesses: Guesses, delta: float, level: float = 0.95) -> float:
-    """Returns the epsilon of that Gaussian; holds for compositions of Gaussians without sampling."""
+    """Returns the epsilon at the shift of `one_run_shift`; holds for compositions of Gaussians without sampling."""
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(one_run_shift(guesses, level), delta)
 
 
 def order_statistics_shift(guesses: Guesses, level: float = 0.95) -> float:
-    """Returns the largest refuted shift, by the error probabilities of the surest guesses; no others are valid."""
+    """Returns the largest refuted shift, by the error probabilities of the most confident guesses.
+
+    It is valid only if the guesses are those of the canaries with the largest absolute log likelihood ratios.
+    """
     check_level(level)
     if guesses.guessed == 0:
         return 0.0
@@ -127,13 +130,16 @@ def order_statistics_shift(guesses: Guesses, level: float = 0.95) -> float:
 
 
 def order_statistics(guesses: Guesses, delta: float, level: float = 0.95) -> float:
-    """Returns the epsilon of that Gaussian; holds if each canary's score is its own Gaussian likelihood ratio."""
+    """Returns the epsilon at the shift of `order_statistics_shift`.
+
+    It holds if each canary's score is its own Gaussian likelihood ratio.
+    """
     check_delta(delta, least=1e-300)
     return gaussian_epsilon(order_statistics_shift(guesses, level), delta)
 
 
 def surest_errors(ranks: tuple[ndarray, ndarray], shift: float) -> ndarray:
-    """Returns the error probability of each of the surest guesses about a Gaussian mechanism, the surest first.
+    """Returns the error probabilities of the most confident guesses about a Gaussian mechanism, from the surest on.
 
     With the log likelihood ratio L a guess by its sign is wrong with probability 1 / (1 + e^|L|). |L| is shift times
     |z|, with z from an equal mixture of two normals half the shift to either side of 0.
@@ -152,7 +158,7 @@ def surest_errors(ranks: tuple[ndarray, ndarray], shift: float) -> ndarray:
 
 @lru_cache(maxsize=16)
 def _ranks(m: int, r: int) -> tuple[ndarray, ndarray]:
-    """Returns a quadrature over the r largest of m uniform numbers, in their probability: nodes [r, k], weights [k]."""
+    """Returns a quadrature over the distributions of the r largest of m uniform numbers: nodes [r, k], weights [k]."""
     points, weights = np.polynomial.legendre.leggauss(48)
     k = np.arange(r)[:, None]
     return stats.beta.ppf((points + 1)[None] / 2, m - k, k + 1), weights / 2
@@ -183,7 +189,7 @@ def _f_dp_refuted(guesses: Guesses, shifts: ndarray, tau: float) -> ndarray:
 
 
 def _largest(refuted: Callable[[ndarray], ndarray]) -> float:
-    """Returns a lower end of the refuted shifts: a shift below the true shift is refuted if a larger shift is."""
+    """Returns the largest refuted shift, rounded down: if a shift is refuted, so is every smaller one."""
     low, high = 0.0, LARGEST_SHIFT
     if not refuted(np.array([1e-9]))[0]:
         return 0.0

@@ -1,7 +1,8 @@
-"""Choice of a test's threshold, or of the number of guesses; there is no default, because it decides validity.
+"""Choice of a test's threshold; there is no default, because the choice decides whether the bound is valid.
 
 Taking the best threshold on the same trials that judge it refutes a true claim of epsilon 0 in 8 to 44 % of audits at a
-nominal 5 %. Here a choice is fixed in advance, made on other trials, or paid for by the level.
+nominal 5 %. Here a threshold is fixed in advance, chosen on other trials, or among candidates that share the error
+rate.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class DeclaredThresholds:
 
 @dataclass(frozen=True)
 class SplitThreshold:
-    """The best threshold on some of the trials, judged by the others; several such splits share the level.
+    """The best threshold on some of the trials, judged by the others; several such splits share the error rate.
 
     Attributes:
         share: fraction of the trials of each kind that choose the threshold.
@@ -82,7 +83,7 @@ class Judged:
 
     Attributes:
         value: the bound.
-        errors: of the test at the threshold, on the trials that judged it.
+        errors: error counts of the test at the threshold, on the trials that judged it.
         threshold: the chosen threshold.
         looks: number of candidates, by which the error rate was divided.
         level: remaining confidence level of each candidate.
@@ -134,7 +135,7 @@ def best_threshold(positives: ndarray, negatives: ndarray) -> float:
     misses = np.searchsorted(np.sort(positives), thresholds, side="left")
     alarms = len(negatives) - np.searchsorted(np.sort(negatives), thresholds, side="left")
     value = epsilon_implied(misses, len(positives), alarms, len(negatives), 0.0)
-    # Among ties the middle: few trials give little information, and the ends are the worst guesses.
+    # The middle of several best thresholds: few trials leave many of them, and the extreme ones carry over worst.
     best = np.flatnonzero(value == value.max())
     return float(thresholds[best[len(best) // 2]])
 

@@ -146,7 +146,7 @@ class StatedClaim:
 
     @property
     def report(self) -> ClaimReport:
-        """Returns the claim's part of a report."""
+        """The claim's part of a report."""
         epsilon, delta = self.of_replacement
         implied = ImpliedPrivacy(epsilon=epsilon, delta=delta, relation="replace_one")
         return ClaimReport(**asdict(self), implies=implied, errors=self.errors)

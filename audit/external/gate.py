@@ -1,9 +1,9 @@
-"""Rules that fail an audit: `tpr_at_1pct_fpr>0.05` fails it if a larger value is shown.
+"""Rules that fail an audit: `tpr_at_1pct_fpr>0.05` fails it if the TPR is significantly larger than 0.05.
 
-A metric has a confidence interval, so a rule names an end. `>` alone compares the lower end, and `<` the upper end: the
-rule is broken if the audit shows it, and small samples show little. `metric.high>x` is broken unless the audit excludes
-it, which takes many samples; `metric.value` compares the estimate. A metric that was not measured breaks its rule: a
-missing number is no pass.
+A metric has a confidence interval, so a rule compares an end of it with the limit. `>` alone compares the lower end,
+and `<` the upper end: the rule is broken if the audit proves the excess, which small samples rarely do.
+`metric.high>x` is broken unless the audit excludes the excess, which takes many samples; `metric.value>x` compares the
+estimate. A metric that was not measured breaks its rule.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Rule:
 
 
 def rules(texts: Sequence[str], attacks: Sequence[str]) -> list[Rule]:
-    """Parses rules.
+    """Parses the rules of `--fail-if`.
 
     Args:
         texts: such as `tpr_at_1pct_fpr>0.05`, `rmia:auc.high>0.6` or `epsilon_lower>2`.

@@ -1,7 +1,7 @@
 """Requests of `leakbench audit model`, `update`, `scores` and `transcript`.
 
-A request is checked when it is made, before any file is read: what contradicts itself, code that nobody trusts, names
-of attacks, rules, and the output folder.
+The checks of a request run when it is made, before any file is read. They refuse contradictory options, the owner's
+code without permission to run it, unknown attacks and rules, and an output folder that cannot be written to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CheckpointRequest:
     """Fields of each request that has a model.
 
     Attributes:
-        checkpoint: file of the model; of an update, before the step.
+        checkpoint: file of the model; for an update, of the model before the step.
         model: its architecture; empty for a folder that names its own.
         preprocess: applied to examples.
         reading: how examples are stored.
@@ -156,9 +156,9 @@ class TranscriptAuditRequest:
 
     Attributes:
         transcript: folder that `leakbench.watch` wrote of the training.
-        settings: of the audit, with the claim that the transcript is held against.
+        settings: of the audit, with the claim that the transcript is compared with.
         audited: audit of the finished model; None to judge the claim by the transcript alone.
-        canaries: file of canaries that coins included in the training; None for none.
+        canaries: file of records whose inclusion in the training was decided by coins; None for none.
     """
 
     transcript: Path
@@ -180,7 +180,7 @@ class TranscriptAuditRequest:
 
     @property
     def claim(self) -> StatedClaim:
-        """Claim that the transcript is held against."""
+        """Claim that the transcript is compared with."""
         if self.settings.claim is None:
             raise ValueError("a transcript is held against a claim; give --claim epsilon=...,noise_multiplier=...")
         return self.settings.claim

@@ -57,7 +57,7 @@ def numbers_of_rules(
     for name, row in METRICS.items():
         best = named.get(name) or (strongest(outcomes, name) if row.kind == "membership" and name != NAME else None)
         if best is None:
-            # No attack has a strongest value, as with few non-members: the reason of the first is kept.
+            # Without a measured value, as with few non-members, the reason given for the first attack is kept.
             if unmeasured := [outcome.metrics[name] for outcome in outcomes if name in outcome.metrics]:
                 measurements["", name] = unmeasured[0]
             continue

@@ -1,7 +1,8 @@
 """Answers to a running attack's calls of the target's functions, computed in the process with the private data.
 
-An attack that differentiates through a function sends two requests, for its value and for the product of its Jacobian
-with a vector. The graph stays here meanwhile. A product may be differentiated again in the same way, to any order.
+An attack that differentiates through a function sends two requests, for its value and for the product of a vector with
+its Jacobian. The autograd graph is kept in this process between them. A product may be differentiated again in the same
+way, to any order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .structured import changed, leaves
 
 
 class Respondent:
-    """Answers an attack's requests, about objects for which it was given numbers; numbers are never reused."""
+    """Answers an attack's requests about objects of this process, which it names by numbers that are never reused."""
 
     _numbers = iter(range(2**62))
 
@@ -29,13 +30,13 @@ class Respondent:
         self._known: dict[int, Any] = {}
 
     def number(self, value: Any) -> int:
-        """Assigns a number to a function, steps or a graph."""
+        """Assigns a number to a function, a sequence of steps, its iterator, or an autograd graph."""
         number = next(self._numbers)
         self._known[number] = value
         return number
 
     def packed(self, value: Any) -> list[Any]:
-        """Packs a value into objects of bytes, with numbers for its functions.
+        """Packs a value into bytes-like objects, with numbers for its functions.
 
         Raises:
             UnsendableError: part of it cannot be sent.
@@ -43,7 +44,7 @@ class Respondent:
         return packed_bytes(value, self.number)
 
     def answer(self, header: dict[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[Any]]:
-        """Answers a request.
+        """Computes the answer to a request: a header, and bytes-like objects that follow it.
 
         Raises:
             GarbledError: the request is malformed.

@@ -39,18 +39,18 @@ class GarbledError(ValueError):
 
 
 class Channel:
-    """End of a connection to another process."""
+    """One end of a connection between two processes."""
 
     def __init__(self, connection: socket.socket) -> None:
         """Takes over a connected socket."""
         self._connection = connection
 
     def send(self, header: Mapping[str, Any], blobs: Sequence[Any] = (), seconds: float | None = None) -> None:
-        """Sends a message.
+        """Sends a message: a JSON header, and bytes after it.
 
         Args:
             header: plain JSON; its key `blobs` is reserved for the channel.
-            blobs: objects of bytes.
+            blobs: bytes-like objects.
             seconds: limit of each operation; None for no limit.
 
         Raises:
@@ -106,7 +106,7 @@ class Channel:
 
 
 def flat(values: Tensor) -> tuple[dict[str, Any], Any]:
-    """Splits a tensor into its description, plain JSON, and an object of its bytes.
+    """Splits a tensor into its description, plain JSON, and a bytes-like object of its values.
 
     Raises:
         TypeError: its class, type or layout has no plain bytes.

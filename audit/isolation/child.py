@@ -94,7 +94,7 @@ def _ran(
 
 
 def _value(value: Any, contents: list[tuple[dict[str, Any], Any]]) -> dict[str, Any]:
-    """Encodes a field of a result: a tensor by its place, a plain value, or the class of any other object."""
+    """Encodes a field of a result: a tensor by its index, a plain value by itself, any other object by its class."""
     if type(value) in (Tensor, nn.Parameter):
         contents.append(flat(value))
         return {"tensor": len(contents) - 1}

@@ -20,7 +20,7 @@ _PLAIN: dict[str, Any] = {
 
 
 class Unwritable:
-    """Default that JSON cannot represent and no record can hold; its text stands for it in the refusal."""
+    """Default value of a setting that neither JSON nor a record can hold; the refusal shows its `repr`."""
 
     def __init__(self, text: str) -> None:
         """Keeps the text."""
@@ -31,10 +31,10 @@ class Unwritable:
 
 
 def described(attack: Attack[Any]) -> dict[str, Any]:
-    """Describes the declaration of an attack.
+    """Encodes the declaration of an attack as plain JSON: name, target, threat model, and settings with their types.
 
     Args:
-        attack: in its own process.
+        attack: the attack, imported in its own process.
     """
     hints = {name: setting.annotation for name, setting in _parameters(attack).items()}
     return {
@@ -54,7 +54,7 @@ def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[
 
     Args:
         description: description from the attack's process, which is not trusted.
-        run: runs the attack on a view, a generator and settings.
+        run: runs the attack on a narrowed target, a generator and settings.
 
     Raises:
         GarbledError: the description is malformed.

@@ -1,6 +1,6 @@
 """Target in an attack's own process: values, and functions that call the process with the private data.
 
-They can be differentiated as if they were computed here, to any order, because each product with a Jacobian is
+The functions can be differentiated to any order as if they were computed here, because each product with a Jacobian is
 requested in the same way.
 """
 
@@ -58,7 +58,7 @@ class Questions:
         return answer, blobs
 
     def target(self, value: Any) -> Any:
-        """Replaces numbers in a received value by functions."""
+        """Replaces the numbers of functions and steps in a received value by functions that call the other process."""
         if isinstance(value, ReceivedView):
             return self.view(value)
         if isinstance(value, RemoteFunction):
@@ -68,7 +68,7 @@ class Questions:
         return value
 
     def view(self, parts: ReceivedView) -> Target:
-        """Returns the view of a target."""
+        """Rebuilds a narrowed target from its received parts."""
         return view_of(parts.kind, {name: self.target(field) for name, field in parts.fields.items()}, parts.withheld)
 
     def _function(self, number: int) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ class Questions:
 
 
 class _Graph:
-    """Graph in the other process, which is freed when nothing here refers to it."""
+    """Autograd graph in the other process, which is freed when nothing here refers to it."""
 
     def __init__(self, questions: Questions, number: int) -> None:
         self.number = number
@@ -116,7 +116,7 @@ class _Question:
     """Call of a function of tensors in the other process."""
 
     def __init__(self, questions: Questions, header: Mapping[str, Any], tensors: list[Tensor], known: int = 0) -> None:
-        # The first `known` tensors exist there already, as the inputs of the graph in question.
+        # The first `known` tensors are inputs of the graph, which the other process has already.
         self._questions, self._header, self._tensors, self._known = questions, header, tensors, known
         self._needs = [tensor.requires_grad for tensor in tensors]
         self._grad = torch.is_grad_enabled()
@@ -144,7 +144,7 @@ class _Question:
         return tuple(leaves(self._value))
 
     def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Products of vectors, one per output or None, with the Jacobian in each of the tensors."""
+        """Returns the products of vectors, one per output or None, with the Jacobian in each of the tensors."""
         which = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
         if self._graph is None or not which:
             return [None] * len(tensors)

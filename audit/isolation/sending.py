@@ -1,7 +1,8 @@
-"""Sending from the process with the private data to the attack's: views of targets as values and function numbers.
+"""Encoding of narrowed targets for an attack's process: their values, and a number for each of their functions.
 
-This direction is trusted, so it uses pickle. Functions stay here, because they close over the private data; the attack
-receives a number by which it requests their values. A tensor is sent as its values, without the rest of its memory.
+The attack's process trusts this sender, so the encoding is pickle. Functions stay here, because they close over the
+private data; the attack requests their values by number. A tensor is sent as its values, without the rest of its
+memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class RemoteFunction:
 
 @dataclass(frozen=True)
 class RemoteSteps:
-    """Lazy steps, by the number of their reader, with their count."""
+    """Sequence of steps that are read one by one: the number by which they are requested, and how many there are."""
 
     number: int
     count: int
@@ -61,7 +62,7 @@ class _Pickler(pickle.Pickler):
 
 @dataclass(frozen=True)
 class ReceivedView:
-    """Parts of a view, from which the attack's process rebuilds it."""
+    """Parts of a narrowed target, from which the attack's process rebuilds it."""
 
     kind: type[Target]
     fields: dict[str, Any]
@@ -69,10 +70,10 @@ class ReceivedView:
 
 
 def packed_bytes(value: Any, number: Callable[[Any], int]) -> list[Any]:
-    """Packs a value into objects of bytes.
+    """Packs a value into bytes-like objects.
 
     Args:
-        value: views, plain data and tensors.
+        value: narrowed targets, plain data and tensors.
         number: assigns numbers to functions and steps, which stay here.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def leaves(value: Any) -> Iterator[Tensor]:
-    """Yields its tensors, from first to last; other objects yield none."""
+    """Yields the tensors of a structure, from first to last; other objects yield none."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (tuple, list):

@@ -6,12 +6,12 @@ that no memory is shared), which receives the narrowed target, the attack's gene
 membership, and the keys from which they follow stay behind; the attack calls functions of the target for their values.
 Answers come back as numbers and are validated as for any other attack. Nothing that comes back is unpickled.
 
-The program starts with an environment that names no folder of results, records or caches, in an empty folder, and with
-no open file but the connection. It is kept for the next target of the same attack.
+The program starts in an empty folder, with no open file but the connection, and with an environment that names none of
+leakbench's folders of data, results or caches. It is kept for the next target of the same attack.
 
 Guarantee: an attack that uses Python, by whatever means, finds in its own process only the data that its threat model
 grants. Not protected against: code that reads files or other processes of the same user, as through /proc and
-debuggers, or that deals the pools of a public data set again. Protection against those requires a container.
+debuggers, or that repeats the split of a public data set. Protection against those requires a container.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class AttackProcessError(RuntimeError):
 
 
 class BesideTheData:
-    """Counts runs of third parties' attacks in the process with the private data, since this process began."""
+    """Counter of runs of third parties' attacks beside the private data, in this process."""
 
     times = 0
 
 
 class Worker:
-    """Process of an attack.
+    """A third party's attack in a process of its own, seen from the process with the private data.
 
     Attributes:
         usable: whether it may be used again.
@@ -123,7 +123,7 @@ class Worker:
 
         Raises:
             AttackProcessError: the process does not answer.
-            RuntimeError: the attack's code cannot be imported; the exception may also be another, by its name there.
+            RuntimeError: the attack's code cannot be imported; raised under the name of the exception in its process.
         """
         answer, _ = self._final({"ask": "describe"}, [], Respondent())
         return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
@@ -132,8 +132,8 @@ class Worker:
         """Returns the attack's result on a target, unchecked.
 
         Args:
-            kind: of its result.
-            target: narrowed.
+            kind: kind of the attack's result, a key of `RESULTS`.
+            target: the narrowed target.
             coins: generator, advanced as the attack advances it.
             settings: complete settings.
 
@@ -166,7 +166,7 @@ class Worker:
     ) -> tuple[dict[str, Any], list[bytearray]]:
         """Sends a request, answers the attack's requests meanwhile, and returns the final answer."""
         limit = remaining = _limit()
-        self.usable = False  # until it has answered, even if this method raises
+        self.usable = False  # until the final answer: an exception leaves the process in an unknown state
         try:
             if not self._ready:
                 self._channel.receive(_START)
@@ -221,7 +221,7 @@ def borrowed(name: str, version: tuple[Any, ...]) -> Iterator[Worker]:
     """
     key = (os.getpid(), name, version)  # a forked child holds connections that belong to its parent
     with _turn:
-        # The last that came back: the others may be ended soon.
+        # The process that was returned last, because the oldest ones are ended first.
         place = next((n for n in reversed(range(len(_free))) if _free[n][0] == key), None)
         worker = None if place is None else _free.pop(place)[1]
     worker = worker or Worker(name)
@@ -254,7 +254,7 @@ def isolated(
 
     Raises:
         AttackProcessError: the process does not answer.
-        Exception: in `refusals`, or of the name that it has there.
+        Exception: a class of `refusals`, or a class named as the exception in the attack's process.
     """
 
     def run(view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
@@ -299,7 +299,7 @@ def _answered(
 
 
 def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
-    """Rebuilds the result as an object of its kind's class; other results get a class of their own name."""
+    """Rebuilds a result as an object of its kind's class; other results become empty objects of their class's name."""
     wanted = RESULTS[kind].result
     if (encoded["module"], encoded["type"]) != (wanted.__module__, wanted.__name__):
         return _stranger(encoded["type"])
@@ -324,7 +324,7 @@ def _stranger(name: Any) -> Any:
 
 
 def _raised(message: Mapping[str, Any]) -> Exception:
-    """Rebuilds an attack's exception: by its own name, on our class if it is in `_BASES`."""
+    """Rebuilds an attack's exception under its own name, derived from the first of its bases in `_BASES`."""
     named, words, frames = message.get("failed"), message.get("words"), message.get("frames")
     names = [str(name) for name in named] if isinstance(named, list) else []
     base = next((base for name in names for base in _BASES if base.__name__ == name), RuntimeError)

@@ -1,11 +1,11 @@
 """A lower bound on epsilon from the canaries of a single training, each included by an independent fair coin.
 
-The method depends on the assumptions: none on the mechanism, Steinke, Nasr & Jagielski, "Privacy Auditing with One (1)
-Training Run", NeurIPS 2023; a composition of Gaussians, if the claim is of Gaussian steps with full participation,
-Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024; with canaries also in mutually
-orthogonal directions, so that each is an independent trial, the order statistics of such trials, after Xiang et al.,
-arXiv:2509.08704. A fifth of the canaries is guessed to be in and a fifth to be out, fixed for all trainings: choosing
-the best number of guesses afterwards would refute true claims.
+Three methods, by their assumptions. `one_run` assumes nothing of the mechanism: Steinke, Nasr & Jagielski, "Privacy
+Auditing with One (1) Training Run", NeurIPS 2023. `one_run_f_dp` assumes a composition of Gaussians, and is used if the
+claim is of Gaussian steps with full participation: Mahloujifar, Melis & Chaudhuri, "Auditing f-Differential Privacy in
+One Run", 2024. `order_statistics` assumes in addition that canaries contribute in mutually orthogonal directions, so
+that each is an independent trial: after Xiang et al., arXiv:2509.08704. A fifth of the canaries is guessed to be in and
+a fifth to be out, fixed for all trainings: choosing the best number of guesses afterwards would refute true claims.
 
 Guarantee:
     With confidence 0.95 the training is not (epsilon, delta)-private under add/remove of a record, for any epsilon
@@ -37,13 +37,14 @@ NAME = "canary_epsilon"
 """Name of the metric."""
 
 SHARE = 5
-"""Inverse fraction of canaries that are guessed in, and that are guessed out."""
+"""Inverse of the fraction of canaries guessed to be in, and of the fraction guessed to be out."""
 
 _SPENT = 20
-"""Inverse fraction, approximately, of a verdict's error probability that delta may use."""
+"""Limits the delta of a verdict to its error probability / (_SPENT n) for n canaries, so that the method's loss of
+2 n delta is at most a tenth of that probability."""
 
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"
-"""Methods of the bound."""
+"""Methods of the bound, by their assumptions: Gaussian steps; none; Gaussian steps and orthogonal canaries."""
 
 APART = ("dirac", "orthonormal")
 """Kinds of canaries whose contributions may be orthogonal in every step."""
@@ -52,7 +53,7 @@ APART = ("dirac", "orthonormal")
 def score_canaries(
     scores: InclusionScores, included: Bool[Tensor, " n"], *, delta: float, gaussian: bool, apart: bool = False
 ) -> dict[str, Metric]:
-    """Returns the least epsilon proved by scores of canaries, add/remove.
+    """Returns a lower bound on epsilon from the scores of canaries, under add/remove.
 
     Args:
         scores: one per canary; larger = more likely included.
@@ -71,7 +72,7 @@ def score_canaries(
     """
     method = ASSUMES_NOTHING if not gaussian else ASSUMES_APART if apart else ASSUMES_GAUSSIANS
     estimate = _bound(scores, included, delta, method, LEVEL)
-    # The assumption-free method loses 2 n delta of its confidence, which at the claim's delta may be all of it.
+    # The assumption-free method loses up to 2 n delta of its confidence, which at the claim's delta may be all of it.
     at_verdict = delta if gaussian else min(delta, (1 - SURE) / (_SPENT * len(included)))
     sure = _bound(scores, included, at_verdict, method, SURE)
     metric = Metric(
@@ -101,8 +102,8 @@ def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
     """Returns the bound with its comparison to a claim, and whether it refutes the claim at the verdict's confidence.
 
     Args:
-        metric: of `score_canaries`.
-        claim: of the same training.
+        metric: result of `score_canaries`.
+        claim: privacy claim of the same training.
 
     Returns:
         The metric with `claimed`, at the verdict's delta, and `verdict` in its detail; a claim of another relation is
@@ -133,7 +134,7 @@ def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
 def _bound(
     scores: InclusionScores, included: Bool[Tensor, " n"], delta: float, method: str, level: float
 ) -> EpsilonEstimate:
-    # Sorted by id: ties are not broken by position, but sums are rounded alike.
+    # Sorted by id, so that the random order of equal scores does not depend on the order in which they were returned.
     order = scores.ids.cpu().argsort()
     guesses_per_side = max(1, len(included) // SHARE)
     return audit_canaries(

@@ -28,7 +28,7 @@ _FAILED = "the attack failed: it reached no finite objective, so that it chose n
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """A target of an attacker who picks a candidate.
+    """The pick of an attacker who chooses among candidates, on one target.
 
     Attributes:
         candidates: number of candidates.
@@ -47,7 +47,7 @@ class Pick:
 
 
 def chosen(result: Reconstruction, prior: Float[Tensor, "n *shape"], sought: int) -> Pick:
-    """Returns the candidate nearest to the attack's only input, which need not be an exact copy.
+    """Returns the candidate nearest to the attack's only reconstruction, which need not be an exact copy of one.
 
     Args:
         result: the attack's result, checked.
@@ -55,7 +55,7 @@ def chosen(result: Reconstruction, prior: Float[Tensor, "n *shape"], sought: int
         sought: position of the truth among them.
 
     Raises:
-        ValueError: several inputs were returned, of which the truth would choose the best.
+        ValueError: several inputs were returned, among which only the truth could choose, or an input of another shape.
     """
     if len(result.inputs) != 1 or result.inputs.shape[1:] != prior.shape[1:]:
         raise ValueError(

@@ -73,9 +73,8 @@ def summed_up(targets: Sequence[dict[str, ImageValues]]) -> dict[str, Metric]:
 def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
     """Returns 1 if both floors are exceeded significantly, 0 if not, n/a if undecidable.
 
-    Also n/a for a large gain on too few images for significance.
-
-    Both must be exceeded, each at its own 95 %, which needs no correction for two tests (intersection-union).
+    A large gain on too few images for significance is undecidable, too. Both floors must be exceeded, each at its own
+    95 %, which needs no correction for two tests (intersection-union).
 
     Args:
         over_mean: PSNR gained over the mean public image.
@@ -105,8 +104,8 @@ def leak_verdict(over_mean: Metric, over_match: Metric) -> Metric:
 def gain_metric(values: ndarray) -> Metric:
     """Returns the mean of paired differences, with a 95 % interval and the smallest detectable mean.
 
-    From `LEAST_FOR_BOOTSTRAP` on the interval is a percentile bootstrap over images, with levels that correct for the
-    narrowness in small samples (Hesterberg 2015, "expanded percentile"); below it is Student's t.
+    With `LEAST_FOR_BOOTSTRAP` images or more, the interval is a percentile bootstrap over images, at levels that
+    correct for its narrowness in small samples (Hesterberg 2015, "expanded percentile"); with fewer, it is Student's t.
 
     Args:
         values: a difference per image, in dB; at least one, finite.
@@ -180,12 +179,12 @@ def _summary(name: str, parts: Sequence[ImageValues]) -> Metric:
 
 
 def _joined(details: Sequence[dict[str, float | int | str | None]]) -> dict[str, float | int | str | None]:
-    """Merges details of all targets: counts add up; of the other values the largest, or worst, is kept."""
+    """Merges details of all targets: counts are added; for other keys the largest, or worst, value is kept."""
     merged: dict[str, float | int | str | None] = {}
     for key in dict.fromkeys(key for detail in details for key in detail):
         values = [value for detail in details if (value := detail.get(key)) is not None]
         numbers = [value for value in values if not isinstance(value, str)]
-        # Strings: of a status the worse, otherwise the common value.
+        # Strings: the worse of several statuses, otherwise the common value.
         words = [value for value in values if isinstance(value, str)]
         merged[key] = (
             next((word for word in words if word != "ok"), words[0])

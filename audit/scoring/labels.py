@@ -26,10 +26,10 @@ NOT_NAMED = -1
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """A target batch.
+    """A target batch: its recovered labels and its true ones.
 
     Attributes:
-        found: recovered labels, in any order; at most as many as there are.
+        found: recovered labels, in any order; at most as many as the batch has examples.
         labels: the ground truth.
         shares: frequency of each true label's class among public examples; None without any.
     """

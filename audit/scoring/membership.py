@@ -398,9 +398,9 @@ def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     # Copies, because columns of a table may be read-only, about which torch warns.
     ids, scores = (torch.from_numpy(table[name].to_numpy().copy()) for name in ("id", "score"))
     members = torch.from_numpy(table["member"].to_numpy().astype(bool))
-    # Other statements of an attack about its scores enter no metric.
+    # The other fields of an attack's result enter no metric.
     membership_scores = MembershipScores(ids=ids, scores=scores, exact=False)
-    # Without a budget, as for an external model, no epsilon was computed for a single cell.
+    # An external model has no budget, so its delta is None and no epsilon is recomputed.
     metrics = score_membership(membership_scores, members, delta=record.budget.delta)
     knows = () if record.requires is None else record.requires.knows
     said = record.metrics.get(random_split.NAME)

@@ -1,4 +1,5 @@
-"""SSIM and LPIPS of reconstructed images; without the extra `images`, or LPIPS weights, a metric with the reason."""
+"""SSIM and LPIPS of reconstructed images; without the extra `images` or LPIPS weights, the reason replaces the values.
+"""
 
 from __future__ import annotations
 

@@ -28,19 +28,19 @@ NAME = "epsilon_lower"
 """Name of the metric."""
 
 LEVEL, SURE = 0.95, 1 - 1e-6
-"""Confidence of the value; and of a verdict, because very many cells are tested."""
+"""Confidence of the value, and confidence of a verdict, which is high because very many cells are tested."""
 
 SHARE = 10
-"""Inverse fraction of pairs that are guessed."""
+"""Inverse of the fraction of pairs that are guessed."""
 
 
 def epsilon_lower(
     ids: Int[ndarray, " n"], scores: Float[ndarray, " n"], members: Bool[ndarray, " n"], delta: float
 ) -> Metric:
-    """Returns the least epsilon proved by scores of a random split, under replacement.
+    """Returns a lower bound on epsilon from the scores of a random split, under replacement.
 
     Args:
-        ids: of the candidates; with the truth they determine the pairing, and nothing else.
+        ids: ids of the candidates; together with the truth they alone determine the pairing.
         scores: larger = more likely a member.
         members: the ground truth.
         delta: of the claim.
@@ -87,7 +87,7 @@ def not_a_random_split(knows: Collection[str], flags: Collection[str]) -> str:
 
     Args:
         knows: names of the attack's knowledge.
-        flags: of the record.
+        flags: flags of the record.
     """
     if "OTHERS" in knows:
         return "the attack was told who else took part, so its answers to pairs are no independent guesses"

@@ -63,7 +63,7 @@ def score_reconstruction(
         high: pixel value of white.
         floor_image: best guess without the update, such as the mean public image; the reconstruction assigned to
             unmatched truths.
-        public_images: in an order independent of the truth; the best of the first ones is the second floor.
+        public_images: in an order independent of the truth; the best of a few for each truth is the second floor.
         other_images: images that the truth is distinguished from, chosen independently of it.
         labels_given: whether the attacker was given the labels; they then do not count as recovered.
         lpips_weights: file of AlexNet weights; see `lpips_values`.
@@ -112,7 +112,7 @@ def compare(
         low: pixel value of black, in model-input units.
         high: pixel value of white.
         floor_image: best guess without the update.
-        match_images: for each truth the choice of `best_match`.
+        match_images: result of `best_match`, an image per truth.
         other_images: images that the truth is distinguished from.
         labels_given: whether the attacker was given the labels.
         lpips_weights: file of AlexNet weights.
@@ -170,7 +170,7 @@ def compare_pictures(
         low: pixel value of black.
         high: pixel value of white.
         floor_image: best guess without the update.
-        match_images: for each truth the best public match.
+        match_images: the best public match of each truth.
         failed: whether the attack failed; only the floors exist then, which are properties of the batch.
     """
     n, truth = len(inputs), unit(inputs, low, high)
@@ -343,7 +343,7 @@ def _label_accuracy(recovered: Tensor, labels: Tensor, given: bool) -> ImageValu
 
 
 def _identified(pair: Matched, others: Tensor | None, low: float, high: float) -> ImageValues:
-    """Returns 1 for each reconstruction nearer to its truth than to any other image of D, other truths included."""
+    """Returns 1 for each reconstruction nearer to its truth than to any other image of D: all truths, and `others`."""
     if others is None or len(others) == 0:
         return absent(len(pair.truth), "there are no other images that the truth would have to be told from")
     if len(pair.rows) == 0:

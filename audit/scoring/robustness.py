@@ -1,4 +1,4 @@
-"""Reconstruction robustness: bound on any attacker who picks the truth out of some candidates, from a claim.
+"""Reconstruction robustness (ReRo): bound on the success of any attacker who picks the truth among candidates.
 
 Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023 (arXiv:2302.07225): an
 attacker who succeeds with probability at most kappa before seeing the releases succeeds afterwards with at most the
@@ -109,11 +109,11 @@ def bound_metric(ledger: Ledger, others: int, *, batch: int = 1) -> Metric:
 
     Args:
         ledger: the releases of the batch.
-        others: candidates beside the truth, exchangeable with it. Other truths do not count: an attacker who knows them
-            rules them out.
-        batch: truths of an update. A reconstruction counts for any truth that it was matched to, so each has as many
-            chances: the success rates of r of them add up to at most r / (others + 1) for each of b truths before the
-            release, and the bound is concave, so b times that of one covers every r.
+        others: number of candidates besides the truth, exchangeable with it. Other truths do not count: an attacker who
+            knows them rules them out.
+        batch: number b of truths of an update. A reconstruction may be matched to any of them. For each truth, the
+            success probabilities of r reconstructions before the release add up to at most r / (others + 1). The bound
+            is concave in kappa, so b times the bound at 1 / (others + 1) covers the success rate for every r.
     """
 
     def without(reason: str) -> Metric:
@@ -137,8 +137,8 @@ def refuted(success: Metric, bound: Metric) -> bool:
     """True if a success rate this high has a probability below `VIOLATION` under the bound.
 
     Args:
-        success: a rate over targets, such as `iip` or `prior_success`.
-        bound: of the same targets.
+        success: success rate over targets, such as `iip` or `prior_success`.
+        bound: result of `bound_metric` for the same targets.
     """
     if success.value is None or bound.value is None or not success.n:
         return False
@@ -159,7 +159,8 @@ def _likelihood_ratios(noise_multiplier: float, steps: int, sample_rate: float, 
 
 def _upper(ranked: ndarray, share: int, draw: np.random.Generator) -> float:
     """Returns the 97.5 % bootstrap quantile of (1/N) times the sum of the `share` largest values."""
-    # Only the top is resampled: each value occurs Poisson(1) times in a resample, up to the sum of all.
+    # Each value occurs Poisson(1) times in a resample. The top alone is resampled: it holds the `share` largest values
+    # of nearly every resample, and counts are cut off at a total of `share`.
     top = ranked[: min(len(ranked), share + math.ceil(8 * math.sqrt(share)) + 1)]
     sums = np.empty(RESAMPLES)
     for at in range(RESAMPLES):

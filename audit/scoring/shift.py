@@ -6,10 +6,10 @@ Lopez-Paz & Oquab, "Revisiting Classifier Two-Sample Tests", ICLR 2017: a classi
 two samples, and ranks the other half; Das et al., "Blind Baselines Beat Membership Inference Attacks for Foundation
 Models", 2024, on the consequences of omitting such a test. Deviation: the two halves swap roles.
 
-Two properties affect every loss, but little of such a classifier. They are tested separately: labels alone, and how
-hard labels are to predict from inputs, by a classifier fitted to examples of both samples, without sample membership,
-and evaluated on examples that it was not fitted to. A tenth of wrong labels, or of mirrored images, in a sample is
-visible there.
+Two properties change every loss, yet hardly change the ranking of such a classifier. Each has a test of its own: the
+shares of labels, and how hard labels are to predict from inputs. The latter is measured by a classifier fitted to
+examples of both samples, without being told which sample they are from, and evaluated on examples that it was not
+fitted to. It detects a sample of which a tenth of the labels is wrong, or of the images mirrored.
 
 Guarantee:
     Given a classifier, the ranks of the held-out half are exchangeable under equal distributions, so a permutation test
@@ -66,8 +66,8 @@ class Shift:
     """Evidence of a shift between members and non-members, without the model.
 
     Attributes:
-        p_value: of exchangeable members and non-members, by three tests jointly; None with fewer than `LEAST` of
-            either.
+        p_value: of the hypothesis that members and non-members are exchangeable, by three tests jointly; None with
+            fewer than `LEAST` of either.
         auc: of the classifier on held-out examples, mean of both halves; None with too few.
         members: number of members tested.
         non_members: number of non-members tested.
@@ -112,7 +112,7 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
     """Tests whether two samples have the same distribution, by inputs and labels.
 
     Args:
-        members: from the private pool.
+        members: sample from the private pool.
         non_members: the comparison sample.
         seed: for the choice of examples, halves and permutations.
     """
@@ -150,7 +150,7 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
 
 
 def features_of(examples: Examples) -> ndarray:
-    """Returns features of examples: inputs, a few of their statistics, labels; a row each.
+    """Returns features of examples, one row each: labels, a few statistics of the inputs, and the inputs.
 
     Wide inputs are replaced by random projections (Johnson & Lindenstrauss), the same for all examples and drawn
     independently of them: their principal components are nearly those of the inputs, at a tenth of the time and memory.
@@ -180,11 +180,13 @@ def _statistics(inputs: Tensor) -> Tensor:
 
 
 _OWN = 8
-"""Leading columns that are not inputs, if a label is a single number."""
+"""Number of leading columns that are not inputs, if a label is a single number: the label and seven statistics."""
 
 
 def of_labels(some: ndarray, others: ndarray) -> float:
-    """Returns a p-value for equal label distributions: chi-square among permutations, valid for small counts.
+    """Returns the p-value of a permutation test for equal label distributions; valid for small counts.
+
+    The statistic is that of the chi-square test.
 
     Args:
         some: labels of one sample.
@@ -204,7 +206,7 @@ def of_labels(some: ndarray, others: ndarray) -> float:
 
 
 def _of_hard_labels(members: Examples, non_members: Examples, seed: int) -> float:
-    """Returns a p-value for labels equally hard to predict from inputs, by classifiers without sample membership.
+    """Returns the p-value of a test that labels of both samples are equally hard to predict from inputs.
 
     The statistic is the mean of 1 - p over a sample, p the probability of an example's own label under a classifier
     fitted to other examples of both samples. The result is twice the smaller of two p-values: nearest neighbours detect

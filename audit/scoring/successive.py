@@ -1,10 +1,10 @@
 """Cosine of successive updates: similarity of each step's released update to the previous step's.
 
 "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744, rests on
-it: if gradients of successive steps point the same way, as claimed for early training, the last release predicts most
-of the next. Measured is the released update in parameter space, as decoded by an observer of updates, for any form of
-release. `sgd` adds no noise, so its updates are the gradients of that claim; independent noise alone has a cosine of
-about 0.
+this similarity: if gradients of successive steps point the same way, as claimed for early training, the last release
+predicts most of the next. The cosine is that of released updates in parameter space, as an observer of updates decodes
+them, for any form of release. `sgd` adds no noise, so its updates are the gradients of that claim; independent noise
+alone has a cosine of about 0.
 
 Deviation: for a defense with noise this measures the similarity of the releases, not of the private gradients under
 them.
@@ -81,12 +81,12 @@ def score_successive(cosines: Float[ndarray, " pairs"], norms: Float[ndarray, " 
     The interval is Student's t over the means of blocks of successive pairs: neighbouring cosines share an update, and
     training drifts, so pairs are dependent, while means of long blocks nearly are not. Drift of the cosine over a whole
     training is between the blocks and widens the interval, which is conservative. It covers the mean over the steps of
-    a training like this one; over seeds, boards have their own.
+    a training like this one; the interval over seeds is computed by boards.
 
     Args:
-        cosines: of each step but the first with the previous step, in the order of steps; NaN if either update has no
-            direction.
-        norms: of all updates, in gradient units.
+        cosines: cosine of each step but the first with the previous step, in the order of steps; NaN if either update
+            has no direction.
+        norms: norms of all updates, in gradient units.
 
     Returns:
         The mean, whose n is the number of pairs; `detail` has also the number of excluded pairs, and the means over the

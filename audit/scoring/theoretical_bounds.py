@@ -1,8 +1,8 @@
 """Bounds from the privacy claim, stored with each metric of a membership attack.
 
-They follow from the trade-off curve of the claim's own losses, in both orders of the removal. The bounds hold for a
-test of a single record whose membership is decided by an independent coin, with any knowledge of all other records. A
-threshold among candidates of the same run is such a test, on average over runs: a record's rank among non-members. On a
+The bounds follow from the trade-off curve of the claim's privacy losses, for adding and for removing the record. They
+hold for a test of a single record whose membership is decided by an independent coin, with any knowledge of all other
+records. A threshold on a record's rank among the non-members of its run is such a test, on average over runs. On a
 single run with fixed members, chance can exceed the bounds, so compare the low end of an interval.
 
 Informed attacks differ. To score a candidate, the true contributions of all others, including the other candidates',

@@ -40,15 +40,16 @@ Found = Literal["violation", "no violation found", "n/a"]
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredTest:
-    """A statistic of every release.
+    """A membership test of the battery, given by its statistic of a run's releases.
 
     Attributes:
         name: of the test.
-        scenario: whose runs it is computed on.
-        question: in words.
+        scenario: name of the scenario on whose runs the statistic is computed.
+        question: that the test answers, in words.
         feature: maps a release to a number, or to a vector whose direction is learned on the calibration runs.
         least_releases: fewest releases for which it can be computed.
-        of_released: whether it is about floating-point numbers, which a claim on real numbers does not cover.
+        of_released: whether it tests the released floating-point numbers, which a claim about real numbers does not
+            cover.
     """
 
     name: str
@@ -183,7 +184,7 @@ class BatteryOutcome:
 
     @property
     def asked(self) -> int:
-        """Number of tests that applied."""
+        """Number of tests that ran: those with a verdict."""
         return sum(outcome.found != "n/a" for outcome in self.outcomes)
 
     @property
@@ -213,7 +214,7 @@ def battery(
     """Runs all declared tests on a trainer.
 
     Args:
-        trainer: of any kind.
+        trainer: the trainer to be tested.
         seed: of canaries and public randomness; a trainer draws its own secrets.
         level: probability of accusing a trainer that keeps its claim.
         only: names of scenarios to run, at their level in the whole battery; None for all.
@@ -247,7 +248,7 @@ def _not_asked(test: DeclaredTest, why: str) -> TestOutcome:
 
 
 class _Asking:
-    """The runs of a scenario, and its tests."""
+    """The runs of a scenario, and the evaluation of its tests on them."""
 
     def __init__(self, trainer: Trainer, scenario: Scenario, tests: Sequence[DeclaredTest], level: float) -> None:
         self.trainer, self.scenario, self.tests, self.level = trainer, scenario, tests, level
@@ -359,7 +360,7 @@ class _Asking:
 
 
 def _rule(present: Tensor, without: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns direction and threshold from calibration runs: positive scores are classified as with the canary."""
+    """Returns a linear score fitted to calibration runs: a positive score classifies a run as one with the canary."""
     high, low = present.mean(dim=0), without.mean(dim=0)
     direction, middle = high - low, (high + low) / 2
     length = torch.linalg.vector_norm(direction)

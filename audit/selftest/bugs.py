@@ -47,7 +47,7 @@ class PlantedBug:
     Attributes:
         name: of the mistake.
         words: description of the mistake.
-        trainer: with the mistake.
+        trainer: the trainer with the mistake.
     """
 
     name: str
@@ -110,7 +110,7 @@ def with_engine(kind: type[Engine]) -> Callable[..., Run]:
                 loss=settings.recipe.loss,
                 noise=settings.noise,
                 augmentation=settings.recipe.augmentation,
-                # Instead of the sample rate's expected batch: the constant that sums are divided by.
+                # The constant that sums are divided by, which the recipe may set regardless of the sample rate.
                 expected_batch=self._expected_batch,
             )
 
@@ -209,7 +209,7 @@ class PrivateMask(SumsOwnRows):
 
 
 class MaskChanges(SumsOwnRows):
-    """Draws a mask for each half of a batch, and adds noise under the mask of the last half only."""
+    """Draws a mask for each half of a batch, and adds noise only where the mask of the last half keeps a coordinate."""
 
     def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum of both halves, each masked before it is clipped."""
@@ -350,4 +350,4 @@ BUGS = (
         noise=lambda task: from_os(),
     ),
 )
-"""All planted bugs, in the order of the issue that requested them."""
+"""All planted bugs."""

@@ -1,4 +1,4 @@
-"""The self-test certificate: results of the battery on every planted bug and on correct trainers.
+"""Self-test certificate: results of the battery on every planted bug and on correct trainers.
 
 A bug is caught in a repetition if any test of the battery has a violation. Repetitions after the first run only the
 scenarios in which the first caught it, at their level in the whole battery: their power is measured, and the power of
@@ -149,7 +149,7 @@ def foreign(path: str) -> Candidate:
     """Returns a trainer from a user's file, which is executed.
 
     Args:
-        path: of a file, a colon, the name of a function.
+        path: `FILE.py:FUNCTION`.
     """
     function = plugins.load("trainer", path)
     return Candidate(name=path, words=plugins.summary(path), trainer=of_function(function, path), planted=False)
@@ -204,7 +204,7 @@ def examine(
         candidate: the trainer.
         repeat: number of repetitions, with different canaries and public randomness.
         seed: of the first.
-        level: of a battery.
+        level: level of each battery.
         progress: called with a progress message.
     """
     scenario_of = {test.name: test.scenario for test in TESTS}

@@ -1,9 +1,9 @@
 """Opacus's `PrivacyEngine` in ordinary use, as a foreign trainer.
 
-Two settings follow its documentation. It divides by an expected batch computed from the number of records (its issues
-571 and 819): here by the battery's constant, otherwise adding a record would be detected. Its noise, without the secure
-mode that needs another package, is not claimed to be secure in floating-point arithmetic, so the claim is about real
-numbers; `train_as_released` omits that restriction.
+Opacus divides by an expected batch computed from the number of records (its issues 571 and 819); here the divisor is
+the battery's constant, because adding a record would otherwise be detected. Opacus claims noise that is secure in
+floating-point arithmetic only in its secure mode, which needs another package. The mode is off here, as by default, so
+the claim is about real numbers; `train_as_released` omits that restriction.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train_as_released(
     from opacus.data_loader import DPDataLoader
 
     inputs, labels = examples
-    # At the rate itself: a loader with batches uses 1 / their number, which a record may change.
+    # The rate is passed on: for a loader with batches Opacus takes 1 / their number, which a record may change.
     loader = DPDataLoader(TensorDataset(inputs, labels), sample_rate=sample_rate)
     if len(loader) != 1 / sample_rate:
         raise ValueError(f"Opacus samples at one over a whole number, got a sample rate of {sample_rate}")

@@ -153,7 +153,7 @@ _ROUNDING = 1e-5
 def _refuse_another_model(
     releases: Sequence[Tensor], before: Tensor, after: Tensor, task: TrainerTask, name: str
 ) -> None:
-    """Refuses releases that do not add up to the move of the model, which is public, too: tests read releases alone."""
+    """Refuses releases that do not add up to the model's change: the model is public, too, and no test reads it."""
     if torch.equal(before, after):  # an unmoved model is no evidence
         return
     steps = task.lr * torch.stack([vector.double() for vector in releases])

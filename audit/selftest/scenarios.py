@@ -35,9 +35,9 @@ class NeighbouringSets:
     """Data sets, of inputs and labels, that differ in a single record.
 
     Attributes:
-        present: with the canary, in front.
-        without: without the canary.
-        blanked: with a blank in its place; None if every record contributes.
+        present: the set with the canary, as its first record.
+        without: the set without the canary.
+        blanked: the set with a blank record in its place; None if every record contributes.
     """
 
     present: tuple[Tensor, Tensor]
@@ -47,15 +47,15 @@ class NeighbouringSets:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scenario:
-    """A pair of neighbouring data sets with a task.
+    """A pair of neighbouring data sets, the model and task of a trainer on them, and the number of runs.
 
     Attributes:
         name: of the scenario.
-        task: for both data sets.
+        task: task of the trainer, the same for both data sets.
         model: makes a new model, always with the same weights.
-        sets: with the canary and without.
-        direction: contribution of a bounded canary to the sum of gradients, times the root of the number of layers: of
-            length 1 in each layer [dim].
+        sets: data sets with and without the canary.
+        direction: of a canary's contribution to the sum of gradients, scaled to length 1 in each layer [dim]; zeros if
+            the scenario's tests do not use it.
         looks: numbers of runs on either side at which the tests are evaluated; the last is the maximum.
         calibration: number of runs on either side for thresholds and directions, used for nothing else.
         may_be_refused: whether a trainer may correctly refuse to train.

@@ -60,9 +60,9 @@ def exact_values(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer
 def low_bits(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns 1 if all numbers much smaller than the canary's entry are multiples of that entry's last place.
 
-    If noise is added in float32, a number u = v + z near zero had a z near -v, on the grid of numbers of that size, and
-    so is on it too; without the canary u = z, and its own grid is finer. Noise on a public grid looks the same either
-    way.
+    Let noise z be added in float32 to an entry v of the canary. If u = v + z is near zero, then z is near -v, and both
+    are multiples of the last place of numbers of that size, so u is one, too. Without the canary u = z, whose last
+    place is finer. Noise on a public grid gives the same numbers with and without the canary.
     """
     inside = scenario.direction != 0
     entry = scenario.direction[inside].abs().double() * scenario.task.clip_norm
@@ -85,7 +85,7 @@ def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
 
 
 def buffers(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
-    """Returns log(1 + squared distance) of the move of the model's buffers."""
+    """Returns log(1 + squared distance by which the run moved the model's buffers)."""
     before = dict(scenario.model().named_buffers())
     moved = [
         (value.double() - before[name].double()).square().sum()

@@ -74,14 +74,14 @@ def under_defense(
     """Returns leakbench's training loop as a trainer.
 
     Args:
-        defense: for a task.
+        defense: task -> defense.
         fit: the training function; planted bugs may replace it.
-        noise: for a task.
-        sampling: for a rate.
+        noise: task -> source of noise.
+        sampling: sample rate -> sampling.
         augmentation: of images.
-        recipe: for a task, with the divisor of sums.
-        publish: outputs published besides the releases; returned in `task.published` if a run is to be repeated, and
-            drawn before the noise, which may depend on them.
+        recipe: task -> recipe, with the divisor of sums.
+        publish: task -> outputs published besides the releases. They are drawn before the noise, which may depend on
+            them; a run that is to be repeated gets them in `task.published`.
     """
 
     def run(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
@@ -148,7 +148,7 @@ def of_catalogue(name: str) -> Trainer:
 
 
 def settings_for(name: str, clip_norm: float) -> dict[str, Any]:
-    """Returns a defense's settings for tiny models.
+    """Returns the settings of a defense for the battery's tiny models; other settings keep their defaults.
 
     Args:
         name: of the defense.

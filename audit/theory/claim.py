@@ -34,7 +34,7 @@ class Setup:
     Attributes:
         seed: of all random draws.
         device: of rows and models.
-        data: name of the data set whose gradients are examined; None for the available one.
+        data: name of the data set whose gradients are examined; None for `symmetry.default_data`.
         draws: number of releases in a mean; sizes of other samples follow from it.
         defense: builds a defense by name, as the catalogue does; tests pass broken defenses.
     """
@@ -67,7 +67,7 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Measured number and its expected value.
+    """Comparison of a measured number with its closed form.
 
     Attributes:
         what: measured quantity, with its unit if it has one.
@@ -103,7 +103,7 @@ class Comparison:
 def mean_of(
     what: str, values: Float[Tensor, " n"], closed: float, relation: Literal["=", "<=", ">="] = "="
 ) -> Comparison:
-    """Compares the mean of independent draws."""
+    """Compares the mean of independent draws with its closed form, to within five standard errors."""
     n = len(values)
     error = float(values.std()) / math.sqrt(n)
     # For equal draws the tolerance covers rounding alone.
@@ -114,7 +114,7 @@ def mean_of(
 
 
 def spread_of(what: str, values: Float[Tensor, " n"], closed: float) -> Comparison:
-    """Compares the root mean square of independent draws around 0."""
+    """Compares the root mean square of independent draws around 0 with its closed form."""
     squares = values.double().square()
     n, mean = len(values), float(squares.mean())
     measured = math.sqrt(mean)
@@ -124,7 +124,7 @@ def spread_of(what: str, values: Float[Tensor, " n"], closed: float) -> Comparis
 
 
 def ratio_of(what: str, above: Float[Tensor, " n"], below: Float[Tensor, " n"], closed: float) -> Comparison:
-    """Compares the ratio of two means of independent draws."""
+    """Compares the ratio of two means of independent draws with its closed form."""
     # By the delta method: the error is that of (above - ratio * below) / E below.
     ratio, scale = float(above.mean() / below.mean()), float(below.mean())
     comparison = mean_of(what, (above - ratio * below) / scale, 0.0)
@@ -145,13 +145,13 @@ class Panel(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Result of a claim's function.
+    """Comparisons that the function of a claim returns.
 
     Attributes:
         comparisons: they must all hold for the claim to hold.
         instead: true statements in place of a false claim.
         remark: circumstances of this measurement, a clause of the caveat; empty for none.
-        panels: for the figure.
+        panels: scatter plots for the figure; empty for most claims.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -167,7 +167,7 @@ class TheoryClaim:
     Attributes:
         name: of the function that measures it.
         about: statement, in a sentence.
-        section: of the specification of the defenses.
+        section: number of its topic, such as 3.4, under which the tables list it.
         should_hold: whether it is known to be true; False for an error in a paper, None for a question to data.
         caveat: qualification, or reason why it does not hold, in a sentence.
         measure: function that measures it.
@@ -245,7 +245,7 @@ def claim(
     """Decorator that makes a claim of the function that measures it; the claim has the function's name.
 
     Args:
-        section: of the specification of the defenses.
+        section: number of its topic, such as 3.4, under which the tables list it.
         about: statement, in a sentence.
         should_hold: False for an error in a paper, None for a question to data.
         caveat: qualification, or reason why it does not hold.

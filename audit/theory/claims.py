@@ -1,4 +1,5 @@
-"""Table of all claims, by section; a new claim is a function in the file of its subject."""
+"""Table of all claims, file by file; a new claim is a function with the decorator `claim` in the file of its subject.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Noise under momentum: its effect on the velocity and on the parameters.
 
 Zhu & Blaschko, TMLR 2023, equations 117-118, add the coefficients mu^j of independent draws as if all draws were the
-same, which gives s / (1 - mu); variances of independent draws add instead. Measured on a run of the trainer in which
-every gradient is zero, so that its parameters are noise alone: each coordinate is a draw.
+same, which gives s / (1 - mu); variances of independent draws add instead. The measurement is a run of the trainer in
+which every gradient is zero, so that its parameters are noise alone: each coordinate is a draw.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Walk(NamedTuple):
 
 
 def _first_output(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float[Tensor, " n"]:
-    """Loss whose gradient is the input itself."""
+    """Loss of a linear model whose gradient is the input itself."""
     return outputs[:, 0]
 
 
@@ -63,7 +63,7 @@ def _walk(
 
 
 def _coefficients() -> Float[Tensor, " steps"]:
-    """Weight of each step's draw in the displacement, in steps of lr: 1 + mu + ... to the end of the run."""
+    """Weight of each step's draw in the displacement, in units of lr: 1 + mu + ... to the end of the run."""
     remaining_steps = torch.arange(1, STEPS + 1, dtype=torch.float64)
     return (1 - MU**remaining_steps) / (1 - MU)
 

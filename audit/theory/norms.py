@@ -1,4 +1,4 @@
-"""Norms of encoded gradients: never above the original norm, so the same clip norm clips less of them.
+"""Norms of encoded gradients, which never exceed the original norm, so that the same clip norm removes less of them.
 
 The plans are those of the second step of a run on the digits, when DPDR has a direction; the gradients are of the
 examples at the parameters of that step.

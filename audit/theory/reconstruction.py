@@ -38,7 +38,7 @@ def kept(sparsity: float) -> int:
 
 
 def laplace(t: float, n: int) -> float:
-    """E exp(-t ||m.a||^2) over masks that keep n entries: an elementary symmetric polynomial over their number."""
+    """E exp(-t ||m.a||^2) over masks that keep n entries: an elementary symmetric polynomial / the number of masks."""
     # means[k]: the same for masks that keep k of the entries so far; avoids binomial coefficients that could overflow.
     means = np.zeros(n + 1)
     means[0] = 1.0
@@ -71,7 +71,7 @@ def _observed(
 
 
 def _unclipped(setup: Setup, sparsity: float, what: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    # Without clipping the noise multiplier is in units of `clip_norm`.
+    # Without clipping the noise is the multiplier times `clip_norm`, hence a clip norm of 1.
     return _observed(setup, sparsity, what, inputs, without="clipping", clip_norm=1.0)
 
 

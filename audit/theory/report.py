@@ -19,7 +19,7 @@ def document(claims: Sequence[Examined], setup: Setup) -> dict[str, Any]:
 
     Args:
         claims: examined claims.
-        setup: of the measurement.
+        setup: settings of the measurement.
     """
     return {
         "seed": setup.seed,
@@ -55,7 +55,7 @@ def markdown(claims: Sequence[Examined], setup: Setup) -> str:
 
     Args:
         claims: examined claims.
-        setup: of the measurement.
+        setup: settings of the measurement.
     """
     lines = [
         "# Claims of theory, measured",
@@ -114,7 +114,7 @@ def write(claims: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
 
     Args:
         claims: examined claims.
-        setup: of the measurement.
+        setup: settings of the measurement.
         folder: created if absent.
 
     Returns:

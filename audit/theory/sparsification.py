@@ -46,7 +46,7 @@ def _records(setup: Setup) -> Float[Tensor, "records dim"]:
 def sparsification_sensitivity(setup: Setup) -> Measured:
     """Contributions, and differences between releases of neighbours; masked gradients longer than C are clipped to C.
 
-    Masking after clipping, as in the printed proof, has the same largest norm, and most rows below it.
+    Masking after clipping, as in the printed proof, has the same largest norm, but leaves most rows below C.
     """
     rows, comparisons = _records(setup), []
     for sparsity in SPARSITIES:

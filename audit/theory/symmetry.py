@@ -39,7 +39,7 @@ EXAMPLES, STEPS, FLIPS, PLANES = 190, 40, 399, 5
 
 
 def default_data() -> str:
-    """MNIST if it is in the folder that LEAKBENCH_DATA names, else the digits, which are embedded."""
+    """Returns MNIST if it is in the folder that LEAKBENCH_DATA names, else the digits, which need no download."""
     folder = os.environ.get("LEAKBENCH_DATA")
     return "mnist" if folder and (Path(folder).expanduser() / "MNIST").is_dir() else "digits"
 

@@ -1,4 +1,4 @@
-"""Choice of the audit by the first argument, and refusals that name the audit with an option."""
+"""Choice of the subcommand of `leakbench audit` by the first argument, and errors that name an option's subcommand."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ class AuditGroup(TyperGroup):
 
 
 def _has(command: Any, option: str) -> bool:
-    """Returns whether a command has an option, or is named by it, as it was in the old spelling."""
+    """Returns whether a command has an option, or is itself an option in the old spelling."""
     declared = (name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
     return option == f"--{command.name}" or option in declared

@@ -1,6 +1,7 @@
-"""`leakbench audit FILE` with `--update`, `--scores` or `--transcript`: how audits were spelled before.
+"""`leakbench audit FILE` with `--update`, `--scores` or `--transcript`: the deprecated spelling of audits.
 
-Translated to `leakbench audit model`, `update`, `scores` and `transcript`; to be deleted with the next version.
+It is translated to `leakbench audit model`, `update`, `scores` and `transcript`, and will be removed in the next
+version.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ old_spelling.__annotations__ = {name: one.annotation for name, one in _ALL.items
 
 
 def _refuse(given: Mapping[str, Any]) -> None:
-    """Refuses kinds of audit that exclude one another, and what a kind makes no use of or lacks."""
+    """Refuses kinds of audit that exclude one another, options that a kind ignores, and missing options."""
     names = given.keys()
     of_update = [name for name in _UPDATE if name not in _TRANSCRIPT]
     if "update" in names:

@@ -1,4 +1,4 @@
-"""Options that several kinds of audit share, in groups, and the parts of a request that they make.
+"""Options that several kinds of audit share, in groups, and the parts of a request that are built from them.
 
 (Any: the parts are in `leakbench.audit.external`, whose import takes seconds, too long for a command's help.)
 """
@@ -115,7 +115,7 @@ class AttackOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgementOptions:
-    """Options on the claim and the rules that results are held against."""
+    """Options on the claim and the rules that results are compared with."""
 
     split: Annotated[
         str, typer.Option(help="random: members and non-members are a random split of one pool; else unknown.")

@@ -104,7 +104,7 @@ class Preprocess:
         return cls(mean, std)
 
     def __str__(self) -> str:
-        """Formats it as `parse` reads it."""
+        """Formats the preprocessing as `parse` reads it."""
         return ",".join(
             f"{name}={'/'.join(f'{value:.6g}' for value in values)}"
             for name, values in (("mean", self.mean), ("std", self.std))
@@ -143,7 +143,7 @@ class Groups:
         members: training examples of the model.
         non_members: examples outside its training set.
         population: disjoint from both; None if there are none.
-        sources: name of the group -> its source, digest, number and notes, for the report.
+        sources: name of the group -> its source, digest, number of examples and notes, for the report.
         names: id -> name of the group and the owner's own id.
         preprocess: applied to the inputs.
         columns: names of an input's columns, in the order fed to the model; None if they are unnamed.
@@ -237,7 +237,7 @@ def in_order(file: DataFile, members: DataFile) -> DataFile:
 
 
 def read_examples(source: str, *, reading: Reading = AS_IS) -> DataFile:
-    """Reads examples.
+    """Reads the examples of a file or folder, in the format that its first bytes show, and checks them.
 
     Args:
         source: path of an `.npz`, a Parquet file, or a folder of images.
@@ -330,7 +330,7 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
 
 
 def _whole(name: str) -> datasets.Splits:
-    """Loads a built-in data set in two pools; a public pool would remove the copies of its images from the others."""
+    """Loads a built-in data set without a public pool, which would remove the copies of its images from the others."""
     dealt = datasets.load(name)
     if dealt.test is not None:
         return datasets.load(name, sizes=datasets.Sizes(private=int(dealt.test.ids.min()), non_member=0, public=0))

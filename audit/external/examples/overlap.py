@@ -16,10 +16,11 @@ from leakbench.attacks.core import Examples
 from .groups import Groups
 
 NEAR = 0.1
-"""Largest distance of near-duplicates, as a share of the larger norm after subtraction of the common mean."""
+"""Largest distance of near-duplicates, as a fraction of the larger norm after subtraction of the common mean."""
 
 NEARER = 0.25
-"""Also, as a share of the distance to the nearest other example of its own group: in dense data all are near."""
+"""The same, as a fraction of the distance to the nearest other example of its own group: in dense data every example
+has near neighbours."""
 
 LEAST_NUMBERS = 6
 """Fewest dimensions of an input; in fewer, near neighbours occur by chance."""
@@ -62,8 +63,8 @@ def contents(groups: Sequence[Tensor]) -> list[ndarray]:
 def without_shared(groups: Groups) -> Groups:
     """Removes examples shared by two groups: from both members and non-members, and from the population.
 
-    A member that is also a non-member cannot be distinguished from non-members. Removed from only one group, the copies
-    of a pool would remain in the other and reveal the group.
+    A member that is also a non-member cannot be distinguished from non-members. If shared examples were removed from
+    one of the two groups alone, repeated content in the other would reveal that group.
 
     Raises:
         ValueError: a group is left empty.

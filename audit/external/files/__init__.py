@@ -1,9 +1,9 @@
-"""Untrusted files of weights: checked by code that executes nothing of them, then read.
+"""Untrusted files of weights: checked by code that executes nothing in them, then read.
 
-The bytes of a file decide its kind, not its name. safetensors are read in this process. The format of `torch.save`,
-also before PyTorch 1.6, is a pickle, which is a program: it is read only if the user allows it, after every instruction
-was checked, by PyTorch's restricted loader in a process of its own. All else is refused with the way out; a less safe
-way is never tried after a safer one failed.
+The kind of a file follows from its bytes, not from its name. safetensors are read in this process. The formats of
+`torch.save`, before and since PyTorch 1.6, hold a pickle, which is a program: they are read only if the user allows it,
+after every instruction was checked, by PyTorch's restricted loader in a process of its own. Other files are refused,
+with a remedy; a less safe reader is never tried after a safer one has failed.
 """
 
 from pathlib import Path

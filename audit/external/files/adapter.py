@@ -35,7 +35,7 @@ _READ |= {"modules_to_save", "base_model_name_or_path", "init_lora_weights"}
 _HARMLESS = {"auto_mapping", "bias", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform"}
 _HARMLESS |= {"lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules"}
 _HARMLESS |= {"task_type", "loftq_config", "eva_config", "corda_config", "runtime_config"}
-"""Settings that choose layers, or concern the training alone."""
+"""Settings that leave LoRA's formula unchanged: they choose layers, or concern the training alone."""
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations of B A that leave the base model unchanged; PiSSA, OLoRA, CorDA and LoftQ change it."""
 _REPEATS = re.compile(r"[*+]")

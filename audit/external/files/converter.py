@@ -1,8 +1,8 @@
 """Standalone program that converts the expected tensors of a `torch.save` archive to safetensors.
 
 `restricted` starts it, with nothing of this project imported, and the caller checks its output again. Limits on time
-and files are set before PyTorch is imported; before the archive is opened, memory is limited to the size of its
-tensors, and the network and further processes are given up, as far as the system lets a user do so.
+and files are set before PyTorch is imported. Before the archive is opened, memory is limited to the size of its
+tensors, and access to the network and new processes are disabled, as far as the system lets a user do so.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ _NEW_USER, _NEW_NETWORK, _NO_NEW_PRIVILEGES = 0x1000_0000, 0x4000_0000, 38
 
 
 def main(order: Path) -> None:
-    """Converts an archive as a JSON file orders.
+    """Converts an archive as a JSON file specifies.
 
     Args:
-        order: names source, target, path, tensors [name, shape] in their order, limits by name, room in bytes for
-            tensors, and folders that packages may be imported from.
+        order: names source, target, path, tensors [name, shape] in their order, limits by name, bytes that loading may
+            take (`room`), and folders that packages may be imported from.
     """
     wanted = json.loads(order.read_text(encoding="utf-8"))
     for limit, most in wanted["limits"].items():

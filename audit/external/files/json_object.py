@@ -15,7 +15,7 @@ _MAX_BYTES = 8 << 20
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads an object.
+    """Reads the JSON object of an untrusted file.
 
     Args:
         path: of a file in UTF-8.

@@ -1,7 +1,7 @@
 """Reading of a weights file: checked, copied to a private folder, checked again, and loaded.
 
-The copy is loaded, and is checked last: exchanging the file in between only leads to an error. The first check avoids
-copying files that are refused.
+The copy is loaded, and the copy is checked: a file that is exchanged between the checks only causes an error. The first
+check avoids copying files that are refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_as_stored(path: str | Path, *, allow_pickle_tensors: bool = False) -> S
                     "it is a pickle, which is read only where you allow it, by allow_pickle_tensors=True "
                     f"(--allow-pickle-tensors), or {WAY_OUT}"
                 )
-            # The copy has no ending, since PyTorch's loader goes by endings.
+            # The copy has no extension, because PyTorch's loader chooses formats by extension.
             copy = Path(folder) / "copy"
             with copy.open("xb") as target:
                 file.seek(0)

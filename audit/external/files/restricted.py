@@ -1,9 +1,9 @@
 """PyTorch's restricted loader, in a process with few rights.
 
 The process gets none of the environment, no input, a private folder, limits on time, memory and written bytes, and no
-network if the system lets a user give it up; it returns safetensors, which are checked like any other file. A
-vulnerability of the loader thus meets a pickle whose every instruction was checked, in a process whose output is not
-trusted.
+network if the system lets a user disable it. It returns safetensors, which are checked like any other file. Exploiting
+a vulnerability of the loader therefore takes a pickle whose every instruction passed the checks, and gains a process
+whose output is not trusted.
 """
 
 from __future__ import annotations

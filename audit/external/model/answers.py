@@ -45,7 +45,8 @@ _SINGLE: dict[Form, str] = {"one logit": "logit", "one probability": "probabilit
 """Formats with a single number per example, and the kind of number."""
 
 _USUAL = (0.01, 10.0)
-"""Likeliest factors that leave logits unchanged: overfitted models are overconfident, often by a factor of ten."""
+"""Range of the likeliest factor in which logits are not rescaled: overfitted models are overconfident, often by a
+factor of ten."""
 
 
 def form_of(answers: Float[Tensor, "... classes"]) -> Form:

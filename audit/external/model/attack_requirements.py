@@ -48,7 +48,7 @@ class AuditPlan:
     Attributes:
         sources: of the groups' examples.
         attacks: those that would run, and the unmet requirements of the others.
-        smallest_leak: that would show.
+        smallest_leak: the smallest leak that would show.
     """
 
     sources: dict[str, PlannedSource]

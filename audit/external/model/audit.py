@@ -113,7 +113,7 @@ class ModelAudit:
         shift: distribution shift between members and non-members, without the model.
         exposure: of single members and classes, by the strongest attack; None if none ran.
         accuracy: of members and of non-members.
-        ranks: of the equations of a shared gradient, a row per layer; else why they are unknown.
+        ranks: of the equations of a shared gradient, one report per layer; else why they are unknown.
         shared: attacks on gradients of single members.
         shared_inputs: these members; None if no gradient was shared.
         verdict: of the audit.
@@ -182,7 +182,7 @@ def audit_model(
             are preprocessed as for the model; labels are classes from 0, as whole numbers of any type or one-hot.
         non_members: examples outside the training set.
         population: public examples in neither group, which some attacks need.
-        settings: of the audit; or single options by name, such as `split="random"`.
+        settings: settings of the audit; single options by name, such as `split="random"`, replace its fields.
         bank: answers of shadow models.
         transcript: of the training, by `read_transcript`, for attacks that read updates.
         accept: kinds of pre-flight stops to ignore, such as chance.

@@ -88,8 +88,8 @@ def audit_checkpoint(
     Args:
         request: of the audit.
         tell: called with a line for each stage.
-        transcript: of the training, which is held against the claim, and for attacks that read updates.
-        canaries: that coins included in that training.
+        transcript: of the training; it is compared with the claim, and attacks that read updates run on it.
+        canaries: records whose inclusion in that training was decided by coins; None for none.
 
     Raises:
         StoppedError: the pre-flight finds that an audit would be meaningless.
@@ -204,7 +204,7 @@ def _transcript(
     request: ModelAuditRequest,
     tell: Tell,
 ) -> TranscriptVerdict | None:
-    """Returns the verdict of the transcript on the claim; None without either."""
+    """Returns the verdict of the transcript on the claim; None if either is missing."""
     claim = request.settings.claim
     if transcript is None or claim is None:
         return None

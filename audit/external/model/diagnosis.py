@@ -33,15 +33,16 @@ _SAME = 0.01
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Agreement of guesses with labels.
+    """Agreement of a model's predictions with labels.
 
     Attributes:
-        right: number of right guesses.
-        n: number of guesses.
-        chance: accuracy of always answering the commonest class.
-        agreement: Cohen's kappa: 0 for guesses independent of labels, whatever their shares; 1 for right ones.
-        known: whether guesses beat the commonest class, or agree with labels if classes are imbalanced.
-        undecided: whether there are so few that a good model might have made them.
+        right: number of right predictions.
+        n: number of predictions.
+        chance: accuracy of always predicting the most frequent class, or 1 / classes if that is larger.
+        agreement: Cohen's kappa: 0 for predictions independent of labels, whatever the class frequencies; 1 if all are
+            right.
+        known: whether predictions are more accurate than `chance`, or agree with labels under imbalanced classes.
+        undecided: whether there are so few predictions that a good model might have made them.
     """
 
     right: int
@@ -54,7 +55,7 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class AnotherOrder:
-    """Order of classes under which a model is right.
+    """Another order of classes, under which a model is right.
 
     Attributes:
         places: maps a label to the model's number for it, for classes that moved and gained accuracy.
@@ -81,10 +82,12 @@ class Unsteady:
 
 
 def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
-    """Returns how answers change when queried again, or None: repeated queries average noise away, audits query once.
+    """Returns how answers change when a model is queried again; None if they do not.
+
+    Repeated queries average noise in the answers away, whereas an audit queries once.
 
     Args:
-        model: in evaluation mode, or in a mode that its owner takes for it.
+        model: in evaluation mode, as far as its owner has set it.
         inputs: preprocessed as for the model.
     """
     some = inputs[:ASKED_AGAIN]
@@ -104,7 +107,7 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
 
 
 def knowledge(guesses: Tensor, labels: Tensor, classes: int) -> Knowledge:
-    """Compares guesses with labels, by a binomial test against the commonest class and a permutation test."""
+    """Compares predictions with labels, by a binomial test against the most frequent class and a permutation test."""
     predictions, true = guesses.cpu().numpy(), labels.cpu().numpy()
     n, right = len(true), int((predictions == true).sum())
     shares = np.bincount(true, minlength=classes) / n
@@ -178,7 +181,8 @@ def other_inputs(
     surprise = float(stats.binom.sf(int(then.sum()) - 1, len(true), chance)) * len(tries)
     if not wins or float(stats.binom.sf(wins - 1, wins + losses, 0.5)) * len(tries) >= LEVEL or surprise >= LEVEL:
         return None
-    # A model with 90 % accuracy as it is fed may reach 100 % with the training's preprocessing.
+    # A gain of 0.1 suffices: a model that is right on 90 % as it is fed may reach 100 % with the training's
+    # preprocessing.
     if share < min(1.5 * float(now.double().mean()), float(now.double().mean()) + 0.1):
         return None
     return given.then(scale), float(now.double().mean()), share

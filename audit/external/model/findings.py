@@ -1,9 +1,10 @@
 """Findings from the outcomes of attacks on a finished model: the strongest attack, a bound on epsilon, exposure.
 
 The strongest attack is chosen on one half of the candidates and measured on the other, which the choice does not bias.
-The bound on epsilon is of pairs of a member and a non-member (Steinke et al. 2023), a test per attack at a share of the
-level, so that taking the best of them stays valid. It assumes that members were drawn at random from a pool whose rest
-are the non-members: unless the owner states that, the same number is named "if exchangeable" and refutes nothing.
+The bound on epsilon is from pairs of a member and a non-member (Steinke et al. 2023), a test per attack. The tests
+share the error rate, so that taking the best of them stays valid. The bound assumes that members were drawn at random
+from a pool whose rest are the non-members: unless the owner states that, it is reported as conditional on
+exchangeability, and refutes nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ COMPARED = ("auc", "tpr_at_1pct_fpr")
 """Metrics that show leaks, each with a strongest attack of its own; both have a value at chance."""
 
 _ACCIDENT = 0.004
-"""Chance of the members among the highest scores, below which they are named: by accident in 1 % of audits."""
+"""P-value below which the members with the highest scores are named. Several cut-offs are tried, so that members are
+named by accident in 1 % of audits."""
 
 POWER = 0.8
-"""Power at which the report states the violation that would have been found."""
+"""Power of the test at the share of right answers that a report states as needed to refute the claim."""
 
 
 def strongest(outcomes: Sequence[AttackOutcome], metric: str, allowed: float | None = None) -> Strongest | None:

@@ -1,4 +1,4 @@
-"""Architecture that fits a checkpoint: its number of classes, and the columns of a table in its order."""
+"""Architecture that fits a checkpoint: its number of classes, and the order of a table's columns that it expects."""
 
 from __future__ import annotations
 

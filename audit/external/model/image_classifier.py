@@ -41,7 +41,7 @@ class ImageClassifier:
 
     Attributes:
         model: maps [n, channels, height, width] to logits [n, classes]; in evaluation mode.
-        state: its file of weights.
+        state: tensors of its weights file.
         classes: number of logits.
         labels: name of each class; empty if the folder gives none.
         input_shape: (channels, height, width); None if the settings give no size.
@@ -75,8 +75,9 @@ def image_classifier(folder: str | Path, *, allow_pickle_tensors: bool = False) 
     """Returns the classifier of a folder that `save_pretrained` wrote.
 
     Args:
-        folder: with config.json and model.safetensors, or its shards and their index, none of them a link;
-            preprocessor_config.json is optional. Or of a LoRA adapter whose base model is such a folder.
+        folder: holds config.json and model.safetensors, or its shards and their index, none of them a link;
+            preprocessor_config.json is optional. The folder of a LoRA adapter whose base model is such a folder is
+            accepted, too.
         allow_pickle_tensors: whether pytorch_model.bin is read if there are no safetensors; see `read_tensors`.
 
     Raises:

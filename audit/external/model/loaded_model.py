@@ -1,4 +1,4 @@
-"""Model and examples of a request, read from their files: what the pre-flight looks at."""
+"""Model and examples of a request, read from their files for the pre-flight."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class LoadedModel:
 
     Attributes:
         model: in evaluation mode.
-        weights: its file.
+        weights: tensors and digest of its file.
         notes: changes made to the weights, and settings of their folder that were left out, a sentence each.
         groups: examples as fed to the model, of each group at most as many as requested.
-        everybody: the same groups before any example was left out.
+        everybody: the same groups with all examples, which a bank's answers are about.
         preprocess: applied to the examples.
     """
 

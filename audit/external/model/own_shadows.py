@@ -1,9 +1,9 @@
 """Shadow models by the owner's training function, on random halves of the candidates; only their answers are kept.
 
 The function is `train(inputs, labels, *, seed)`: it trains a model from scratch, as the audited model was trained, on
-these examples (in the model's input units, after `--preprocess`), and returns it. Halves depend on the examples alone,
-and reveal no membership. A model's answers are written once it is trained, so that an interrupted audit reads them
-again if data, function and seed are the same.
+these examples (in the model's input units, after `--preprocess`), and returns it. The halves depend on the examples and
+the seed alone, and reveal no membership. A model's answers are written once it is trained, so that an interrupted audit
+reads them again if data, function and seed are the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pre-flight checks before any attack: the model, its examples, and the smallest leak that their number could show.
 
 Accuracy at chance is no finding about privacy: preprocessing differs, classes are in another order, or the file is of
-another model. The audit then stops and names the correction if one of these makes the model right. Nothing is corrected
-silently.
+another model. The audit then stops. It names the preprocessing or the order of classes under which the model is right,
+if there is one, and corrects nothing silently.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Preflight:
 
     @property
     def report(self) -> PreflightReport:
-        """Returns the pre-flight's part of a report."""
+        """The pre-flight's part of a report."""
         return PreflightReport(findings=self.remarks, numbers=self.accuracy)
 
 

@@ -7,8 +7,8 @@ public examples. Models of two classes may have a single answer per example, [mo
 1].
 
 The number of shadow models trained on a candidate must not depend on its membership in the audited model's training
-set: membership could be read from it. Random halves of all candidates together, drawn without regard to membership, are
-right; this is tested.
+set, because attacks could read membership from it. Random halves of all candidates together, drawn without regard to
+membership, satisfy this; `read_bank` tests it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CHANCE = 1e-6
 """Probability that halves drawn without regard to membership are refused."""
 
 _OTHER_SIZE = {False: 3.0, True: 100.0}
-"""Ratio of the logits' standard deviation to that of every shadow model, from which on the two kinds of logits differ;
-by whether the models were queried here: then the format is known, and a scale indicates another training at most."""
+"""Largest ratio between the standard deviations of the audited model's and the shadow models' logits, in either
+direction, by `asked_here`: models that were queried here have a known format, so that only a wider ratio is refused."""
 
 
 @dataclass(frozen=True)

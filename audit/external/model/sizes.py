@@ -26,7 +26,7 @@ def smallest_leak(
         non_members: number of examples.
         delta: of the bound on epsilon.
         level: its confidence.
-        attacks: number of attacks, among which the bound takes the best, so that each has its part of the error rate.
+        attacks: number of attacks, which share the error rate of the bound, because the best of them is taken.
     """
     halves = max(1, members // 2), max(1, non_members // 2)
     detail = AucDetail.of(auc(np.zeros(halves[0]), np.zeros(halves[1])).detail)
@@ -51,7 +51,7 @@ def smallest_leak(
 def _least_tpr(members: int, non_members: int, fpr: float) -> float | None:
     """Returns the smallest TPR whose interval exceeds the FPR in four audits of five; None if no number of hits has it.
 
-    Hits are members above all non-members, the clearest case: a TPR that begins nearer the FPR has to be larger.
+    Hits are members above all non-members, the clearest case: if hits lie among non-members, the TPR has to be larger.
     """
     if not members or non_members * fpr < 1 - 1e-9:
         return None

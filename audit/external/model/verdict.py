@@ -47,10 +47,10 @@ def verdict(
         bound: on epsilon, or why there is none.
         shift: distribution shift between members and non-members, without the model.
         refuted: sentences on evidence that refutes the claim, in addition to the bound.
-        detectable: AUC that so many candidates would have told from chance in four audits of five.
+        detectable: AUC that these candidates would have distinguished from chance in four audits of five.
         reverse: evidence that scores rank non-members above members, by `backwards`.
-        pairs: answers to pairs by `right_answers`, which depend on no claim and no level of a bound; those of the bound
-            if None.
+        pairs: result of `right_answers`, which depends neither on the claim nor on the level of the bound; None for
+            that of the bound.
         weak: count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise.
         tied: why tied scores could show no leak, by `why_tied`; empty if they could.
     """
@@ -178,10 +178,10 @@ def _missed(by: Sequence[Strongest], averages: Strongest | None) -> str:
 
 
 def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], detectable: float) -> str:
-    """Returns evidence that scores rank non-members above members; empty if there is none.
+    """Describes the evidence that scores rank non-members above members; empty if there is none.
 
     Such scores separate the groups as well as others do: the groups are exchanged, or a score is smaller for members.
-    The evidence is the lowest AUC, chosen on one half and measured on the other, or wrong answers to pairs.
+    The evidence is the lowest AUC, chosen on one half and measured on the other, or wrong guesses of pairs' members.
 
     Args:
         outcomes: of all attacks.
@@ -208,10 +208,10 @@ def backwards(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"], de
 
 
 def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]) -> EpsilonBound | str:
-    """Returns the best answers to pairs, tested at 95 % over all attacks: a bound above 0 is evidence of a leak.
+    """Returns the best attack's guesses of the member of each pair, tested at 95 % over all attacks.
 
-    Delta is 0, and the level is its own: at the delta that a large claim implies for replacement, no number of right
-    answers proves any epsilon, although the model leaks.
+    A bound above 0 is evidence of a leak. Delta is 0, and the level is independent of the audit's: at the delta that a
+    large claim implies for replacement, no number of right guesses proves any epsilon, although the model leaks.
 
     Args:
         outcomes: of all attacks.

@@ -38,7 +38,7 @@ class ScoreTable:
     Attributes:
         outcomes: per column of scores, as if an attack had run.
         ids: int64 [n], hashes of the owner's ids, or of the rows' content.
-        names: of the rows, the file's own ids.
+        names: the file's own ids of the rows; row numbers if it has none.
         member: bool [n].
         labels: int64 [n]; None if the file has no labels.
         sha256: of the file.

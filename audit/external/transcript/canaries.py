@@ -4,9 +4,9 @@ Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
 Steinke, Nasr & Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023 (many canaries in one run).
 
 A canary's score is the sum over steps of the log likelihood ratio of its clipped gradient, at the step's parameters,
-against noise alone. The bound holds for any score that does not depend on the coins. Other examples' gradients along a
-canary's only weaken it; a canary whose input is zero except in an entry of its own, before a linear layer, has weights
-that no other example moves.
+against noise alone. The bound holds for any score that does not depend on the coins. Gradients of other examples along
+a canary's gradient only weaken it. A canary whose input is zero except in an entry of its own, before a linear layer,
+has weights that no other example moves.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class CanaryScores:
         loss: Loss = cross_entropy,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Fits the model to the transcript.
+        """Matches the model's parameters with the transcript's.
 
         Args:
-            canaries: of the training; the coins are not read here.
-            model: its architecture.
+            canaries: canaries of the training; their coins are not read here.
+            model: a model of the training's architecture.
             header: of the transcript.
             sample_rate: probability that a record is in a step's batch.
             loss: per-example, as in the training.
@@ -137,7 +137,7 @@ class CanaryScores:
     def bound(
         self, included: Bool[Tensor, " m"], *, delta: float, relation: Relation, full: bool, level: float
     ) -> EpsilonEstimate:
-        """Computes a lower bound on epsilon.
+        """Computes a lower bound on epsilon from guesses of the coins.
 
         A tenth of the canaries is guessed to be in and a tenth to be out, fixed here for all transcripts.
 

@@ -1,8 +1,9 @@
 """Test of a privacy claim against a training transcript: its consistency, the measured noise, and canaries.
 
-In this order, since an earlier result makes later ones moot. First the free checks: steps, noise and divisor as the
-transcript states them against the claim, and the epsilon that they prove. Then the noise in the releases against the
-stated noise (`noise`), which needs no private data. Then canaries, if there were any (`canaries`).
+Three kinds of evidence, reported in this order. Statements: the steps, noise and divisor that the transcript states are
+compared with the claim, and so is the epsilon that they prove. Noise: the noise in the releases is compared with the
+stated noise (`noise`), which needs no private data. Canaries: their scores bound epsilon from below, if the training
+had any (`canaries`).
 
 Only evidence above the claim refutes it. A transcript is written by the audited party: a writer that knows these tests
 can invent updates that moved no model and pass them all. Consistency limits this: under plain SGD each step's
@@ -45,7 +46,7 @@ _LEAST_RATIO = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptVerdict:
-    """Verdict on a claim by a transcript.
+    """Verdict of a transcript on a claim, with all results of its tests.
 
     Attributes:
         word: `violation`; `no verdict`, if the transcript contradicts itself or the model and nothing else refutes the
@@ -167,9 +168,9 @@ def judge_transcript(
     Args:
         transcript: of the training that the claim is about.
         claim: the owner's.
-        model: its architecture; for members and canaries.
+        model: a model of its architecture, needed for members and canaries.
         members: inputs of the training set as fed to the model, from which coordinates without a gradient are found.
-        coordinates: the same by number, if the owner knows them: flat, in the order of the header.
+        coordinates: coordinates without a gradient, if the owner knows them: flat indices in the order of the header.
         canaries: records included by random coins; counted as part of the training set.
         final: the finished model's tensors by name, which must follow from the last step under plain SGD. (Any: tensors
             that are not parameters of the transcript are ignored, whatever their type.)

@@ -1,7 +1,7 @@
 """Audit of a watched training: its transcript against the claim, with the finished model or by itself.
 
-Noise, steps and divisors are held against the claim without the model. With the model, its members and canaries, the
-transcript must lead to it, and attacks that read updates run on it.
+Without the model, noise, steps and divisors are compared with the claim. With the model, its members and canaries, the
+model must follow from the transcript, and attacks that read updates run, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .format import read_transcript
 
 
 def audit_transcript(request: TranscriptAuditRequest, tell: Callable[[str], None]) -> AuditReport:
-    """Audits a finished model with its transcript, which is also held against the claim.
+    """Audits a finished model with its transcript, which is also compared with the claim.
 
     Args:
         request: of the audit, with a finished model.
@@ -35,7 +35,7 @@ def audit_transcript(request: TranscriptAuditRequest, tell: Callable[[str], None
 
 
 def judge_alone(request: TranscriptAuditRequest, tell: Callable[[str], None]) -> WatchedTrainingReport:
-    """Holds a transcript against its claim, without the model.
+    """Tests a claim against a transcript, without the model.
 
     Args:
         request: of the audit.

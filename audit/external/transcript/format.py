@@ -60,7 +60,7 @@ class TranscriptHeader:
         noise_multiplier: noise standard deviation / clip norm; None as above.
         expected_batch: divisor of the sums; None if it varies between steps.
         parameters: which steps keep the parameters before them.
-        format: of the folder.
+        format: name of the format.
         version: of the format.
     """
 
@@ -141,16 +141,16 @@ class TranscriptHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedStep:
-    """Step of a transcript.
+    """One step of a transcript: the release, its stated scales, and the parameters before it.
 
     Attributes:
         step: number, from 0.
-        session: of the program that wrote it, from 0; increases at every resume.
+        session: number of the session that wrote it, from 0; increases by one at every resume.
         released: [dim], the noisy sum as the optimizer received it, divided by `expected_batch`.
         expected_batch: divisor of the sum; 1 for a sum.
-        noise_std: as its writer states it, on the undivided sum.
-        noise_multiplier: as stated; None if it is not.
-        clip_norm: as stated; None if it is not.
+        noise_std: stated standard deviation of the noise on the undivided sum.
+        noise_multiplier: stated noise multiplier; None if not stated.
+        clip_norm: stated clip norm; None if not stated.
         parameters: [dim], before the step; None if they are neither kept nor derivable from earlier steps.
         lr: of plain SGD, which determines the next parameters; None for other optimizers.
         absent: positions in the header's names of parameters without a gradient; zeros in `released`.
@@ -189,9 +189,9 @@ class WatchedTranscript:
     Attributes:
         folder: its path.
         header: constants of the training.
-        numbers: of the steps present, rising.
+        numbers: numbers of the steps present, rising.
         lost: numbers of steps with truncated files; they were taken, and cost privacy.
-        taken: steps of the training by its own count; None if it was not closed.
+        taken: steps of the training by the writer's own count; None if the transcript was not closed.
         remarks: limitations for the reader, a sentence each.
     """
 

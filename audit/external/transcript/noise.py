@@ -169,7 +169,7 @@ def _found(where: str, centred: bool, energy: float, degrees: int, share: float)
 
 
 def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n ..."]) -> Int[Tensor, " z"] | str:
-    """Finds flat coordinates with zero gradient for all examples at any parameters; or says why none are known.
+    """Finds flat coordinates with zero gradient for all examples at any parameters; else returns why none are known.
 
     Considers the first layer with parameters: if it is linear and an entry of its input is zero in every example, the
     weights of that entry have a gradient of zero. The examples are the training set as fed to the model. If they were
@@ -226,7 +226,8 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
 
 
 def lowest(measurements: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
-    """Returns the strongest proof of too little noise, or None; `share` is the joint error probability of all tests."""
+    """Returns the most significant deficit of noise; None if no test, at a joint error probability of `share`, has one.
+    """
     if not measurements or measurements[0].p_value > share / len(measurements):
         return None
     return measurements[0]

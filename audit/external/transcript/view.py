@@ -37,7 +37,7 @@ class TranscriptView:
 
     Attributes:
         transcript: read from disk.
-        model: its architecture; frozen parameters and buffers are read from it, trained ones from the transcript.
+        model: gives the architecture, frozen parameters and buffers; trained parameters are read from the transcript.
         world: public knowledge.
         candidates: of the membership attacks; None without membership attacks.
         sample_rate: probability that a record is in a step's batch; 1 for full batches.
@@ -93,7 +93,7 @@ class TranscriptView:
         """Sums the scores of an attack on single updates over all steps.
 
         Args:
-            attack: of `Access.UPDATE`, with membership scores, as `gaussian_others`.
+            attack: of `Access.UPDATE`, with membership scores, such as `gaussian_others`.
             log_ratio: whether its scores are log likelihood ratios in nats, which allow for the sampling:
                 log(1 - q + q exp(score)) is then summed.
             **settings: of the attack.

@@ -51,7 +51,7 @@ class Watch:
 
     Attributes:
         folder: of the transcript.
-        header: as it was written.
+        header: header of the transcript.
         steps: updates so far, those of earlier sessions included.
         stopped: number of the first step left out because of `max_bytes`; None if all were written.
     """

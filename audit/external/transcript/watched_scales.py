@@ -100,11 +100,11 @@ def scales_of(
     expected_batch: float | None,
     clipping: Clipping | None,
 ) -> StatedScales:
-    """Returns the scales of an optimizer.
+    """Returns the source of an optimizer's scales: the optimizer itself for Opacus, the arguments for PyTorch.
 
     Args:
         optimizer: of PyTorch or Opacus. (Any: Opacus is not imported.)
-        noise_multiplier: of PyTorch's, noise standard deviation / clip norm.
+        noise_multiplier: noise standard deviation / clip norm; for PyTorch's optimizers, as are the next two.
         clip_norm: L2, in gradient units.
         expected_batch: divisor of the sums.
         clipping: parts in which gradients were clipped.

@@ -57,10 +57,10 @@ class SharedFile:
         clip_norm: of each example; None without clipping.
         noise_multiplier: standard deviation of the noise on the undivided sum / clip norm.
         labels: of the batch, if the server knows them.
-        convention: of the file.
+        convention: convention by which the file holds the update.
         lacking: trained parameters that were not shared; `layout` is of the others.
         in_training: the model with batch statistics, if the step was in training mode; else None.
-        batch_statistics: of its batch norms by name, as far as the file reveals them.
+        batch_statistics: mean and variance of the batch at each batch norm, as far as the file reveals them.
         unsure_labels: whether `labels` were recovered and may be wrong.
         notes: on the processing, a sentence each.
     """

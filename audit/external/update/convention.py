@@ -35,20 +35,20 @@ _WORDS: dict[str, str] = {
 _OPTION = f"pass --update-is {'|'.join(get_args(UpdateIs))}"
 
 _LIKE_WEIGHTS = 0.9
-"""Least cosine with the model's own weights at which a file is not a gradient."""
+"""Cosine with the model's own weights above which a file is taken for weights, not for a gradient."""
 
 _UNLIKE_WEIGHTS = 0.2
 """Least cosine with the model's weights at which a file declared as weights is accepted."""
 
 _SUMS = 100
-"""Largest deviation from 0 of the column sums of a last layer's gradient, in roundings."""
+"""Largest deviation from 0 of the column sums of a last layer's gradient, in units of the rounding error."""
 
 _SIGNS = 0.9
-"""Least share of an update's entries of equal size at which they are taken for signs."""
+"""Smallest fraction of an update's large entries that have one magnitude, for the update to be taken for signs."""
 
 
 def named_convention(name: str | None) -> UpdateIs | None:
-    """Finds a convention by its name.
+    """Checks the name of a convention, as given by `--update-is`; None stays None.
 
     Raises:
         ValueError: there is none of that name.
@@ -64,7 +64,7 @@ class Declared:
     """Declaration of an update by its owner.
 
     Attributes:
-        update_is: its convention; None if undeclared.
+        update_is: content of the file, as in `UpdateIs`; None if undeclared.
         batch_size: examples in the batch.
         lr: learning rate of the step; None if undeclared.
         weight_decay: coefficient, as PyTorch adds it to the gradient; None if undeclared.
@@ -94,7 +94,7 @@ class Convention:
 
     Attributes:
         words: the convention, in words.
-        factor: of the update over the mean gradient.
+        factor: ratio of the update to the mean gradient.
         weight_decay: coefficient that was removed.
         notes: findings of the reading, a sentence each.
         ambiguous: why no result can be trusted, with a remedy; empty if the convention is known.
@@ -132,7 +132,7 @@ def mean_gradient(
     """Reads the mean gradient and its convention from a file.
 
     Args:
-        model: before the step, in the batch's mode of computation.
+        model: before the step, in the mode, training or evaluation, of the batch.
         layout: of the parameters in the file.
         tensors: the file's, of these parameters by name.
         declared: the owner's declaration.
@@ -200,10 +200,10 @@ class _Evidence:
     """Evidence of the last layer on an update's factor.
 
     Attributes:
-        fits: factors that explain the layer.
+        fits: factors that explain the layer's part of the update.
         sizes: possible range of the factor.
         decay: multiple of the weights in the update.
-        sparing: whether biases are exempt from the decay.
+        sparing: whether biases are exempt from the weight decay.
         why_none: why the factor is undetermined; empty if it is determined.
         excluded: whether no factor makes the update a gradient.
     """

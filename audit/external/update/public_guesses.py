@@ -23,7 +23,7 @@ from leakbench.leaderboard.records.update_report import GuessComparison
 from ...plan.request import seed_of
 
 GUESSES = 99
-"""Guessed batches."""
+"""Number of guessed batches."""
 
 NEARER = 0.9
 """Without noise, the largest ratio of distances at which a reconstruction counts as nearer than the best guess."""

@@ -75,8 +75,8 @@ class ScaleFit:
     """Factor that explains an update.
 
     Attributes:
-        factor: of the update over the mean gradient of the batch.
-        error: of the factor, relative.
+        factor: ratio of the update to the mean gradient of the batch.
+        error: relative error of the factor.
         by: evidence that determines it.
     """
 
@@ -93,7 +93,7 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
     """Finds the layer that gives the logits; None if it is not linear.
 
     Args:
-        model: in the batch's mode of computation.
+        model: in the mode, training or evaluation, of the batch.
         probe: some inputs of the model's shape.
         public: public examples; None for none.
     """
@@ -142,11 +142,11 @@ def decay(layer: LogitLayer, shown: ndarray, rounding: float) -> tuple[float, fl
     Args:
         layer: before the step.
         shown: [classes, columns] of the update.
-        rounding: of an entry.
+        rounding: rounding error of an entry.
 
     Returns:
-        The multiple, 0 if the column sums are not a multiple of the weights', and the root mean square of the remaining
-        sums, over that of as many roundings.
+        The multiple, 0 if the column sums are not a multiple of the weights'; and the root mean square of the remaining
+        sums, in units of that of sums of rounding errors.
     """
     sums, weights = shown.sum(axis=0), layer.values.sum(axis=0)
     of_weights = slice(0, layer.inputs.shape[1])  # a bias may be exempt from the decay
@@ -168,7 +168,7 @@ def by_examples(
         layer: before the step.
         shown: [classes, columns] of the update, without weight decay.
         batch: number of examples.
-        rounding: of an entry of `shown`.
+        rounding: rounding error of an entry of `shown`.
         clipped: whether each example has its own factor; these then need only agree in sign.
 
     Returns:
@@ -222,7 +222,7 @@ def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
 def _example(
     layer: LogitLayer, left: ndarray, right: ndarray, label: int, start: ndarray
 ) -> tuple[ndarray, ndarray, float]:
-    """Fits an input with its error in the column space: its coordinates, its error, and the error's share outside."""
+    """Fits an input whose error lies in the column space: its coordinates, its error, and the error's share outside."""
     matrix, target = layer.values @ right.T, np.eye(len(layer.values))[label]
     if layer.bias is None:
         first, free = np.zeros(len(right)), np.eye(len(right))
@@ -259,7 +259,7 @@ def by_labels(layer: LogitLayer, shown: ndarray, batch: int, rounding: float) ->
         layer: before the step, with public examples.
         shown: [classes, columns] of the update, without weight decay.
         batch: number of examples.
-        rounding: of an entry, relative.
+        rounding: relative rounding error of an entry.
 
     Returns:
         Empty if probabilities vary too much to recognise whole numbers.

@@ -63,7 +63,7 @@ def batch_statistics(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
     for name in statistics_moved(model, tensors):
         norm = model.get_submodule(name)
         keys = [f"{name}.running_mean", f"{name}.running_var"]
-        # Cumulative averages have no momentum: their weight depends on earlier batches, not all of the file's owner.
+        # Without a momentum, running statistics are averages over all batches so far, which other owners may have fed.
         if isinstance(norm, _NORMS) and norm.momentum and norm.running_mean is not None and set(keys) <= set(tensors):
             old = torch.cat([value for value in (norm.running_mean, norm.running_var) if value is not None]).double()
             new = torch.cat([tensors[key] for key in keys]).to(old)

@@ -1,9 +1,10 @@
-"""Verdict of the audit of a shared update: a word, a sentence and a colour.
+"""Verdict of the audit of a shared update: a word and a sentence.
 
 Four words, from the strongest to the weakest. `leaks`: an input is proved to be in the batch, or a candidate is shown
-to have been. `something recovered`: labels, or inputs that explain the update better than every public guess; the
+to have been in it. `something recovered`: labels, or inputs that explain the update better than every public guess; the
 ground truth is unknown here, so the owner has to look. `no leak shown`: no attack that ran returned more than a public
-guess. `cannot be told`: no attack on labels or inputs could run, or the file's convention is unknown.
+guess. `cannot be told`: no attack on labels or inputs could run, the file's convention is unknown, or the owner's
+labels contradict the update.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def verdict_of(
         compared: by attack, comparison of its reconstruction with guesses; only of attacks that returned inputs.
         names: of the candidates.
         rate: false discovery rate of an attack on candidates.
-        doubt: why the update's gradient cannot be read or its convention is unknown; empty if neither.
+        doubt: why no result can be trusted: the gradient cannot be read, its convention is unknown, or the owner's
+            labels contradict it; empty otherwise.
     """
     certain, recovered = _certain(findings, names, rate), _recovered(findings, compared)
     if certain:
@@ -159,7 +161,7 @@ def contradicted_labels(findings: Sequence[UpdateFinding], given: Sequence[int] 
 
 
 def rate_of(findings: Sequence[UpdateFinding]) -> float:
-    """Returns the false discovery rate of each attack; over all attacks with q-values they add up to the whole."""
+    """Returns the false discovery rate of each attack with q-values: equal parts of `FALSE_DISCOVERIES`."""
     return FALSE_DISCOVERIES / max(1, sum(bool(finding.q_values) for finding in findings))
 
 

@@ -1,7 +1,7 @@
-"""Checks of weights files that execute nothing of them, with the standard library alone, without PyTorch.
+"""Checks of weights files that execute nothing in them, with the standard library alone, without PyTorch.
 
-Refused files never reach a loader. Loaders have had vulnerabilities of their own, and take unknown content for
-harmless; these checks take it for harmful.
+Refused files never reach a loader. Loaders have had vulnerabilities of their own, and accept unknown content; these
+checks refuse it.
 """
 
 from .file import Checked, check

@@ -39,7 +39,7 @@ _UNPICKLES = "its loader unpickles whatever is in it, restricted or not"
 
 @dataclass(frozen=True)
 class ArchiveEntry:
-    """An entry of an archive.
+    """Entry of a zip archive, as its central directory describes it.
 
     Attributes:
         name: with its folders.

@@ -36,7 +36,7 @@ def kind_of(head: bytes, size: int) -> str:
         size: bytes of the file.
 
     Raises:
-        FileRefused: any other kind, with its name and the way out.
+        FileRefused: any other kind, with its name and a remedy.
     """
     if size == 0:
         raise FileRefused(f"it is empty; {_DOWNLOAD}")

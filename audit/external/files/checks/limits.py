@@ -14,8 +14,8 @@ MAX_NAME = 512
 MAX_DIMENSIONS = 16
 
 WAY_OUT = 'save its weights alone where it was trained: safetensors.torch.save_model(model, "model.safetensors")'
-"""Advice for files that are refused whatever they hold. `save_model`, because `save_file` refuses tensors that share
-memory."""
+"""Advice for files of a kind that is always refused. It names `save_model`, because `save_file` refuses tensors that
+share memory."""
 
 
 class FileRefused(ValueError):

@@ -20,7 +20,7 @@ MAX_INSTRUCTIONS = 300_000
 _MAX_OPEN_MARKS = 1000
 _MAX_KEY = 1 << 48
 _EXPANDED = 16
-"""Largest ratio of the tensors' bytes, side by side, to those of the file: views repeat their storage."""
+"""Largest ratio of the tensors' bytes, counted without shared storage, to those of the file: views share storages."""
 _ALLOWANCE = 16 << 20
 """Bytes that tensors may take in addition, whatever the size of the file."""
 
@@ -85,12 +85,12 @@ def legacy_tensors_in(pickle: bytes, size: int) -> tuple[Any, dict[str, StoredTe
 
 
 class _Follower:
-    """Stack machine whose values are descriptions.
+    """Interpreter of a pickle, whose stack holds descriptions of values instead of values.
 
     Args:
         pickle: all of it.
         entries: bytes of each storage by its key; None if they stand behind the pickle.
-        room: bytes that all tensors may take side by side.
+        room: limit on the bytes of all tensors together, each counted without sharing its storage.
     """
 
     def __init__(self, pickle: bytes, entries: Mapping[str, int] | None, room: int) -> None:
@@ -301,7 +301,7 @@ _MAKES: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, 
 
 
 def _what(value: Any) -> str:
-    """Returns a value in words, however deep it is nested."""
+    """Describes a value for an error, without descending into containers."""
     if isinstance(value, _Global):
         return shown(value.replace(" ", "."))
     if isinstance(value, StoredTensor):
