@@ -54,7 +54,7 @@ def bavaria(
     odds, others, trained_on = compared(target, shadows, views, batch_size)
     refuse_nobody(trained_on)
     refuse_nobody(~trained_on)
-    # Each view of a candidate is a subject; all share a prior.
+    # Each view of a candidate has a mean and a variance of its own; all share a prior.
     values, inside = others.flatten(1), trained_on.repeat_interleave(views, dim=1)
     middle, size = _unit(values, inside)
     odds, values = (odds - middle) / size, (values - middle) / size
@@ -70,10 +70,11 @@ def bavaria(
 
 
 def _unit(values: Float[Tensor, "models n"], inside: Bool[Tensor, "models n"]) -> tuple[Tensor, Tensor]:
-    """Returns a zero and a unit for log odds: their median, and the typical variation within a subject.
+    """Returns origin and unit for log odds: their median, and the typical standard deviation within a subject.
 
-    The variation over all values would not do: subjects may differ a thousand times as much from one another as models
-    do on a subject, as with a pretrained model trained for a few steps. A single diverged model does not move medians.
+    A subject is a view of a candidate, with a value from each model. The variation over all values would be too large a
+    unit: subjects may differ from each other a thousand times as much as models do on a subject, as with a pretrained
+    model trained for a few steps. Medians are robust to a diverged model.
     """
     middle = values.median()
     away = values - middle

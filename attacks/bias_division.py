@@ -6,16 +6,16 @@ are found here in an unmodified network. For z = W x + b and one example, [dL/dW
 rank 1, in which clipping, learning rate and divisor change k alone.
 
 One example: least squares over the rows, and under noise of a known scale total least squares, because the bias's
-gradient is as noisy as the rest. A mask leaves out entries; rank-1 completion finds the input as far as the rest
-determines it. A basis that the layer has for itself gives a bilinear problem in (k, x). In a batch whose layer is
-followed by a ReLU, rows that a single example activates show that example alone: they come several at a time, and their
-ratios are equal.
+gradient is as noisy as the rest. If a mask leaves out entries, rank-1 completion finds the part of the input that the
+other entries determine. Coefficients in a basis of this layer alone give a bilinear problem in (k, x). In a batch whose
+layer is followed by a ReLU, rows that a single example activates are multiples of that example alone; an example
+usually has several such rows, and their ratios are equal.
 
 Deviation: ratios are not averaged over rows, as in much public code: if a bias's gradient is small the noise of its
 ratio is large. Inputs from a batch's rows are checked: without noise, a group of rows whose ratio no label explains
 belongs to more than one example (with two classes, the mixtures of two rows are equal, too), and is dropped. Under
 noise of a known scale the same is done up to its expected residual, and the expected error of an input is reported.
-Caveat: labels are found by trying every class, which takes one example's gradient each.
+Caveat: the label of an input is found by trying every class, at the cost of a per-example gradient for each.
 """
 
 from dataclasses import dataclass, replace
@@ -43,13 +43,13 @@ from .core.search.single_example_rows import OwnPlaces, explained, labelled
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3
-"""Rounding of relative differences, in epsilons of the update's dtype."""
+"""Relative difference that is attributed to rounding, in machine epsilons of the update's dtype."""
 EXPLAINED = 1e-2
-"""Share of the release that an input may leave unexplained without noise; `ok` is less."""
+"""Largest residual of a kept input without noise, as a fraction of the release; `ok` requires a smaller residual."""
 RELIABLE = 0.1
-"""Largest root mean square error, left by noise on average, of a result called right; as a share of the input range."""
+"""Largest root mean square error expected under the noise for the status `ok`, as a fraction of the input range."""
 BY_CHANCE = 5.0
-"""Largest excess of the sum of squares of noise over its mean, in standard deviations."""
+"""Largest excess of a sum of squared residuals over its mean that noise may cause, in standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,9 @@ class _Layer:
 
     Attributes:
         values: [rows, inputs + 1].
-        seen: entries that were released, and bounded together with the bias's.
+        seen: released entries that share the bias's clip factor.
         std: standard deviations of their noise.
-        places: int64, their coordinates in the released vector; -1 if not released.
+        places: int64, index of each entry in the released vector; -1 if not released.
     """
 
     values: Tensor
@@ -71,13 +71,13 @@ class _Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class _SoleInput:
-    """Input of an example.
+    """Estimated input of a batch of one example.
 
     Attributes:
-        right: [inputs].
-        known: entries of it that are determined.
-        errors: [inputs], its standard deviations under noise; None without.
-        shows: whether the release is of one example, and not noise alone.
+        right: the input, flat, [inputs].
+        known: bool, entries that the release determines.
+        errors: [inputs], standard errors under the noise; None without noise.
+        shows: whether the release stands out of the noise and fits one example.
     """
 
     right: Tensor
@@ -100,15 +100,17 @@ def bias_division(
         restarts: largest number of starts of the alternation in a basis.
 
     Returns:
-        Inputs with their determined entries; the rest is the middle of the box. The objective is the share of the
-        release, of its norm, that they leave unexplained. For a batch: as many as have rows of their own, the best
-        explained first; none is a result, too. An input is certified if it explains its rows, or all of the release, to
-        rounding. Under noise `expected_error` is the error that the noise leaves, and `ok` allows at most a tenth of
-        the range of inputs. For a batch `ok` also requires that an input explains its rows as well as noise and gaps
-        let it, and that they would have shown anything else: much noise or many gaps hide rows of several examples.
+        Inputs with a mask of their determined entries; undetermined entries are set to the middle of the box. The
+        objective is the norm of the residual of the release, relative to the norm of the release. A batch yields the
+        inputs that have rows of their own, the best explained first, possibly none. An input is certified if it
+        explains its rows (a batch of one: the whole release) up to rounding. Under noise `expected_error` is the error
+        that the noise causes, and `ok` allows at most a tenth of the range of inputs. For a batch `ok` also requires
+        that every input explains its rows as well as noise and missing entries permit, and that these are small enough
+        for a row of several examples to be noticed.
 
     Raises:
-        NotApplicable: the layer is another, has no bias, or has no upstream gradient; the release does not show it.
+        NotApplicable: the first layer is not linear, has no bias, or has a zero upstream gradient; or the release does
+            not show its gradient.
         RankDeficient: a basis has fewer coefficients than the layer has inputs and outputs.
         InconsistentObservation: without noise, no single input gives this update.
         ValueError: a setting out of range.
@@ -169,10 +171,11 @@ def _parameters_of(operation: Operation, network: Network, trained: tuple[str, .
 
 
 def _shown(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
-    """Returns the matrix of the layer, as far as it was bounded together with the bias."""
+    """Returns [dL/dW | dL/db] of the layer, restricted to entries that share the bias's clip factor."""
     released = target.released.double()
     about = []
-    # Positions from 1, because 0 marks entries that were not released, and a scaled number is not its position.
+    # Indices start at 1, because 0 marks entries that were not released; `plain` has no factors, because they would
+    # scale the indices.
     plain = replace(structure, parts=tuple(replace(p, factors=None) for p in structure.parts))
     numbers = torch.arange(1, len(released) + 1, device=released.device, dtype=released.dtype)
     std = granted(target.noise_std).double() / target.expected_batch
@@ -182,7 +185,7 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
         about.append(torch.cat([weight.values, bias.values[:, None]], dim=1))
     gradients = structure.gradients(released)
     group = torch.cat([gradients[names[0]].group, gradients[names[1]].group[:, None]], dim=1)
-    # Each part has its own clip factor: only within a part are ratios those of inputs.
+    # Each part has its own clip factor, so ratios are those of inputs only within a part.
     bias_groups = group[:, -1].unique()
     own = [int(number) for number in bias_groups if number >= 0]
     if not own:
@@ -255,7 +258,7 @@ def _from_basis(
     aligned = spectral * (grey.norm() / spectral.norm()) * spectral.sum().sign()
     tried = [aligned, grey, *drawn][:restarts] if restarts > 1 else [aligned]
     std = (granted(target.noise_std).double() / target.expected_batch)[own.places]
-    # The residual that noise alone leaves of a fit, and a tenth more.
+    # The relative residual of a fit under noise alone, plus a tenth.
     enough = max(1e-9, 1.1 * float(std.norm() / coefficients.norm()))
     right, error, jacobian = bilinear(coefficients, weight_basis, own.of_bias, tried, enough)
     everything = torch.ones_like(right, dtype=torch.bool)

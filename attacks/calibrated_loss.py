@@ -1,8 +1,8 @@
 """Calibrated loss: a candidate is a member if its loss is smaller than under models not trained on it.
 
 Watson, Guo, Cormode & Sablayrolles, "On the Importance of Difficulty Calibration in Membership Inference Attacks", ICLR
-2022 (arXiv:2111.08440), Equation 5. An example that is hard for all models is not thereby a non-member, and an example
-that is easy for all not thereby a member. With `scaled` the log odds of the label replace the loss (Carlini et al., S&P
+2022 (arXiv:2111.08440), Equation 5. A loss that is high under all models is no sign of a non-member, and a loss that is
+low under all is no sign of a member. With `scaled` the log odds of the label replace the loss (Carlini et al., S&P
 2022), because their differences do not shrink if all models are confident.
 """
 

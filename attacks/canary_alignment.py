@@ -2,12 +2,13 @@
 
 Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023 (canaries in gradient
 space, inner products with releases); Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning",
-ICLR 2024 (many of them in a run). If participation is known, the sums of inner products are made independent of the
-other canaries by the linear estimate of all inclusions x at once, from r = sum x_i v_i + noise with x of mean 1/2 and
-variance 1/4: x = 1/2 + (G + 4)^-1 (V r - G / 2), with V the whitened contributions and G = V V' over all steps (own
-derivation). Otherwise a canary's score is the sum of its steps' log likelihood ratios, as if no other canary took part.
-The sum of the private examples is approximated by the expected batch of average public examples. The score is computed
-without the coins, so a bound proved from the coins holds for any score; other records only weaken the score.
+ICLR 2024 (many of them in a run). If participation is known, the influence of the other canaries is removed by the
+linear minimum mean square error estimate of all inclusions x at once, from r = sum_i x_i v_i + noise with x_i of mean
+1/2 and variance 1/4: x = 1/2 + (G + 4 I)^-1 (V r - G 1 / 2), with V the whitened contributions, G = V V^T summed over
+all steps, and 1 the vector of ones (own derivation). The score is x - 1/2. Otherwise a canary's score is the sum of its
+steps' log likelihood ratios, as if no other canary took part. The sum of the private examples is approximated by the
+expected batch of average public examples. The score is computed without the inclusion coins, so a bound proved from the
+coins holds for any score; the approximation and other records only weaken the test.
 """
 
 from collections.abc import Iterator
@@ -30,8 +31,8 @@ from .core import (
 )
 
 _PRECISION = 4.0  # of a fair coin: 1 / variance
-_AT_ONCE = 2**26  # numbers of all contributions of a step, up to which canaries are estimated together
-_RIDGE = 1e-3  # of the mean square of a contribution, without noise
+_AT_ONCE = 2**26  # entries of all canaries' contributions to a step, up to which they are estimated jointly
+_RIDGE = 1e-3  # ridge without noise, relative to the mean squared norm of a contribution
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE, controls=Controls.CANARIES)
@@ -44,8 +45,9 @@ def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_si
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        Estimates of each canary's inclusion; log likelihood ratios, in nats, if only the rate is known at which records
-        take part, or if there are too many numbers for all canaries at once.
+        Estimates of each canary's inclusion, less 1/2. If participation is random at a known rate, or if the
+        contributions of all canaries would not fit into memory, log likelihood ratios in nats instead, or without noise
+        inner products.
 
     Raises:
         ValueError: a setting out of range.
@@ -89,10 +91,10 @@ def _contributions(step: Observation, examples: Examples, batch_size: int) -> It
 
 
 def _whitening(step: Observation) -> tuple[Tensor, bool]:
-    """Returns the factor of each released number, and whether there is noise."""
+    """Returns the whitening factor of each released number, and whether there is noise."""
     std = granted(step.noise_std).double()
     noisy = bool((std > 0).any())
-    # If a part of a release has noise the others are left out: next to them nothing would count.
+    # If some numbers have noise, those without are left out: their infinite weight would outweigh all others.
     return torch.where(std > 0, 1 / std.clamp(min=1e-30), 0.0) if noisy else torch.ones_like(std), noisy
 
 

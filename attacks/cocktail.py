@@ -4,7 +4,7 @@ Kariyappa et al., "Cocktail Party Attack: Breaking Aggregation-Based Privacy in 
 Component Analysis", ICML 2023 (arXiv:2209.05578), Section 4. The gradient of the first linear layer is G = D X^T, one
 column of D and one input an example: rows of G are mixtures of the inputs, as microphones at a party record mixtures of
 voices. A mixture of images is closer to a Gaussian than an image is, so the search is for the b least Gaussian
-directions of the row space (FastICA: Hyvärinen & Oja 2000, contrast log cosh). Any activation is allowed.
+directions of the row space (FastICA: Hyvärinen & Oja 2000, contrast log cosh). Any activation may follow the layer.
 
 Deviation: independence is required of differences of neighbouring pixels. Brightness of two photos is alike at many
 pixels by chance, edges are at few; and the difference of a mixture is the mixture of differences. log cosh of
@@ -39,13 +39,15 @@ PLAIN = ("input", "flatten", "identity")
 """Operations after which a layer's inputs are still pixels."""
 
 HOPELESS = 0.5
-"""Distance of unit columns, implied by the network and by the gradient, above which an input was not matched."""
+"""Distance between the unit columns of D by the network and by the gradient, above which an input is unmatched."""
 
 MEMORY = 8
 """Number of earlier steps that the acceleration combines."""
 
 CONVERGED = 0.2
-"""Part of the starting distance that the iteration must reach; otherwise the independent components are kept."""
+"""Fraction of the starting distance that the fixed-point iteration must get below; otherwise the independent components
+are kept.
+"""
 
 RELABELLED = (0, 4, 12)
 """Steps at which the likeliest label of each input is chosen anew."""
@@ -58,7 +60,7 @@ class _Mixture:
     Attributes:
         left: float64 [rows, b].
         right: float64 [b, n], followed by the column of the bias if that was released.
-        in_rows: bool [m], rows of the weight that `left` is of.
+        in_rows: bool [m], rows of the weight that `left` contains.
         scaled: whether `right` has the column of the bias.
     """
 
@@ -76,8 +78,8 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
         target: a shared update and the model it was taken at.
         coins: generator of the first directions, and of the entries that a completion is tested on.
         iterations: largest number of iterations of the search for independent directions.
-        steps: largest number of steps of the fixed-point iteration that follows; 0 for independence alone. Each takes
-            the contributions of a batch, and three of them those under every label.
+        steps: largest number of steps of the fixed-point iteration that follows; 0 for independence alone. Each step
+            computes the contributions of a batch, and three steps those under every label.
 
     Returns:
         As many inputs as the batch has, the labels that explain their columns of D best, and as the objective the mean
@@ -166,11 +168,12 @@ def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: t
 
 
 def _unit(mixture: _Mixture, unmixing: Tensor, target: Observation) -> Tensor:
-    """Returns an unmixing whose rows have their sign and scale: [X | 1] = unmixing @ right."""
+    """Fixes sign and scale of an unmixing's rows, so that [X | 1] = unmixing @ right."""
     rows = unmixing @ mixture.right
     if mixture.scaled:
         return unmixing / _away_from_zero(rows[:, -1:])
-    # Not decided by the gradient: the side of 0 that the box lies on, and the largest scale that fits it.
+    # The gradient decides neither: the sign is that of the middle of the box, and the scale the largest that fits into
+    # it.
     centre = (target.input_low + target.input_high) / 2
     sign = torch.where(rows.sum(dim=1, keepdim=True) * centre < 0, -1.0, 1.0)
     highest = (sign * rows).amax(dim=1, keepdim=True)
@@ -221,10 +224,12 @@ def _matched(
         if step == steps or settled or not mixture.scaled or not bool(columns.isfinite().all()):
             break
         towards = _unit(mixture, torch.linalg.pinv(least_squares(left_factor, columns)), target)
-        # In the mixing, which D is linear in; from the unit unmixing, so that no clip factor is in it.
+        # The iteration is over the mixing matrix, in which D is linear; that of the scaled unmixing has no clip factor
+        # in it.
         points, moves = [*points, mixing][-MEMORY:], [*moves, torch.linalg.pinv(towards) - mixing][-MEMORY:]
         now = _unit(mixture, torch.linalg.pinv(_accelerated(points, moves)), target)
-    # In large batches a few inputs with weak gradients mislead all, and a slightly smaller distance means nothing.
+    # In large batches a few inputs with weak gradients may mislead all others, so a slightly smaller distance is no
+    # evidence.
     return best if float(best[2].mean()) < CONVERGED * float(first[2].mean()) else first
 
 

@@ -33,10 +33,10 @@ def dlg(
         lr: first length along each direction, in steps of Newton's method.
 
     Returns:
-        Inputs in model-input units, the most probable labels, the squared distance in units of the noise's variance (of
-        the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded` for
-        networks with ReLUs, which have no second derivative, and if the update is left unexplained, or would be
-        explained by any inputs.
+        Inputs in model-input units, the most probable labels, the squared distance (in units of the noise's variance,
+        if there is noise), and its ratio to the update's squared norm at every iterate [restarts, iterations].
+        `degraded` for networks with ReLUs, which have no second derivative, if most of the update is left unexplained,
+        and if a random start already explains it up to noise.
 
     Raises:
         ValueError: a setting out of range.

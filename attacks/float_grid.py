@@ -2,12 +2,12 @@
 
 Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein &
 Ohrimenko, "Are We There Yet? Timing and Floating-Point Attacks on Differential Privacy Systems", S&P 2022. The
-adversary of differential privacy knows everybody's contribution but the candidate's, and subtracts it from the release.
-It subtracts the candidate's, too: if the candidate took part, the remainder is the noise, and if not, it is the noise
-shifted by the contribution. Floating-point noise in single precision takes few of all real values: multiples of the
-spacing of float32, a float32 number times a scale, or, from PyTorch, pairs whose angle is one of 2^24. A shifted value
-lies on no such grid. The score is therefore the fit of the remainder to a grid with the contribution subtracted, less
-the fit without, each in standard deviations under continuous noise. The remainder's size, the only statistic of
+adversary of differential privacy knows all contributions but the candidate's, and subtracts them from the release. It
+also subtracts the candidate's: if the candidate took part, the remainder is the noise, and if not, it is the noise
+shifted by minus the contribution. Floating-point noise in single precision takes few of all real values: multiples of
+the spacing of float32, a float32 number times a scale, or, from PyTorch, pairs whose angle is one of 2^24. A shifted
+value lies on no such grid. The score is therefore the fit of the remainder to a grid with the contribution subtracted,
+less the fit without, each in standard deviations under continuous noise. The remainder's size, the only statistic of
 Gaussian tests, does not enter, so more noise is no defense.
 
 It finds membership if PyTorch's `normal_` adds noise to float32 sums on the CPU, as in most libraries of DP-SGD, or if
@@ -34,7 +34,8 @@ WINDOW = 64
 """Blocks that share an alignment: each tensor that noise was drawn for begins a block of its own."""
 
 CHANCE = 5.0
-"""Standard deviations that are no evidence: all candidates share a step's noise, and its chance fit to a grid."""
+"""Fit attributed to chance, in standard deviations: all candidates share a step's noise, and its chance fit to a grid.
+"""
 
 # The largest of 16 standard normals is not standard: mean and standard deviation of the best of 16 alignments on
 # continuous noise, simulated, because neighbouring alignments share seven positions of eight.
@@ -48,7 +49,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     """Compares the fit of the noise to a float grid with and without a candidate's contribution subtracted.
 
     Args:
-        target: an update with its candidates; the remainder without everybody else must be in float64.
+        target: an update with its candidates; `others_removed` must be computed in float64.
         coins: not used.
 
     Returns:

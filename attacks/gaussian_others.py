@@ -3,7 +3,8 @@
 Leemann, Pawelczyk & Kasneci, "Gaussian Membership Inference Privacy", NeurIPS 2023 (arXiv:2306.07273): a sum of many
 bounded contributions is about normal. With mean g and covariance C of the contributions of public examples, the test of
 "took part" against "did not" is a ratio of two normal densities that differ in their mean, N((B - 1) g + v, Sigma) and
-N((B - 1) g, Sigma), with Sigma = (B - 1) C + the variances of the noise.
+N((B - 1) g, Sigma), with B the expected batch, v the candidate's contribution and Sigma = (B - 1) C + the variances of
+the noise.
 
 Deviation: the covariance is shrunk as by Ledoit & Wolf (2004), since there are fewer public examples than coordinates.
 """
@@ -22,17 +23,17 @@ def gaussian_others(
 
     Args:
         target: an update, with public examples and the scale of its noise.
-        coins: generator of the choice among public examples.
+        coins: generator of the random choice of public examples.
         examples: largest number of public examples whose contributions model those of the others; as many vectors of
             the size of the release are kept.
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
-        <v, r>' - <v, v>' / 2 with the inner product of the inverse of Sigma and r the update less its mean, in nats,
-        float64.
+        v^T Sigma^-1 r - v^T Sigma^-1 v / 2 in nats, float64, with v the candidate's contribution and r the undivided
+        update less (B - 1) g.
 
     Raises:
-        NotApplicable: too few public examples, or contributions that are all alike.
+        NotApplicable: too few public examples, contributions that are all alike, or a coordinate without any variance.
         ValueError: a setting out of range.
     """
     for name, value, least in (("examples", examples, 2), ("batch_size", batch_size, 1)):

@@ -25,7 +25,7 @@ from .core.search.gradient_matching import relative_distances
 from .core.search.restarts import best, jittered_adams
 
 HOPELESS = 0.9
-"""Share of the update's norm: if a whole search leaves more unexplained, its result is `degraded`."""
+"""Residual, relative to the update's norm, that a search must get below; otherwise its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
@@ -94,7 +94,8 @@ def grad_inversion(
             if calls % register_every == 0:
                 agreed[:] = [consensus(points.detach(), largest_shift)]
             pull = (points - agreed[0]).square().flatten(1).mean(dim=1).clamp(min=1e-20).sqrt()
-            # A gradient without a value: iterates of a start could not be compared if the others moved their values.
+            # The pull contributes its gradient and no value: objectives of a start would not be comparable if the other
+            # starts changed them.
             value = value + group_weight * (pull - pull.detach())
         calls += 1
         return value, mismatch

@@ -1,8 +1,9 @@
-"""Gradient norm: members have a smaller gradient of their loss in the parameters, because training descended it.
+"""Gradient norm: the loss of members has a smaller gradient in the parameters, because training minimised it.
 
 Nasr, Shokri & Houmansadr, "Comprehensive Privacy Analysis of Deep Learning", S&P 2019 (arXiv:1812.00910), who find the
 gradient's norm to separate members from others in a white box; here alone, without the network that they train on it.
-If the mean gradient over members is 0, each of theirs is small if the model fits them individually.
+At a minimum of the training loss the mean gradient over members is 0; each member's gradient is small only if the model
+fits each of them.
 """
 
 import torch

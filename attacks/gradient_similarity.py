@@ -3,8 +3,8 @@
 Li, Li & Ribeiro, "Effective Passive Membership Inference Attacks in Federated Learning Against Overparameterized
 Models", ICLR 2023: gradients of different examples in many dimensions are nearly orthogonal, so that the cosine of a
 gradient with an update is large if the update contains it. The inner product is the statistic of gradient canaries
-(Nasr et al., USENIX Security 2023). Neither needs the others, the noise, or public examples: both are baselines of
-better tests.
+(Nasr et al., USENIX Security 2023). Both are baselines: neither needs the other contributions, the scale of the noise,
+or public examples.
 """
 
 import torch

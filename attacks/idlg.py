@@ -1,12 +1,12 @@
 """Improved Deep Leakage from Gradients: the label of one example by a sign, then a search for the input alone.
 
 Zhao, Mopuri & Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3: in the gradient
-of the last layer only the row of the label is opposed to the others. The search is that of Zhu, Liu & Han, NeurIPS
-2019, with a fixed label.
+of the last layer only the row of the label has the opposite sign. The search is that of Zhu, Liu & Han, NeurIPS 2019,
+with a fixed label.
 
-Deviation: the sign is that of the bias if it was released, and without it the row is the row opposed to all others,
-which holds for features of any sign; under noise a label is named only if noise alone would name a label in fewer than
-one of 20 cases. The search compares in the released space, with the starts and steps of `dlg`.
+Deviation: the sign is that of the bias's gradient if it was released; otherwise the label's row is the row opposed to
+all others, which holds for features of any sign. Under noise a label is named only if its sign is significant at the
+level 0.05, over all classes. The search compares in the released space, with the starts and steps of `dlg`.
 """
 
 import torch
@@ -31,10 +31,10 @@ def idlg(
         lr: first length along each direction, in steps of Newton's method.
 
     Returns:
-        The input in model-input units, the recovered label, the squared distance in units of the noise's variance (of
-        the update, without noise), and its share of the update's squared norm [restarts, iterations]. `degraded` for
-        networks with ReLUs, which have no second derivative, and if the update is left unexplained, or would be
-        explained by any input.
+        The input in model-input units, the recovered label, the squared distance (in units of the noise's variance, if
+        there is noise), and its ratio to the update's squared norm at every iterate [restarts, iterations]. `degraded`
+        for networks with ReLUs, which have no second derivative, if most of the update is left unexplained, and if a
+        random start already explains it up to noise.
 
     Raises:
         ValueError: a setting out of range.

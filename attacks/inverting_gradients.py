@@ -13,8 +13,8 @@ Each start keeps its iterate with the smallest objective, while the paper keeps 
 Deviation: `objective = "likelihood"` takes the whitened squared distance, which under Gaussian noise is the negative
 logarithm of the likelihood of the guess, clip factors included, and without noise the objective of Zhu, Liu & Han,
 "Deep Leakage from Gradients", NeurIPS 2019. It also compares the length of the update: for one example with an unknown
-clip factor the cosine alone is already maximum likelihood. Over twice the squared length of the release it is 1 - cos
-close to a match, so that `tv_weight` means the same.
+clip factor the cosine alone is already maximum likelihood. The distance is divided by twice the squared length of the
+release: close to a match it then equals 1 - cos, so that `tv_weight` has the same meaning.
 """
 
 import math
@@ -28,7 +28,7 @@ from .core.search.gradient_matching import LayerWeights, direction_mismatches, l
 from .core.search.restarts import best, signed_adams
 
 HOPELESS = 0.9
-"""Mismatch, 1 - cos, without information: if a whole search stays above, its result is `degraded`."""
+"""Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)

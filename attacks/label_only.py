@@ -51,7 +51,8 @@ def label_only(
         The share of views, or the L2 distance in model-input units; float64.
 
     Raises:
-        NotApplicable: views of inputs that are no images, or a model with the same label for all candidates.
+        NotApplicable: views are requested of inputs that are no images, or the model predicts the same label for all
+            candidates.
         ValueError: a setting out of range.
     """
     if by not in ("views", "boundary"):
@@ -175,7 +176,8 @@ def _normal(
         vote = vote.unflatten(0, (len(point), count))
         weighted = weighted + (_spread(vote, away) * away).sum(1)
         plain, votes = plain + away.sum(1), votes + vote.sum(1)
-    # Less their mean, which lowers the variance; if all agree, they give the side of the point that the boundary is on.
+    # Subtracting the mean vote lowers the variance. If all votes agree it would cancel the estimate, and their common
+    # sign gives the side on which the boundary lies.
     mean = votes / around
     mixed = torch.where(mean.abs() < 1, mean, torch.zeros_like(mean))
     normal = weighted - _spread(mixed, weighted) * plain
@@ -183,7 +185,7 @@ def _normal(
 
 
 def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length: Tensor) -> Tensor:
-    """Returns the farthest of halved steps along the normals with another label; the point itself without any."""
+    """Returns the farthest of halved steps along the normals that changes the label; the point itself if none does."""
     farthest, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
     for _ in range(HALVINGS):
         tried = _inside(asker.target, point + _spread(length, normal) * normal)
@@ -206,5 +208,5 @@ def _length(moves: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor, like: Tensor) -> Tensor:
-    """Reshapes values of each example, or of each of its points, to a factor of tensors of inputs."""
+    """Reshapes a value per example, or per point of an example, so that it broadcasts over inputs."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))

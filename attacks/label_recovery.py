@@ -5,14 +5,14 @@ batches Geng et al., "Towards General Deep Leakage in Federated Learning", 2021 
 mean probability in place of the batch's. The equations are in `core/closed_form/label_counts.py`.
 
 One example without noise: exact, and under a mask a set of possible labels. A batch: n_c = B pbar_c - u_c / fbar, with
-pbar the mean probabilities and fbar the factor by which the defense shortens an example, both of public examples;
+u_c the last bias's gradient, pbar the mean probabilities and fbar the mean clip factor, both of public examples;
 rounded by largest remainders. Under noise a class is named only if its count is above 0 by a test at a level that all
 classes share, so that an update of noise names none. A release that is not coordinates of the gradient is compared with
 the releases of public examples under each label: non-negative least squares over these prototypes.
 
 Deviation: counts come with an interval, from the clip factors of public examples, three standard deviations of the
-batch's mean probability, and the noise. A count is certain to be at least -u_c without noise, for any public examples,
-because no factor is above 1 and no probability below 0.
+batch's mean probability, and the noise. Without noise a count is at least -u_c for certain, whatever the public
+examples, because no clip factor is above 1 and no probability below 0.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ from .core.closed_form.label_counts import (
 )
 
 _ROWS = 2**26
-"""Numbers of public examples' contributions at a time, 256 MiB in float32."""
+"""Entries of public examples' contributions that are computed at a time, 256 MiB in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class _Public:
         mean: mean probabilities [classes].
         spread: their standard deviations over examples.
         share: share of each class among the labels, none 0.
-        factors: factors by which they would be shortened [n].
-        features: mean of the last layer's inputs, as shortened.
+        factors: their clip factors [n].
+        features: mean of the last layer's inputs, times the clip factors.
     """
 
     mean: Tensor
@@ -80,7 +80,7 @@ def label_recovery(
         public: largest number of public examples that are used.
 
     Returns:
-        Counts that add up to the batch, or under noise and masks to less: the rest is not known.
+        Counts that add up to the batch size; under noise and masks to less, if some labels remain unknown.
 
     Raises:
         NotApplicable: nothing in the update separates classes.
@@ -143,11 +143,11 @@ def _by_sums(
     expected = torch.where(known, batch * public.mean - sums / factor, 0.0)
     error = ((std / factor).square() + batch * public.spread.square()).sqrt()
     least = torch.zeros_like(expected)
-    # Two last digits, so that -u = 3.0000001 is no fourth example.
+    # Slack for rounding, so that -u = 3.0000001 is no fourth example.
     rounding = 1e-4 * (1 + sums.abs())
     if not noisy:
         sure = layer.bias_seen & (sums < -1e-6 * sums.abs().max())
-        # With a bound that lengthens short gradients too, the sign alone is certain.
+        # If the bound may also lengthen a gradient, as normalisation does, only the sign is certain.
         certain = (-sums - rounding).ceil().clamp(min=1) if float(high) <= 1 + 1e-6 else torch.ones_like(sums)
         least = torch.where(sure, certain, least)
         if int(least.sum()) > batch:
@@ -206,14 +206,14 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
         logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
     probabilities = logits.softmax(dim=1)
     plain = replace(structure, parts=tuple(replace(part, factors=None) for part in structure.parts))
-    # From 1, because 0 marks entries that were not released; a logistic loss turns one of its two signs.
+    # Indices start at 1, because 0 marks entries that were not released; a logistic loss negates the row of class 0.
     numbers = torch.arange(1, len(target.released) + 1, device=inputs.device, dtype=torch.float64)
     places, units = last_layer(plain, numbers), last_layer(structure, torch.ones_like(numbers))
 
     def at(rows: Tensor, where: Tensor, unit: Tensor) -> Tensor:
         return rows.gather(1, (where.abs().long() - 1).clamp(min=0)) * unit
 
-    # The factor of the true label: its entry is shortened from p_y - 1.
+    # Clip factors from the entry of the true label, which is p_y - 1 before clipping.
     every = labels[:, None]
     missing = probabilities.gather(1, every)[:, 0] - 1
     shown = torch.cat(
@@ -251,7 +251,8 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
     if len(inputs) == 0:
         raise NotApplicable("the population must have an example to make prototypes of, got none")
     noisy = bool(std.any())
-    # In units of the noise; entries without noise next to noisy entries count as having a thousandth of it.
+    # Weights are in units of the noise; entries without noise next to noisy entries count as having a thousandth of the
+    # largest.
     weight = 1 / std.clamp(min=1e-3 * float(std.max())) if noisy else torch.ones_like(std)
     prototypes = []
     for label in range(classes):
@@ -259,7 +260,7 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
         total = torch.stack([rows.sum(0) for rows, _ in _rows(target, inputs, whole)]).sum(0)
         prototypes.append(weight * total / len(inputs))
     # If all inputs have much the same probabilities p, prototypes weighted by p cancel: sum_y p_y (p - e_y) = 0. The
-    # size of the batch decides the open dimension, as an equation that nothing else outweighs.
+    # known batch size fixes the open dimension, as an equation with a weight above all others.
     table = torch.stack(prototypes, dim=1)
     heavy = 1e3 * table.norm().clamp(min=torch.finfo(table.dtype).tiny)
     table = torch.cat([table, heavy.expand(1, classes)])

@@ -1,10 +1,10 @@
 """Exact likelihood-ratio membership test on the updates of a whole training run.
 
 Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
-Security 2023 (arXiv:2302.07956) for the adversary: it sees every update, knows everybody but the candidate, and the
-noise. It is the adversary that differential privacy is defined against, so a claimed epsilon must bound its power. It
-also sees releases besides the steps, such as the scores that a mask follows from: their ratios are factors like those
-of steps, at the rate 1.
+Security 2023 (arXiv:2302.07956) for the adversary: it sees every update, and knows all other contributions and the
+scale of the noise. It is the adversary that differential privacy is defined against, so a claimed epsilon must bound
+its power. It also sees one-off releases, such as the noisy scores behind a mask: their likelihood ratios multiply with
+those of the steps, at sample rate 1.
 """
 
 from itertools import chain
@@ -27,7 +27,7 @@ def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> Membersh
     """
     candidates = granted(target.candidates)
     evidence = Evidence(len(candidates), candidates.inputs.device)
-    # In turn, since the noise of each is fresh given the earlier releases.
+    # Ratios multiply, because the noise of each release is independent of the earlier releases.
     for step in chain(target.one_offs, target.steps):
         evidence.add_step(step, candidates)
     return evidence.about(candidates, dependence="per_model")

@@ -37,7 +37,7 @@ def lira(
             pixel.
         online: whether shadow models trained on the candidate are used; without them the score is the standard score
             among those not trained on it, for an adversary that trained its models before it knew the candidates.
-        variance: "per_example", "pooled" over candidates, or "auto": of each candidate from 64 models on.
+        variance: "per_example", "pooled" over candidates, or "auto": pooled below 64 models, else per example.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:

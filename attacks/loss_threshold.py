@@ -1,7 +1,7 @@
 """Loss threshold: members have a smaller loss.
 
 Yeom, Giacomelli, Fredrikson & Jha, "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", CSF
-2018, Adversary 1 (arXiv:1709.01604). The scorer sets the threshold: it reports the whole curve.
+2018, Adversary 1 (arXiv:1709.01604). The attack sets no threshold: the scorer reports the whole ROC curve.
 """
 
 import torch

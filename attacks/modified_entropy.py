@@ -4,9 +4,9 @@ Song & Mittal, "Systematic Evaluation of Privacy Risks of Machine Learning Model
 (arXiv:2003.10595), Section 3.2: -(1 - p_y) log p_y - sum over the other classes of p_c log(1 - p_c), which is 0 for a
 confident correct prediction and grows without bound for a confident wrong prediction, while entropy is small for both.
 
-Deviation: instead of a threshold per class, learned from shadow models, minus the score's logarithm is centred by
-public examples of the class; without `calibrated`, minus the score as it is. The scorer sets the threshold over all: it
-reports the whole curve.
+Deviation: instead of a threshold per class, learned from shadow models, minus the logarithm of the modified entropy is
+centred by public examples of the class; without `calibrated` the score is minus the modified entropy. The attack sets
+no threshold: the scorer reports the whole ROC curve.
 """
 
 import torch
@@ -17,7 +17,7 @@ from .core import Access, Knows, MembershipScores, ModelAccess, attack, granted
 from .core.membership.query_scores import answers
 
 BORROWED = 8
-"""Number of average examples added to each class's public examples."""
+"""Pseudo-count: number of examples of average score added to each class's public examples."""
 
 
 @attack(access=Access.BLACK_BOX, knows=Knows.POPULATION)
@@ -46,7 +46,7 @@ def modified_entropy(
 
 def _modified_entropy(log_p: Float[Tensor, "n classes"], labels: Tensor) -> Float[Tensor, " n"]:
     own = log_p.gather(1, labels[:, None])[:, 0]
-    # log(1 - p_c) by the other classes' probabilities: 1 - p is 0 in float64 if p is within 1e-16 of 1.
+    # log(1 - p_c) is computed from the other classes' probabilities: 1 - p is 0 in float64 if p is within 1e-16 of 1.
     largest = log_p.argmax(dim=1, keepdim=True)
     rest = log_p.scatter(1, largest, -torch.inf).logsumexp(dim=1, keepdim=True)
     of_others = torch.log1p(-log_p.exp().clamp(max=1 - 1e-16)).scatter(1, largest, rest)
@@ -58,7 +58,7 @@ def _modified_entropy(log_p: Float[Tensor, "n classes"], labels: Tensor) -> Floa
 def _centred(scores: Tensor, labels: Tensor, public: Tensor, public_labels: Tensor, classes: int) -> Tensor:
     """Returns minus log modified entropy less its mean over public examples of the class.
 
-    A class with few of them is shrunk to the mean of all, as if it had `BORROWED` more average examples.
+    The mean of a class is shrunk towards the mean of all, as if it had `BORROWED` more examples of average score.
     """
     size, own = -(-scores).clamp(min=1e-300).log(), -(-public).clamp(min=1e-300).log()
     counts = torch.bincount(public_labels, minlength=classes)

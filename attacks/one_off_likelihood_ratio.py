@@ -1,9 +1,9 @@
 """Exact likelihood-ratio membership test on the one-off releases of a training, such as the scores behind a mask.
 
 Neyman & Pearson 1933 for the test; Nasr et al., "Tight Auditing of Differentially Private Machine Learning", USENIX
-Security 2023 (arXiv:2302.07956) for the adversary. Such a release is of all the data at once, so that every member is
-in it for certain, and no sampling amplifies it. The test reads the noisy values as they are charged: a mask chosen by
-them is a function of them, and carries no further information.
+Security 2023 (arXiv:2302.07956) for the adversary. Such a release is computed on all the data at once, so every member
+takes part for certain and sampling does not amplify its privacy. The test reads the noisy values that the ledger
+charges for; a mask chosen by them is a function of them, and carries no further information.
 """
 
 import torch

@@ -1,16 +1,18 @@
 """R-GAP: the input of a network from a single example's gradient, by linear equations from the last layer to the first.
 
-Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1. From the last layer on, the
-derivatives k by a layer's output are known, so that the gradient of its weight is linear in its input, and so is its
-output. Both together determine the input if their rank is full, without a search.
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021, Algorithm 1. Going back from the last layer,
+the derivatives k of the loss with respect to a layer's output are known, so that the gradient of its weight is linear
+in its input, and so is its output. Together these equations determine the input if their rank is full; no search is
+needed.
 
-Deviation: any stride, padding, dilation, groups, biases, skips whose activation follows the sum (with the branches
-solved together if either alone stays open), average pooling and batch norms of evaluation; masks and bases of single
-layers. Padded pixels are deleted instead of being equations. Both roots of the scalar equation are found, and for three
-classes or more its solution without labels and under an unknown clip factor. Normal matrices come from the structure of
-convolutions, in float64, while the authors' code has dense matrices in float32. Gaps of the last layer's gradient are
-filled by its rank of 1, by the logits, and by the layer below. A clip factor that the logit equation leaves open is the
-factor for which the other layers agree. The result is released again, under the given defense, before it is `ok`.
+Deviation: any stride, padding, dilation, groups, biases, skip connections whose activation follows the sum (with the
+branches solved together if neither is determined alone), average pooling and batch norms in evaluation mode; masks, and
+bases of single layers. Padded pixels are removed from the unknowns instead of adding equations. Both roots of the
+scalar equation are found, and for three classes or more its solution without labels and under an unknown clip factor.
+Normal matrices come from the structure of convolutions, in float64, while the authors' code has dense matrices in
+float32. Masked entries of the last layer's gradient are completed from its rank of 1, the logits, and the layer before.
+A clip factor that the logit equation leaves open is chosen so that the equations of the other layers agree. A result is
+`ok` only if its simulated release, under the given defense, matches the update.
 """
 
 from collections.abc import Mapping
@@ -41,7 +43,7 @@ Mode = Literal["single", "combination"]
 ClipFactor = Literal["auto", "one", "unknown"]
 
 EXACT = 1e-4
-"""Residual of all layers below which a factor of 1 is accepted; float32 stays below."""
+"""Largest relative residual of a layer at which a clip factor of 1 is accepted; float32 stays below."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
@@ -72,13 +74,13 @@ def r_gap(
 
     Returns:
         The input, clamped to the valid range, and its label, both from the update alone; the relative misfit of its own
-        update as objective. `alternatives` has the inputs that explain the update as well; the first is chosen by the
-        range of inputs. `ok` means that the input explains the update to the last digits, or up to noise, and that no
-        other input in the range does. If the input's scale is open the first is the multiple that just fits into the
-        range, and the second the input whose gradient was not clipped.
+        update as objective. `alternatives` has other inputs that explain the update; the range of inputs decides which
+        comes first. `ok` means that the input explains the update up to rounding or noise, and that no other input in
+        the range does. If the input's scale is undetermined, the result is the largest multiple in the range, and the
+        first alternative the input whose gradient was not clipped.
 
     Raises:
-        NotApplicable: a layer, loss, batch or release that it does not invert.
+        NotApplicable: a layer, loss, batch or release that the attack does not invert.
         RankDeficient: the equations of a layer leave its input open.
         InconsistentObservation: no example gives this update.
     """
@@ -114,7 +116,7 @@ def r_gap(
     best, labels = inputs[:1], torch.tensor([explanations[0].label], device=target.released.device)
     match = ReleaseMatch.of(target, noise)
     degraded = bool(explanations[0].degraded) or not match.fits(best, labels)
-    # Other solutions outside of the range do not count; of two within, the order is a guess.
+    # Solutions outside of the range do not count; the order of two within it is a guess.
     degraded = (
         degraded or sum(explanation.is_within(target.input_low, target.input_high) for explanation in explanations) > 1
     )

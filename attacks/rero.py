@@ -1,16 +1,16 @@
 """Prior-aware reconstruction: the most likely of some candidates for the unknown record of an update.
 
 Hayes, Mahloujifar & Balle, "Bounding Training Data Reconstruction in DP-SGD", NeurIPS 2023 (arXiv:2302.07225), the
-attack of Section 4. The adversary knows everybody else of the batch and a uniform prior over n candidates z_1 .. z_n.
-The release less the known contributions is r = v_j + noise, with v_j the encoded and bounded contribution of the z_j
-that took part, so that the most likely candidate is argmax_j <v_j, r> - |v_j|^2 / 2, over the variance of the noise
-coordinate by coordinate. The second term corrects for the norm; it is the same for all only if all are clipped to one
-norm. No attacker on this prior succeeds more often on average, and a claim of differential privacy bounds the success
-(`rero_bound`).
+attack of Section 4. The adversary knows all other examples of the batch and a uniform prior over n candidates z_1 ..
+z_n. The release less the known contributions is r = v_j + noise, with v_j the encoded and bounded contribution of the
+z_j that took part, so that the most likely candidate is argmax_j <v_j, r> - |v_j|^2 / 2, over the variance of the noise
+coordinate by coordinate. The second term corrects for the norm; it is the same for all candidates only if all are
+clipped to the same norm. No attacker on this prior succeeds more often on average, and a claim of differential privacy
+bounds the success (`rero_bound`).
 
-Deviation: one release. The paper adds up the same sum over the steps of a training, and takes a mixture if the record
-joins each step by a coin; here the record is known to be in the step. Without noise the result is the candidate nearest
-in the released space.
+Deviation: one release. The paper adds up this statistic over the steps of a training, with a mixture likelihood under
+Poisson sampling; here the record is known to be in the step. Without noise the result is the candidate nearest in the
+released space.
 """
 
 import torch
@@ -30,7 +30,8 @@ def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
     """Picks the most likely candidate of the prior.
 
     Args:
-        target: a shared update, with candidates for a record of it and the remainder without everybody else.
+        target: a shared update, with candidates for a record of its batch, and the release less all other
+            contributions.
         coins: not used.
 
     Returns:
@@ -39,7 +40,7 @@ def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
         the remainder, in units of the noise if there is noise.
 
     Raises:
-        NotApplicable: the record takes part in the step by chance, which is another likelihood.
+        NotApplicable: the record takes part in the step at random, which has another likelihood.
     """
     if target.participation != "known":
         raise NotApplicable("whether the record is in this step has to be known, got one that it joins by chance")

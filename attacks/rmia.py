@@ -4,10 +4,10 @@ Zarifzadeh, Liu & Shokri, "Low-Cost High-Power Membership Inference Attacks", IC
 and Algorithm 1. R(x) is the probability of the label under the target over its mean under reference models; the score
 is the share of public examples z with R(x) >= gamma R(z). BASE (Lassila et al. 2025) is the same test.
 
-On a single target the score is an increasing function of R(x), for any public examples and gamma: they make scores of
-different targets comparable, and an AUC on a target is that of R(x). n public examples give scores of n + 1 steps, so
-that they do not resolve false positive rates below 1 / n; ten of them for each false positive, at a rate of 1 %, are a
-thousand. Within a step R(x) itself decides.
+On a single target the score is an increasing function of R(x), for any public examples and gamma, so its AUC is that of
+R(x); public examples and gamma make scores of different targets comparable. n public examples give scores of n + 1
+steps, so that they do not resolve false positive rates below 1 / n; ten of them for each false positive, at a rate of 1
+%, are a thousand. Within a step R(x) itself decides.
 
 Deviation: public examples are in no reference model, so their mean is estimated as offline in both modes. With views
 the score is the mean over views, while the authors vote.
@@ -51,8 +51,8 @@ def rmia(
         coins: not used; the attack is deterministic.
         shadows: number of reference models; even.
         views: views of each candidate, as of `lira`; public examples are queried as they are.
-        online: whether models trained on the candidate are used, half of all; without them the mean over all is taken
-            to be ((1 + a) p_out + 1 - a) / 2.
+        online: whether the half of the models trained on the candidate is used; without it the mean over all models is
+            taken to be ((1 + a) p_out + 1 - a) / 2.
         gamma: factor by which its probability must have risen more than that of a public example.
         a: slope, in [0, 1], of the probability of the label with the candidate in the training set over that without:
             p_in = a p_out + 1 - a.
@@ -143,8 +143,8 @@ def dominated(log_ratio: Tensor, of_public: Tensor, gamma: float) -> Tensor:
 def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     """Returns the `a` of the largest mean AUC, with each shadow model in turn as the target of the others.
 
-    Its twin, trained on the other half, is left out as well: otherwise a candidate that fewer than half of the
-    remaining models were trained on would be a member of the target.
+    The model trained on the other half is left out as well: otherwise the number of remaining models trained on a
+    candidate would reveal whether the target was.
 
     Args:
         log_p: log probability of the label [models, n, views].
@@ -157,7 +157,8 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     if models < 4 or not torch.equal(trained_on[::2], ~trained_on[1::2]):
         raise NotApplicable(f"a can be tuned on at least 4 shadow models in pairs of complements, got {models}")
     outside = log_p.masked_fill(~(~trained_on)[..., None], -torch.inf)
-    # One model of each pair was not trained on the candidate: all such models but the pair's own, for both of the pair.
+    # One model of each pair was not trained on the candidate; the reference for both models of a pair is the mean over
+    # such models of all other pairs.
     of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
     rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
     scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])

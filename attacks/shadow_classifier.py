@@ -41,7 +41,8 @@ def shadow_classifier(
         Log odds of membership by the classifier of the label, in nats, float64.
 
     Raises:
-        NotApplicable: too few shadow models, or a class whose candidates are all members of each of them, or none is.
+        NotApplicable: too few shadow models, or a class whose candidates are all members of every shadow model, or of
+            none.
         ValueError: a setting out of range.
     """
     if not strength > 0:

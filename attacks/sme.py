@@ -9,8 +9,8 @@ share. The cost does not grow with the local steps, as that of unrolling them do
 Deviation: steps go by the sign of the gradient, in box units, as those of `inverting_gradients`, with its step length;
 the authors' code takes steps of 1. Directions are compared in the released space, whitened by the (approximate) noise;
 each example's gradient at the surrogate is masked, projected and bounded as the client's defense does. Each start keeps
-its iterate with the smallest objective. On an update of a single step the two weights are those of a single gradient,
-the share is irrelevant, and the attack is `inverting_gradients`.
+its iterate with the smallest objective. An update of a single step is a gradient at theta_0: there is no share to
+search for, and the attack is `inverting_gradients`.
 """
 
 import math
@@ -23,7 +23,7 @@ from .core.search.gradient_matching import direction_mismatches, surrogate_misma
 from .core.search.restarts import best, signed_adams
 
 HOPELESS = 0.9
-"""Mismatch, 1 - cos, without information: if a whole search stays above, its result is `degraded`."""
+"""Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
 
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
@@ -42,7 +42,7 @@ def sme(
     """Matches the direction of a client's whole update at a surrogate between its first and last weights.
 
     Args:
-        target: the sum of a client's local steps, and the model that they start from; of a single step as well.
+        target: the sum of a client's local steps, or a single step, and the model that they start from.
         coins: generator of the random starts.
         iterations: signed Adam steps of each start; the paper takes 1,000.
         restarts: independent starts; the result has the smallest objective.

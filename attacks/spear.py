@@ -2,14 +2,14 @@
 
 Dimitrov, Baader, Müller & Vechev, "SPEAR: Exact Gradient Inversion of Batches in Federated Learning", NeurIPS 2024
 (arXiv:2403.03945), Algorithm 1. The gradient is D X^T, of rank b; D is zero wherever a neuron is off, so its columns
-are the sparsest directions of the gradient's column space. Candidate directions are kernels of b - 1 random rows; about
-one in 2^(b - 1) is a column. A clip factor of an example multiplies its column and its part of the bias gradient alike,
-and cancels.
+are the sparsest directions of the gradient's column space. Candidate directions are kernels of b - 1 random rows; each
+column results from about one in 2^(b - 1) draws. A clip factor of an example multiplies its column and its part of the
+bias gradient alike, and cancels.
 
 Deviation: drawn rows are refitted to everything that they make zero, and three of four draws favour neurons that are on
 for few examples; a gradient that a known mask shows in part is completed first, under noise too; a convolution is
 attacked by its patches; noise sets the thresholds, measured on the singular values; and an input is certified by its
-own recomputed contribution, which is more than lambda = 1.
+own recomputed contribution, a stronger criterion than the paper's lambda = 1.
 """
 
 import torch
@@ -30,8 +30,8 @@ def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) ->
 
     Returns:
         As many inputs as the gradient has directions, labels, `certified`, and 1 - lambda as the objective. The status
-        is `degraded` if the draws were not enough, there is noise, some input is no single example's, or a convolution
-        passes over pixels.
+        is `degraded` if the draws were not enough, there is noise, some input is no single example's, or the patches of
+        a convolution leave out pixels.
 
     Raises:
         ValueError: draws is not positive.

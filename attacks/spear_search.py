@@ -30,7 +30,7 @@ def spear_search(
         together: descents at a time, between checks for a complete batch.
 
     Returns:
-        As `spear`.
+        The same as `spear`.
 
     Raises:
         ValueError: a setting is not positive.

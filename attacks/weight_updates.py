@@ -1,9 +1,9 @@
 """Weight updates: membership in the sum of several local steps, from gradients between the weights before and after.
 
-A client that shares theta_0 - theta_E shares no gradient: the contributions of an example were taken at points in
+A client that shares theta_0 - theta_E shares no gradient at theta_0: an example contributed gradients at points in
 between. Its gradient at a few points on the line from theta_0 to theta_E is compared with the update, as Zhu, Yao &
-Blaschko (SME, ICML 2023, arXiv:2306.00127) compare images', and the largest cosine counts. The largest of five is
-larger by chance as well, so it is compared with the largest of as many for public examples, which took no part.
+Blaschko (SME, ICML 2023, arXiv:2306.00127) compare images', and the score is the largest cosine. A maximum of five is
+larger by chance, so it is compared with the same maximum for public examples, which took no part.
 
 Deviation: five points, while SME finds the best point by descent. A single shared step has a single point and cosine.
 """

@@ -1,16 +1,16 @@
 """Exact recovery of a whole batch from the gradient of a linear layer with a ReLU, and its certificate.
 
-From candidates for the columns of D (`sparse_columns`) to inputs: the bias gradient is the sum of the columns, which
-gives their lengths, and then the gradient D X^T gives X. Dimitrov et al., "SPEAR", NeurIPS 2024, whose score lambda is
-the share of (neuron, example) pairs in which a neuron is on exactly if its gradient is not zero.
+Candidates for the directions of D's columns come from `sparse_columns`. The bias gradient is the sum of the columns,
+which gives their lengths, and the gradient D X^T then gives the inputs X. Dimitrov et al., "SPEAR", NeurIPS 2024, whose
+score lambda is the share of (neuron, example) pairs in which a neuron is on exactly if its gradient is not zero.
 
-An input is certified only if all of these hold, none of which the attacker needs the batch for: the gradient less its
-directions is rounding; the input lies in the box of valid inputs; and the contribution that the defense would have made
-of this input, under a single label, clip factor included, is the contribution that was taken out of the sum, up to
-rounding. The last compares hundreds of numbers with none left to choose, and holds or fails for each input separately:
-another direction, another rank or noise changes all of them. "Proved" is up to coincidence, as lambda = 1 is: no other
-batch was seen to give these numbers, which does not cover all possible batches. An input whose contribution fits
-several times over is returned as often and never certified: its neighbours may have the same sum.
+An input is certified only if all of the following hold, which the attacker can verify without the batch: the remainder
+of the gradient beyond its rank is rounding; the input lies in the box of valid inputs; and the contribution of this
+input under the defense, for some label, clip factor included, equals its part of the factorised sum, up to rounding.
+This last condition compares hundreds of numbers without a free parameter, for each input separately: a wrong direction,
+a wrong rank or noise changes all of them. "Proved" is up to coincidence: no other batch was seen to give these numbers,
+which does not rule out that some batch does. An input whose contribution fits several times is returned as often and
+never certified: two similar inputs may have the same sum.
 """
 
 import math
@@ -30,15 +30,15 @@ from .low_rank import LowRank, completed, factorised
 from .sparse_columns import EXTRA, POOL, SPARSE, DirectionSource, Scales, filled, fitted, independent, merged, scales
 
 MOST_COMPLETED = 64
-"""Largest batch that is tried if only some entries of the gradient are known."""
+"""Largest rank tried in completing a gradient of which only some entries are known."""
 
 TOLD = 1e-3
-"""Smallest singular value of the known part of the directions by which a column still counts as decided: rounding is
-magnified by its inverse. Entries that a ReLU has off are known, and carry no information.
+"""Smallest singular value, of the directions restricted to a column's known entries, at which the column counts as
+determined: rounding is magnified by the inverse. Entries of inactive neurons are known, and carry no information.
 """
 
 STRICT = 2048
-"""Number of draws after which candidates of few zeros are considered, too."""
+"""Number of draws after which candidates with few zeros are considered, too."""
 
 _AT_ONCE = 2**22  # numbers of a block of candidates and of a block of swaps, 32 MiB each
 
@@ -67,7 +67,7 @@ class Unmixed:
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownPart:
-    """Known rows and columns of a layer's gradient, and its directions."""
+    """Rows and columns of a layer's gradient that the release determines, and their low-rank factorisation."""
 
     layer: InputLayer
     found: LowRank
@@ -77,7 +77,7 @@ class _KnownPart:
 
     @property
     def active(self) -> Tensor:
-        """Rows of `left` that are not zero: neurons that were on for some example."""
+        """Nonzero rows of `left`: neurons that were active for some example."""
         return self.found.left.norm(dim=1) > self.sizes.fine
 
 
@@ -94,18 +94,18 @@ def recovered_batch(
     Args:
         target: a shared update; `structure`, `released`, `contributions` and the box are read.
         coins: generator of the held-out entries of a completion.
-        source: rows of `left` that are not zero [m, b], and these neurons' outputs for an average input [m] ->
+        source: nonzero rows of `left` [m, b], and these neurons' outputs for an average input [m] -> source of
             candidates for columns.
         budget: largest number of candidates.
         block: candidates at a time; by default as many as fit 32 MiB.
 
     Returns:
-        As many inputs as the gradient has directions, with `certified`. `ok` if the contribution of each, recomputed
-        from it, is the contribution that was taken out of the sum, and every pixel is in some patch: if lambda alone is
-        1, inputs may be mixtures, as of two examples for which the same neurons are on.
+        An input for each direction of the gradient, with `certified`. `ok` if the recomputed contribution of each input
+        equals its part of the factorised sum, and every pixel is in some patch; lambda = 1 alone would not exclude
+        mixtures, such as of two examples with the same active neurons.
 
     Raises:
-        NotApplicable: no such layer, not enough of its gradient, or more patches than it has dimensions.
+        NotApplicable: no such layer, too little of its gradient, or patches that do not overlap.
         RankDeficient: without noise, fewer directions were found than the gradient has.
         InconsistentObservation: the gradient is noise.
     """
@@ -145,7 +145,7 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
 
 
 def _told(left_factor: Tensor, observed: Tensor) -> Tensor:
-    """Returns the columns [n] whose known entries decide them: enough neurons that are on, in every direction.
+    """Returns a mask of the columns [n] that their known entries determine: active neurons must span all directions.
 
     Args:
         left_factor: [m, b], orthonormal columns.
@@ -171,24 +171,26 @@ def _searched(
     block: int | None,
     proved: Callable[[Unmixed], bool],
 ) -> Unmixed:
-    """Draws candidates until lambda is 1, or everything is proved, or the budget is spent."""
+    """Draws candidates until lambda is 1, all inputs are proved, or the budget is spent."""
     low_rank, sizes = known.found, known.sizes
     left_factor, rank = low_rank.left[known.active], low_rank.rank
     empty = left_factor.new_zeros(0, rank)
     if rank == 1:
         return unmixed(known, left_factor.new_ones(1, 1))
     draw = source(left_factor, _of_average(known)[known.active])
-    # About as many as hold a column, so that small batches stop soon; more as the search goes on.
+    # The first block has about as many draws as it takes to hit a column, so that small batches end early; later blocks
+    # grow.
     fits = _AT_ONCE // (len(left_factor) + rank * rank)
     first = max(64, min(2 ** min(rank, 40), fits))
     least = rank - 1 + max(1, math.ceil(SPARSE * (len(left_factor) - rank + 1)))
-    # If most neurons are on for all a column has fewer zeros; but so do mixtures of two, which replace columns.
+    # If most neurons are active for all examples, a column has few zeros; but mixtures of two columns have few, too,
+    # and may displace columns.
     relaxed = min(least, rank - 1 + EXTRA) if low_rank.exact else least
     pool, strengths = empty, left_factor.new_zeros(0)
     best, tried, drawn, swaps_at = None, empty, 0, 256
     while drawn < budget:
         count = min(block or max(first, min(drawn // 4, fits)), budget - drawn)
-        # Swaps cost as much as many draws: after each doubling, and at the end.
+        # Swaps cost as much as many draws, so they are tried after each doubling of the draws, and at the end.
         due = drawn + count >= min(2 * swaps_at, budget)
         drawn += count
         fresh, strong = fitted(left_factor, draw(count), sizes, least if drawn <= STRICT else relaxed)
@@ -217,7 +219,7 @@ def _searched(
 
 
 def _of_average(known: _KnownPart) -> Tensor:
-    """Returns outputs [m] of the layer for an average of the batch's inputs: by least squares, G is about h x^T."""
+    """Returns outputs [m] of the layer for an average x of the batch's inputs, fitted by least squares to G = h x^T."""
     layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
     shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
     average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
@@ -225,7 +227,7 @@ def _of_average(known: _KnownPart) -> Tensor:
 
 
 def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
-    """Returns lengths, inputs and score of a basis."""
+    """Returns the factorisation in a basis: column lengths, inputs and score."""
     columns, rows, agreement = _solved(known, basis[None])
     return Unmixed(basis=basis, columns=columns[0], rows=rows[0], agreement=agreement[0])
 
@@ -237,7 +239,7 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shown = layer.bias_seen[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
     lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
-    # A column of no length has no input; so small a number keeps later results finite.
+    # A column of length 0 has no input; a tiny length keeps later results finite.
     lengths = torch.where(lengths.abs() < 1e-200, 1e-200, lengths)
     inverse = torch.linalg.inv(bases)
     rows = (inverse @ low_rank.right) / lengths[..., None]
@@ -253,11 +255,11 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
-    """Replaces columns by candidates while lambda rises, each time the best pair of all."""
+    """Replaces columns by candidates while lambda increases, in each round by the best of all replacements."""
     best, rank = start, len(start.basis)
     pairs = min(len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.found.left) + known.found.right.shape[1]))))
     candidates = pool[:pairs]
-    # At most so many rounds: without noise the greedy choice needs none once all columns are there.
+    # At most one round per column: without noise no replacement is needed if all columns are among the candidates.
     for _ in range(rank):
         if best.score == 1:
             break
@@ -285,7 +287,7 @@ def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float
     if layer.positions == 1:
         full, columns = full[:, None], columns[:, None]
     else:
-        # Pixels of an image agree as well as the equations were solved.
+        # Overlapping pixels of an image agree up to the error of the factorisation.
         error = known.found.error * math.sqrt(len(known.found.left))
         tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
         images = assembled(layer, full, tolerance)
@@ -301,7 +303,7 @@ def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float
 def _verdicts(
     target: Observation, known: _KnownPart, inputs: Tensor, columns: Tensor, rows: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns for each input whether it is proved, whether it explains its part, its label, and how often it fits."""
+    """Returns for each input whether it is proved, whether it explains its part, its label, and its multiplicity."""
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
@@ -325,14 +327,14 @@ def _verdicts(
         copies = torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
     fits = (error <= math.sqrt(eps)) & known.found.exact
-    # Twice an input, or two similar inputs for which the same neurons are on, have the same sum if outputs hardly
-    # change between them, as in a network that is sure of a wrong class.
+    # Two copies of an input, or two similar inputs with the same active neurons, have the same sum if the outputs
+    # hardly change between them, as in a network that is confident of a wrong class.
     explains = fits & (copies == 1)
     return explains & inside & whole, explains, labels, torch.where(fits & inside & whole, copies.long(), 1)
 
 
 def _covered(layer: InputLayer) -> bool:
-    """Returns whether every pixel is in some patch: the update shows nothing of the others."""
+    """Returns whether every pixel is in some patch; the update contains nothing of other pixels."""
     ones = torch.ones(1, *layer.shape, dtype=torch.float64)
     return bool((images_of(layer, layer.unfolded(ones)) == 1).all())
 

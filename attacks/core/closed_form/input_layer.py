@@ -1,8 +1,8 @@
 """Linear layer near the input: the released part of its gradient, and network inputs from layer inputs.
 
-The layer's inputs must determine the network's inputs: it is the first layer, or every operation before it can be
-undone (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A convolution is
-a linear layer on patches: a row of its inputs for each position of each example.
+The layer's inputs must determine the network's inputs: the layer is the first, or every operation before it can be
+inverted (flattening, an affine map by channel, a smooth activation, a linear layer of full column rank). A convolution
+is a linear layer on patches, with an input row for each position of each example.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class InputLayer:
         seen: bool [m, n].
         bias_gradient: float64 [m].
         bias_seen: bool [m]; False without a bias.
-        before: operations whose results lead to the layer, from the input on.
+        before: operations before the layer, from the input on.
         parameters: parameters of the network.
         shape: shape of the layer's input for an example.
         settings: settings of a convolution; empty for a linear layer.
@@ -59,7 +59,7 @@ class InputLayer:
 
     @property
     def positions(self) -> int:
-        """Number of rows of inputs of an example: 1 for a linear layer."""
+        """Number of patches of an example; 1 for a linear layer."""
         return 1 if not self.settings else self.unfolded(torch.zeros(1, *self.shape)).shape[1]
 
     def unfolded(self, inputs: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class InputLayer:
 
 
 def relu_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
-    """Returns the first linear layer or convolution followed by a ReLU, if all operations before it can be undone.
+    """Returns the first linear layer or convolution followed by a ReLU, if all operations before it can be inverted.
 
     Args:
         structure: structure of the update.
@@ -106,7 +106,7 @@ def relu_layer(structure: Structure, released: Tensor, expected_batch: float) ->
 
 
 def first_linear_layer(structure: Structure, released: Tensor, expected_batch: float) -> InputLayer:
-    """Returns the first linear layer, followed by any operation, if all operations before it can be undone.
+    """Returns the first linear layer, followed by any operation, if all operations before it can be inverted.
 
     Args:
         structure: structure of the update.
@@ -114,7 +114,7 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
         expected_batch: divisor of the sums.
 
     Returns:
-        The layer. Its bias counts as not seen if it was bounded apart from the weight, by factors of its own.
+        The layer. Its bias counts as not released if it was bounded apart from the weight, with other clip factors.
 
     Raises:
         NotApplicable: the network has none, or the update does not show its gradient.
@@ -150,7 +150,7 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
 def _read(
     structure: Structure, released: Tensor, expected_batch: float, at: Operation, before: tuple[Operation, ...]
 ) -> tuple[InputLayer, int]:
-    """Returns a layer with the shown part of its gradient, and the number of parts in which that was bounded."""
+    """Returns a layer with the released part of its gradient, and the number of parts in which that was bounded."""
     words, weight_name, bias_name = at.words or at.name, at.weight, at.bias
     if weight_name is None:
         raise NotApplicable(f"{words} must have a weight of its own, and it has none")
@@ -164,7 +164,7 @@ def _read(
     gradients = structure.gradients(released)
     if weight_name not in gradients or (bias_name is not None and bias_name not in gradients):
         raise NotApplicable(f"weight and bias of {words} must be trained, and they are frozen")
-    # Positions and factors of the released numbers, read by the very function that reads the gradient.
+    # Indices and factors of the released numbers, read by the same function as the gradient.
     count = torch.ones_like(released, dtype=torch.float64)
     scale, place = structure.gradients(count), structure.gradients(torch.arange(len(released)).to(count))
     values = structure.known_network().parameters
@@ -220,7 +220,7 @@ def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
                 f"{', '.join(operation.inputs) or 'nothing'}"
             )
         takers = by_input.get(operation.name, [])
-        # Other users of the layer's output would have a gradient for neurons that the ReLU has off.
+        # Another operation on the layer's output would give a gradient to neurons that the ReLU switches off.
         if operation.kind in LAYERS and [taker.kind for taker in takers] == ["relu"]:
             if operation.kind == "linear" and len(operation.shape) != 1:
                 raise NotApplicable(
@@ -244,11 +244,11 @@ def undone(layer: InputLayer, rows: Tensor) -> Tensor:
     """Returns inputs of the network from inputs of the layer.
 
     Args:
-        layer: the operations before it are undone, last first.
+        layer: the layer; operations before it are inverted, last first.
         rows: float64 [k, *layer.shape].
 
     Returns:
-        [k, *input_shape], float64; if a layer squeezed the inputs into a subspace, the nearest that fit.
+        [k, *input_shape], float64; by least squares at linear layers, whose outputs fill only a subspace.
     """
     for operation, earlier in zip(reversed(layer.before), [*reversed(layer.before[:-1]), None], strict=True):
         rows = _undo(operation, layer.parameters, rows)
@@ -289,7 +289,7 @@ def _undo(operation: Operation, parameters: Mapping[str, Tensor], rows: Tensor) 
 
 
 def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
-    """Assembles patches to images: overlapping pixels agree, and pixels of the padding are zero.
+    """Assembles patches into images whose overlapping pixels agree and whose padding is zero.
 
     Every patch is tried as the top left patch of an image. The image is then laid position by position, each time with
     the patch that best fits the pixels laid before.
@@ -300,10 +300,10 @@ def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
         tolerance: largest difference of pixels that agree.
 
     Returns:
-        int64 [images, positions]: indices of the patches of each image; images share none.
+        int64 [images, positions]: indices of the patches of each image; images share no patch.
 
     Raises:
-        NotApplicable: patches do not overlap, so that their positions are open.
+        NotApplicable: patches do not overlap, so that their positions are undetermined.
     """
     geometry = _geometry(layer.settings)
     size = layer.shape[0] * layer.shape[1] * layer.shape[2]
@@ -332,13 +332,13 @@ def assembled(layer: InputLayer, patches: Tensor, tolerance: float) -> Tensor:
     fits = chosen[worst <= tolerance]
     ways = [row for row in fits.unique(dim=0) if len(row.unique()) == len(row)]
     images = torch.stack(ways) if ways else chosen[:0]
-    # A patch shared by two images means that one of them is not there; neither is kept.
+    # If two images share a patch, at least one of them is wrong; neither is kept.
     shares = torch.bincount(images.flatten(), minlength=len(patches))
     return images[(shares[images] == 1).all(dim=1)] if len(images) else images
 
 
 def images_of(layer: InputLayer, rows: Tensor) -> Tensor:
-    """Returns layer inputs [k, *shape] of rows [k, positions, n]: means over overlapping patches."""
+    """Maps rows [k, positions, n] to layer inputs [k, *shape], as means over overlapping patches."""
     if not layer.settings:
         return rows.reshape(len(rows), *layer.shape)
     geometry = _geometry(layer.settings)

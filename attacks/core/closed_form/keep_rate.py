@@ -1,8 +1,8 @@
-"""Limit of exact batch recovery: share of random updates recovered, by keep rate and batch, without any data.
+"""Limit of exact batch recovery: fraction of random updates recovered, by keep rate and batch size, without data.
 
-Sparsification that keeps a random part of the coordinates withholds numbers. But a gradient of rank b is b (m + n - b)
-numbers in all, so up to some limit all dropped entries follow from the kept entries. The limit is measured: random
-inputs, a random network of a hidden layer, a mask that the server knows, no noise.
+Random sparsification drops coordinates. A gradient of rank b has only b (m + n - b) degrees of freedom, so up to some
+limit all dropped entries follow from the kept entries. The limit is measured: random inputs, a random network with a
+hidden layer, a mask that the server knows, no noise.
 """
 
 import itertools
@@ -29,15 +29,15 @@ def recovered_share(
     draws: int = 2**14,
     seed: int = 0,
 ) -> Tensor:
-    """Returns the share of random updates of which every input is recovered and certified.
+    """Returns the fraction of random updates of which every input is recovered and certified.
 
     Args:
         keeps: fractions of the coordinates that are released, in (0, 1].
         batches: examples in an update.
         width: neurons of the hidden layer.
-        inputs: numbers of an input.
+        inputs: dimension of an input.
         trials: updates for each pair of keep rate and batch.
-        draws: candidates for each; too few make the limit look lower.
+        draws: candidate directions for each update; too few underestimate the limit.
         seed: seed of networks, inputs, masks and draws; trials differ in all of these.
 
     Returns:
@@ -67,7 +67,7 @@ def _recovered(keep: float, batch: int, width: int, inputs: int, draws: int, see
         )
     except (NotApplicable, InconsistentObservation):
         return False
-    # The certificate decides, as it would for an attacker; its own tests cover its correctness.
+    # The certificate decides, as it would for an attacker; tests of the attack cover its correctness.
     return (
         reconstruction.certified is not None
         and len(reconstruction.inputs) == len(shared)
@@ -87,12 +87,12 @@ def random_update(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Observation, Examples]:
-    """Returns an update of a random network with a hidden layer, in closed form, and the normal inputs behind it.
+    """Returns an update of a random network with a hidden layer, in closed form, and its standard normal inputs.
 
     Args:
         batch: number of examples.
         width: neurons of the hidden layer.
-        inputs: numbers of an input.
+        inputs: dimension of an input.
         classes: number of classes of the output.
         keep: probability of each coordinate to be released.
         clip_norm: L2 bound of each example's release; None for none.
@@ -152,7 +152,7 @@ def random_update(
         residual=lambda predicted: released - predicted,
         logits=lambda x: (x @ values["0.weight"].T + values["0.bias"]).relu() @ values["2.weight"].T + values["2.bias"],
         input_shape=(inputs,),
-        # No normal input of a size that fits memory leaves this box.
+        # Practically no normal number leaves this box.
         input_low=-8.0,
         input_high=8.0,
         classes=classes,

@@ -1,13 +1,13 @@
 """Counts of each class in a batch, from the signs and sizes of the last layer's gradient.
 
 For a linear last layer under cross-entropy the gradient of the bias of class c is u_c = sum_i f_i (p_ic - 1[y_i = c]),
-with p_ic the model's probability and f_i the factor by which the defense shortened example i. Zhao, Mopuri & Bilen,
-"iDLG: Improved Deep Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of
-its label is negative. For batches sum_i p_ic is estimated: n_c = B pbar_c - u_c. A logistic loss of a single logit z is
-that of the two logits 0 and z.
+with p_ic the model's probability and f_i the clip factor of example i. Zhao, Mopuri & Bilen, "iDLG: Improved Deep
+Leakage from Gradients", 2020 (arXiv:2001.02610), Section 3.1, for one example: only the entry of its label is negative.
+For batches sum_i p_ic is estimated by B pbar_c, so that without clipping n_c = B pbar_c - u_c. The logistic loss of a
+single logit z is the cross-entropy of the two logits 0 and z.
 
-Rows of the weight's gradient contain the same in units of the features: (p_c - 1[c = y]) x for one example. Under a
-mask they determine the possible labels.
+Rows of the weight's gradient contain the same factor, times the features: (p_c - 1[c = y]) x for one example. Under a
+mask they narrow down the possible labels.
 """
 
 import math
@@ -28,9 +28,9 @@ class LastLayer:
 
     Attributes:
         weight: [classes, features], 0 if not released.
-        weight_seen: released entries of it.
+        weight_seen: mask of its released entries.
         bias: [classes].
-        bias_seen: released entries of it; none if the layer has no trained bias.
+        bias_seen: mask of its released entries; all False if the layer has no trained bias.
     """
 
     weight: Float[Tensor, "classes features"]
@@ -52,7 +52,7 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
         sums: numbers in the order of the released vector, undivided; float64 is kept.
 
     Returns:
-        The layer with a row per class: a single logit, of two classes, is taken for the difference of two.
+        The layer with a row per class; a single logit of two classes is expanded to two rows of opposite sign.
 
     Raises:
         NotApplicable: the logits are of no trained linear layer, the loss is another, or its gradient was not released.
@@ -86,7 +86,7 @@ def one_label(layer: LastLayer) -> int:
     """Returns the label of a batch of size 1, without noise: exact, for any features and any clipping.
 
     Raises:
-        NotApplicable: the release leaves several labels, or the gradient is 0.
+        NotApplicable: the release leaves several labels possible, or the gradient is 0.
         InconsistentObservation: no single example gives this gradient.
     """
     possible = possible_labels(layer).nonzero()[:, 0]
@@ -101,11 +101,10 @@ def one_label(layer: LastLayer) -> int:
 def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
     """Returns the possible labels of a batch of size 1, without noise, for any features and any clipping.
 
-    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank 1, and p - e_y is negative at the label alone. Signs of rows of
-    the bias's gradient are known. If it was not released, the ratios of rows are known, as far as entries connect them:
-    a row that is opposed to others is the label's, and it is the longest, since 1 - p_y is the sum of the others'
-    probabilities; rows of equal sign are not, unless it is a single row. The usual argmin of the rows' sums needs
-    features that are not negative.
+    [dL/dW | dL/db] = f (p - e_y) (x, 1)^T is of rank 1, and p - e_y is negative at the label alone. The bias's gradient
+    shows the signs. If it was not released, only the ratios of rows that share released entries are known: the row of
+    opposite sign is the label's, and it is the longest, since 1 - p_y is the sum of the others' probabilities; two or
+    more rows of equal sign are not the label's. The usual argmin of row sums requires nonnegative features.
 
     Raises:
         NotApplicable: the gradient is 0, or nothing was released.
@@ -121,7 +120,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
     possible = torch.ones(classes, dtype=torch.bool, device=shown.device)
     for component in components(shown, observed):
         negative, positive = component.rows & (component.left < 0), component.rows & (component.left > 0)
-        # A zero row next to nonzero rows is not the label's.
+        # A zero row that is connected to nonzero rows is not the label's.
         possible &= ~component.rows | negative | positive
         if bool(component.columns[-1] & (component.right[-1] != 0)):
             negative, positive = (negative, positive) if float(component.right[-1]) > 0 else (positive, negative)
@@ -133,7 +132,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
                     f"{int(label.sum())}: is the batch larger, or is there noise?"
                 )
         elif bool(negative.any() and positive.any()):
-            # Rows of equal length leave the label open: those of two classes, or if others have none.
+            # Two rows of equal length leave the label open: with two classes, or if all other rows are zero.
             label = component.left.abs() > (1 - 1e-6) * component.left.abs().max()
             same = negative if bool(negative[int(component.left.abs().argmax())]) else positive
             if int(same.sum()) > 1 and int((label & ~same).sum()) == 0:
@@ -158,10 +157,10 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
 def fixed_label(
     structure: Structure, sums: Float[Tensor, " m"], noise_std: Float[Tensor, " m"], *, level: float = 0.05
 ) -> int:
-    """Returns the label of a batch of size 1, as `one_label`; under noise only if its sign shows above that.
+    """Returns the label of a batch of size 1, as `one_label`; under noise only if its sign is significant.
 
     Args:
-        structure: structure of the update. Coefficients in a square basis are as good as coordinates.
+        structure: structure of the update. Coefficients in a square basis are decoded to coordinates.
         sums: released numbers, undivided, float64.
         noise_std: standard deviation of the noise on them.
         level: probability that noise alone names a label, over all classes.
@@ -189,9 +188,10 @@ def fixed_label(
 
 
 def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor) -> tuple[Structure, Tensor, Tensor]:
-    """Replaces directions in square bases by the coordinates that they decode to, and drops other directions.
+    """Replaces coefficients in square bases by the coordinates that they decode to, and drops other coefficients.
 
-    A square basis only rotates, as that of a small bias does if each parameter tensor has a basis.
+    A square basis is a rotation and hides nothing, such as the basis of a small bias if each parameter tensor has its
+    own.
     """
     parts, values, stds, start = [], [], [], 0
     for part in structure.parts:
@@ -224,22 +224,23 @@ def class_sums(
 ) -> tuple[Float[Tensor, " classes"], Float[Tensor, " classes"], Bool[Tensor, " classes"]]:
     """Returns the sum u of each class, from the bias if it was released and else from the row of the weight.
 
-    A row is about u_c times the mean features of the batch, so u_c is its least squares coefficient on those of public
-    examples. Rows of all classes add up to 0, so that of a single class without any follows from the others.
+    A row is about u_c times the mean features of the batch, so u_c is estimated as its least squares coefficient on the
+    mean features of public examples. The sums of all classes add up to 0, so a single missing sum follows from the
+    others.
 
     Args:
         layer: last layer of the update.
-        noise: standard deviations of its numbers, in their places.
+        noise: standard deviations of its entries.
         features: mean features of public examples; None to use the bias alone.
 
     Returns:
-        u, the standard deviation of its noise, and the mask of classes with a sum.
+        u, the standard deviation of its noise, and the mask of classes whose u is known.
     """
     sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
     if features is not None:
         observed = layer.weight_seen.to(features)
         energy = observed @ features.square()
-        # By rows of the weight for classes without a bias.
+        # Classes without a released bias entry use their row of the weight.
         rows = ~known & (energy > 0)
         size = energy[rows]
         sums[rows] = (layer.weight @ features)[rows] / size

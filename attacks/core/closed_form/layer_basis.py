@@ -1,4 +1,4 @@
-"""Coefficients of a layer's own bases, as linear maps of its gradient."""
+"""Released coefficients of a layer's gradient in bases of this layer alone, as linear maps of the gradient."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,8 @@ def layer_basis(structure: Structure, names: tuple[str, str], released: Float[Te
         released: float64.
 
     Raises:
-        NotApplicable: a basis mixes the layer with others, it is bounded in two parts, or nothing of it is released.
+        NotApplicable: a basis mixes the layer with others, the layer is bounded in two parts, or nothing of it is
+            released.
     """
     sizes = dict(zip(structure.names, structure.shapes, strict=True))
     starts, at = {}, 0

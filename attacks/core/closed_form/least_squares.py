@@ -1,7 +1,7 @@
-"""Least squares, the same to the last digit at every call.
+"""Least squares with bitwise reproducible results.
 
 PyTorch's driver for CPUs, LAPACK's gelsy, takes its first pivots from uninitialised memory up to version 2.13: equal
-calls differ in their last digits, which a search amplifies. gelsd has no pivots.
+calls differ in their last digits, which a search amplifies. gelsd does not pivot.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _PIVOTS_ARE_SET = tuple(int(number) for number in torch.__version__.split(".")[:
 
 
 def least_squares(matrix: Tensor, values: Tensor) -> Tensor:
-    """Returns the solutions x of least |matrix x - values|, and of these the shortest on CPUs.
+    """Returns x that minimises |matrix x - values|; on CPUs the x of smallest norm.
 
     Args:
         matrix: [..., rows, unknowns]; of full rank on a GPU.
         values: [..., rows, columns].
 
     Returns:
-        A column of unknowns for each of values, [..., unknowns, columns].
+        Solutions, a column for each column of values, [..., unknowns, columns].
     """
     driver = None if matrix.is_cuda or _PIVOTS_ARE_SET else "gelsd"
     return torch.linalg.lstsq(matrix, values, driver=driver).solution

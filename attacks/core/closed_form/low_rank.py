@@ -1,10 +1,10 @@
 """Matrices of low rank: the number of directions of a gradient, and completion from some of its entries.
 
 The gradient of a linear layer's weights is a sum of an outer product per example, so its rank is at most the size of
-the batch. Without noise everything else is rounding. Noise fills all directions alike, and its largest singular value
-is known (Marchenko & Pastur 1967): directions above it are signal (Gavish & Donoho, "The optimal hard threshold for
-singular values is 4/sqrt(3)", IEEE Trans. Inf. Theory 2014, whose rule for unknown noise is used). A matrix of low rank
-is determined by few of its entries: it has b (m + n - b) degrees of freedom.
+the batch. Without noise the remaining singular values are rounding. Noise fills all directions alike, and its largest
+singular value is known (Marchenko & Pastur 1967): directions above it are signal (Gavish & Donoho, "The optimal hard
+threshold for singular values is 4/sqrt(3)", IEEE Trans. Inf. Theory 2014, whose rule for unknown noise is used). A
+matrix of low rank is determined by few of its entries: it has b (m + n - b) degrees of freedom.
 """
 
 import math
@@ -19,13 +19,13 @@ HELD_OUT = 0.05
 """Fraction of known entries that a completion is tested on."""
 
 ENTRIES_PER_UNKNOWN = 1.2
-"""Known entries per unknown, below which no rank is tried: any values would fit."""
+"""Known entries per degree of freedom, below which a rank is not tried, because any values would fit."""
 
 PREDICTS = 0.5
-"""Largest relative error of held-out entries of a useful completion under noise."""
+"""Largest relative error on held-out entries of an accepted completion under noise."""
 
 SETTLED = 20
-"""Steps of alternating least squares before a standstill counts."""
+"""Steps of alternating least squares before slow progress may end the fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class LowRank:
     Attributes:
         left: float64 [m, b], orthonormal columns.
         right: float64 [b, n].
-        error: standard deviation of an entry of `left`, or its rounding.
-        exact: whether the remainder of the matrix is rounding.
+        error: standard deviation of an entry of `left`, by noise or rounding.
+        exact: whether the remainder of the matrix is only rounding.
     """
 
     left: Tensor
@@ -51,13 +51,14 @@ class LowRank:
 
 
 def rounding_floor(shape: torch.Size, eps: float) -> float:
-    """Returns the largest singular value of rounding, as a fraction of the largest of all."""
-    # Rounded entries are off by eps at random, so like noise they add up to sqrt(m) + sqrt(n); 8: for the sums before.
+    """Returns a bound on the singular values of rounding errors, relative to the largest singular value."""
+    # Rounding errors of size eps act as noise, with a largest singular value of about sqrt(m) + sqrt(n); the factor 8
+    # covers errors of the sums before.
     return 8 * eps * math.sqrt(max(shape))
 
 
 def factorised(matrix: Tensor, eps: float) -> LowRank:
-    """Factorises a matrix into its directions above rounding, or else above noise.
+    """Factorises a matrix into its directions above rounding, or above noise if it has full rank.
 
     Args:
         matrix: [m, n].
@@ -73,7 +74,7 @@ def factorised(matrix: Tensor, eps: float) -> LowRank:
     rank = int((values > floor).sum())
     exact = rank < len(values)
     if exact:
-        # The measured rounding, not its worst case: thresholds of zeros derive from it.
+        # Rounding is measured and not bounded, because the thresholds of zeros derive from it.
         scale = float(values[rank].clamp(min=float(values[0]) * eps / 8)) / math.sqrt(max(matrix.shape))
     else:
         rank, scale = _above_noise(values, matrix.shape)
@@ -101,11 +102,11 @@ def _above_noise(values: Tensor, shape: torch.Size) -> tuple[int, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Matrix of low rank from some of its entries.
+    """Low-rank matrix completed from some of its entries.
 
     Attributes:
         matrix: float64 [m, n]; the known entries as given if these are exact, else as fitted.
-        rank: the rank that was found.
+        rank: the accepted rank.
         noise: standard deviation of the known entries about the fit, by held-out entries; 0 if it is rounding.
         share: share of the entries that were known.
     """
@@ -116,7 +117,7 @@ class Completion:
     share: float
 
     def directions(self, eps: float, rows: Tensor, columns: Tensor) -> LowRank:
-        """Returns the directions of some rows and columns.
+        """Factorises the submatrix of some rows and columns.
 
         Args:
             eps: relative rounding of known entries.
@@ -138,8 +139,8 @@ def completed(
 ) -> Completion:
     """Completes a matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
-    Ranks are tried from 1 upwards. The first that predicts held-out entries is taken, and fitted again to all. Under
-    noise no rank predicts to the last digit, and the best is taken.
+    Ranks are tried from 1 upwards. The first that predicts held-out entries up to rounding is accepted, and fitted
+    again to all entries. Under noise none does, and the rank with the smallest error is accepted.
 
     Args:
         matrix: [m, n]; entries that are not known are not read.
@@ -172,7 +173,7 @@ def completed(
             left, right = _fit(values, given, rank, iterations, 0.0, start=right)
             return Completion(matrix=torch.where(known, values, left @ right), rank=rank, noise=0.0, share=share)
         best = min(best, (missed, rank))
-        # Far beyond the best rank, ranks fit noise, and predict less and less.
+        # Ranks far beyond the best fit noise, and predict worse and worse.
         if rank >= best[1] + 3 and best[0] < PREDICTS:
             break
     missed, rank = best
@@ -188,14 +189,14 @@ def completed(
 
 
 def unknowns(shape: torch.Size, rank: int) -> int:
-    """Returns the degrees of freedom of a matrix of a rank."""
+    """Returns the degrees of freedom of a matrix of given rank."""
     return rank * (shape[0] + shape[1] - rank)
 
 
 def _fit(
     values: Tensor, given: Tensor, rank: int, iterations: int, enough: float, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Fits both factors to the given entries by alternating least squares, until nothing moves."""
+    """Fits both factors to the given entries by alternating least squares with extrapolation, until progress stalls."""
     # Zeros in place of unknown entries: the directions are about right, if there are enough entries.
     right = torch.linalg.svd(values * given, full_matrices=False).Vh[:rank] if start is None else start
     size = (values * given).norm()
@@ -205,10 +206,10 @@ def _fit(
         fresh = _side(values.T, given.T, tried.T).T
         residual = float(((values - tried @ fresh) * given).norm() / size)
         if residual > before and ahead is not right:
-            ahead = right  # stepped too far: once from the last good point
+            ahead = right  # the extrapolation overshot: repeat from the last accepted point
             continue
         slow = before - residual < 1e-6 * residual
-        # The next step starts beyond this step: plain alternation is slow in narrow valleys.
+        # The next step is extrapolated: plain alternation is slow in narrow valleys.
         ahead = fresh + min(0.9, number / (number + 3)) * (fresh - right)
         left, right, before = tried, fresh, residual
         if residual <= enough or (slow and number > SETTLED):
@@ -226,6 +227,6 @@ def _side(values: Tensor, given: Tensor, right: Tensor) -> Tensor:
     systems = systems + small[:, None, None] * torch.eye(rank, dtype=values.dtype, device=values.device)
     factor = torch.linalg.cholesky_ex(systems).L
     left = torch.cholesky_solve((values * given @ right.T)[..., None], factor)[..., 0]
-    # A second pass on the residual: normal equations square the condition number, and refinement undoes that.
+    # Iterative refinement on the residual, because normal equations square the condition number.
     rest = (values - left @ right) * given
     return left + torch.cholesky_solve((rest @ right.T)[..., None], factor)[..., 0]

@@ -1,7 +1,7 @@
-"""Rank-1 matrices from partial observations: rows of a linear layer's gradient are multiples of an input.
+"""Rank-1 matrices from partial or noisy observations: rows of a linear layer's gradient are multiples of an input.
 
-For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here find (x,
-1) from all of that matrix, from some of its entries, under noise, and from inner products with known directions.
+For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db] = k (x, 1)^T. Functions here compute
+(x, 1) from the whole matrix, from some of its entries, under noise, and from inner products with known directions.
 """
 
 import torch
@@ -14,12 +14,12 @@ from ..threat_model.attack_errors import RankDeficient
 def completed(
     values: Float[Tensor, "rows columns"], observed: Bool[Tensor, "rows columns"]
 ) -> tuple[Float[Tensor, " columns"], Bool[Tensor, " columns"]]:
-    """Returns the right factor of a rank-1 matrix whose last column has the factor 1, by least squares over rows.
+    """Returns the right factor of a rank-1 matrix, scaled to 1 at the last column, by least squares over rows.
 
     The first step uses rows whose entry in the last column is seen: x_i = sum_j k_j G_ji / sum_j k_j^2. Ratios G_ji /
-    k_j are not averaged, because the smallest k_j would decide. Then a row without that entry gets its k_j from known
-    columns, and gives others: a column is known if and only if it is connected to the last in the bipartite graph of
-    entries that are seen and not 0.
+    k_j are not averaged, because the smallest k_j would dominate. Then a row without that entry gets its k_j from known
+    columns, and determines further columns: a column is known if and only if it is connected to the last in the
+    bipartite graph of entries that are seen and not 0.
 
     Args:
         values: entries of the matrix; unseen entries are not read.
@@ -55,9 +55,9 @@ def total_least_squares(
 ) -> tuple[Float[Tensor, " columns"], float]:
     """Returns the maximum likelihood right factor of a rank-1 matrix, under Gaussian noise on every entry.
 
-    Errors are in all columns, in the last as well: least squares over rows, which takes the last for exact, shrinks the
-    others towards 0. If all entries are seen and each column has a single standard deviation, it is the top right
-    singular vector of the whitened matrix; otherwise it is found by alternating between the factors.
+    All columns have errors, including the last: least squares over rows treats the last as exact and shrinks the others
+    towards 0. If all entries are seen and each column has a constant standard deviation, the solution is the top right
+    singular vector of the whitened matrix; otherwise it is computed by alternating between the factors.
 
     Args:
         values: entries of the matrix; unseen entries are not read.
@@ -67,8 +67,8 @@ def total_least_squares(
         iterations: largest number of alternations.
 
     Returns:
-        The right factor, of any scale, and the norm of the whitened rank-1 matrix over the largest singular value that
-        noise alone has, but once in a thousand times: at most 1 if nothing shows.
+        The right factor, up to scale, and the norm of the whitened rank-1 matrix over the 99.9 % quantile of the
+        largest singular value of noise: above 1 the matrix stands out of the noise.
     """
     rows, columns = values.shape
     # Johnstone, Annals of Statistics 2001: the largest eigenvalue of noise, up to the 99.9% point of Tracy-Widom's law.
@@ -97,11 +97,11 @@ def standard_errors(
     std: Float[Tensor, "rows columns"],
     right: Float[Tensor, " columns"],
 ) -> tuple[Float[Tensor, " columns"], float]:
-    """Returns standard deviations of a right factor whose last entry is 1, under noise, and the matrix's misfit.
+    """Returns standard errors of a right factor whose last entry is 1, under noise, and the excess misfit of the fit.
 
-    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 if all entries are seen under noise s: the error of the
-    last column is that of the scale. The noise's own part is subtracted from k^2, which would otherwise let noise look
-    exact. If few entries of a row are seen, its k_j has an error that this leaves out.
+    To first order x_i has the variance s^2 (1 + x_i^2) / |k|^2 if all entries are seen under noise s; the term x_i^2 is
+    the error of the scale, by the last column. The noise's part of the estimated k^2 is subtracted, because pure noise
+    would otherwise look precise. The error of k_j is neglected, which matters for rows with few seen entries.
 
     Args:
         values: entries of the matrix; unseen entries are not read.
@@ -110,8 +110,8 @@ def standard_errors(
         right: the maximum likelihood right factor.
 
     Returns:
-        The standard deviations, infinite if nothing shows, and the excess of the sum of squared residuals of the rank-1
-        matrix over its mean, in its own standard deviations.
+        The standard errors, infinite if nothing stands out of the noise, and the excess of the sum of squared residuals
+        over its expectation, in its standard deviations.
     """
     weights = torch.where(entries, std.clamp(min=torch.finfo(std.dtype).tiny).square().reciprocal(), 0.0)
     shown, energy = torch.where(entries, values, 0.0), weights @ right.square()
@@ -144,14 +144,14 @@ def bilinear(
         weight_basis: the rows of V that belong to the entries of k x^T.
         bias_basis: the rows of V that belong to k.
         starts: starts of x, in order; the result has the smallest residual.
-        enough: relative residual at which no other start is tried: that of rounding, or of the noise.
+        enough: relative residual at which no further start is tried: that of rounding, or of the noise.
         iterations: largest number of alternations of each start.
 
     Returns:
         x, |u - V^T vec([k x^T | k])| / |u|, and the derivatives of the coefficients by k and then x, there.
 
     Raises:
-        RankDeficient: there are fewer coefficients than unknowns, or they leave some of them open.
+        RankDeficient: there are fewer coefficients than unknowns, or they leave some unknowns undetermined.
     """
     rows, columns, count = weight_basis.shape
     if count < rows + columns:
@@ -214,7 +214,7 @@ def repeated(
     variance: Float[Tensor, "rows columns"],
     tolerance: float,
 ) -> Int[Tensor, " rows"]:
-    """Groups rows that are equal on entries that both show, up to noise and rounding.
+    """Groups rows that are equal on their common entries, up to noise and rounding.
 
     Two rows that share fewer than three entries away from 0 are not compared: images have many zeros in common.
 
@@ -225,7 +225,7 @@ def repeated(
         tolerance: relative, for rounding.
 
     Returns:
-        The number of each row's group, which is that of a row in it; -1 if no other row equals it.
+        The group of each row, by the smallest row index in the group; -1 if no other row equals the row.
     """
     shown, entries = torch.where(observed, ratios, 0.0), observed.to(ratios)
     noise = torch.where(observed, variance, 0.0)

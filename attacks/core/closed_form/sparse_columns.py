@@ -1,9 +1,9 @@
-"""Sparse columns from a matrix of low rank: the directions q that make left @ q zero in many rows.
+"""Sparse columns of a low-rank factorisation: directions q for which left @ q is zero in many rows.
 
-The gradient of a linear layer is D X^T, and ReLU makes D zero wherever a neuron is off for an example. Singular vectors
-give D up to an invertible matrix, D = left @ Q, and Q is identified by its sparse columns: a combination of several
-columns is zero only in rows in which all of them are, or happen to cancel. The directions that most rows hold at zero
-are therefore the columns, and greedy choice of independent columns finds them once all are among the candidates.
+The gradient of a linear layer is D X^T, and a ReLU makes D zero wherever a neuron is inactive for an example. Singular
+vectors give D up to an invertible matrix, D = left @ Q. Sparsity identifies Q: a combination of several columns of D is
+zero only in rows in which all of them are zero, or happen to cancel. The sparsest directions are therefore the columns,
+and a greedy choice of independent directions finds them once all are among the candidates.
 
 Candidates come from two sources: kernels of b - 1 random rows (Dimitrov et al., "SPEAR", NeurIPS 2024), or a search for
 directions of small L1 norm on the sphere, as in dictionary learning.
@@ -19,33 +19,33 @@ from torch import Tensor
 from .low_rank import LowRank
 
 DirectionSource = Callable[[int], Tensor]
-"""Number of draws -> unit directions [k, b], some of which are columns; fewer if some draws gave no direction."""
+"""Number of draws -> unit directions [k, b], candidates for columns; fewer than draws if some gave no direction."""
 
 SPARSE = 0.1
-"""Fraction of the rows, beyond those that any direction can make zero, that must be zero for a candidate at first."""
+"""Fraction of the rows, beyond the b - 1 that any direction can make zero, that a candidate must make zero at first."""
 
 EXTRA = 3
-"""The same later on and without noise, as a number of rows: that many are not zero by chance."""
+"""Number of such rows that suffices later on, without noise: that many are not zero by chance."""
 
 SAME = 1e-6
-"""Candidates whose cosine is within this of 1 are the same, without noise."""
+"""Candidates whose cosine is within this distance of 1 are equal, without noise."""
 
 POOL = 4
-"""Candidates kept for each column; stronger candidates replace weaker."""
+"""Number of candidates kept for each column; stronger candidates replace weaker ones."""
 
 FITTED = 512
-"""Candidates of a block that are fitted."""
+"""Largest number of candidates of a block that are fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scales:
-    """Sizes below which a number is zero.
+    """Thresholds below which a number counts as zero.
 
     Attributes:
-        rough: threshold for left @ q if q solves few equations and carries their error, magnified.
+        rough: threshold for left @ q if q solves only b - 1 equations, which magnifies their error.
         fine: threshold for left @ q if q was fitted to all rows that it makes zero.
         same: 1 less the cosine of two candidates that are the same.
-        apart: distance from the span of others of a candidate that adds a direction.
+        apart: smallest distance of an independent candidate from the span of the others.
     """
 
     rough: float
@@ -60,18 +60,19 @@ def scales(factors: LowRank) -> Scales:
     if factors.exact:
         rough = min(max(100 * factors.error, 1e-6 * typical), 0.1 * typical)
         return Scales(rough=rough, fine=min(max(30 * factors.error, 1e-9 * typical), rough), same=SAME, apart=1e-3)
-    # Under noise a rough direction is off by several errors; beyond 0.3 of a typical entry zeros mean nothing.
+    # Under noise a rough direction has an error of several standard deviations; zeros above 0.3 of a typical entry are
+    # meaningless.
     rough = min(6 * factors.error, 0.3 * typical)
     return Scales(rough=rough, fine=min(3 * factors.error, 0.3 * typical), same=0.02, apart=0.1)
 
 
 def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:
-    """Returns a source of directions that b - 1 random rows make zero.
+    """Returns a source of directions that are orthogonal to b - 1 random rows.
 
-    A row is useful for an example if its neuron is off for it, and a row that is on for all is useless. The layer's
-    outputs for an average of the batch show which rows those are. If inputs are alike most rows are on for all or for
-    none, and few draws from all rows succeed; so three of four draws are from the half, quarter or eighth of the rows
-    with the lowest outputs.
+    A row helps to find an example's column if its neuron is inactive for that example; a row whose neuron is active for
+    all examples never helps. The layer's outputs for an average of the batch indicate these rows. If inputs are alike,
+    most neurons are active for all or for none, and few uniform draws succeed; so three of four draws are from the
+    half, quarter or eighth of the rows with the lowest outputs.
 
     Args:
         left: float64 [m, b]; rows of zeros are left out by the caller.
@@ -79,11 +80,11 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
         outputs: [m], outputs of the rows' neurons for some average of the inputs; None to draw from all rows alike.
 
     Returns:
-        Function of the number of draws; directions of draws whose rows are of lower rank are left out.
+        Function of the number of draws; draws whose rows are linearly dependent give no direction.
     """
     rows, rank = left.shape
     place = None if outputs is None else outputs.argsort().argsort().cpu()
-    # A window of few more rows than are drawn would give the same directions again and again.
+    # A window of hardly more rows than are drawn would repeat the same directions.
     windows = torch.tensor([max(rows >> halvings, min(rows, 3 * rank)) for halvings in range(4)])
 
     def draw(count: int) -> Tensor:
@@ -94,8 +95,8 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
         chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
         closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
         systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
-        # A last row at random is 1 on the kernel, so a single solve finds it; its pivots show whether the rows are
-        # enough.
+        # A random last row is set to 1 on the kernel, so that a single solve finds the kernel; the pivots show whether
+        # the rows are independent.
         factors, pivots, _ = torch.linalg.lu_factor_ex(systems)
         ends = factors.diagonal(dim1=1, dim2=2).abs()
         enough = ends.amin(dim=1) > 1e-10 * ends.amax(dim=1)
@@ -110,14 +111,14 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
 def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) -> DirectionSource:
     """Returns a source of local minima of sum |left @ q| over unit vectors, each from a random start.
 
-    Iteratively reweighted least squares: the weight of a row is 1 / |row @ q|, so that small rows are made smaller
-    still, and q is the direction along which the weighted rows are smallest. Weights are bounded by a width that
-    shrinks.
+    Subgradient steps on the sphere come first. Iteratively reweighted least squares then sharpens the minimum: rows
+    with a small |row @ q| get a larger weight, w^2 / ((row @ q)^2 + w^2), and q is the direction along which the
+    weighted rows are smallest. The width w shrinks.
 
     Args:
         left: float64 [m, b], orthonormal columns.
         coins: generator, on the CPU.
-        iterations: steps of each start.
+        iterations: subgradient steps of each start.
 
     Returns:
         Function of the number of starts.
@@ -125,14 +126,13 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
     rows, rank = left.shape
 
     def draw(count: int) -> Tensor:
-        # A random row of `left` rather than a random direction: it lies nearer to a column.
         start = torch.randn(count, rank, generator=coins, dtype=left.dtype).to(left.device)
         q = start / start.norm(dim=1, keepdim=True)
-        # Gradient steps on the sphere first: cheap, and they decide which minimum it will be.
+        # Subgradient steps on the sphere are cheap, and select the minimum.
         for step in range(iterations):
             slope = torch.sign(q @ left.T) @ left
             slope = slope - (slope * q).sum(dim=1, keepdim=True) * q
-            # The distance falls geometrically, as for sharp minima.
+            # Step lengths decay geometrically, which suits sharp minima.
             length = 0.5 * 0.01 ** (step / iterations)
             q = q - length * slope / slope.norm(dim=1, keepdim=True).clamp(min=1e-12)
             q = q / q.norm(dim=1, keepdim=True)
@@ -147,12 +147,12 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
 
 
 def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple[Tensor, Tensor]:
-    """Fits candidates to all rows that they make zero, and returns their strengths.
+    """Fits each candidate to all rows that it makes zero, and returns candidates and strengths.
 
-    The number of zeros does not separate a column from a mixture: rows that are on for all examples lie in as few
-    dimensions as the next layer is wide, and a direction across all of these has many zeros and is held by few others.
-    Zeros hold a column in every other direction. The strength of a candidate is therefore that of the direction in
-    which its zeros hold it least.
+    The number of zeros does not tell a column from a mixture: rows whose neurons are active for all examples span at
+    most as many dimensions as the next layer is wide, and a direction orthogonal to all of them has many zeros, but is
+    determined poorly. The zero rows of a true column determine it in every other direction. The strength of a candidate
+    is therefore the second smallest eigenvalue of the normal matrix of its zero rows.
 
     Args:
         left: float64 [m, b], about orthonormal columns.
@@ -164,7 +164,7 @@ def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple
         Directions [k', b] and strengths [k'] in [0, 1], the strongest first, each once.
     """
     zero = (directions @ left.T).abs() <= sizes.rough
-    # The first of them, not the sparsest, which may all be the same column.
+    # The first candidates and not the sparsest, which may all be the same column.
     keep = (zero.sum(dim=1) >= least).nonzero()[:FITTED, 0]
     directions, zero = directions[keep], zero[keep]
     strengths = left.new_zeros(len(directions))
@@ -176,7 +176,7 @@ def fitted(left: Tensor, directions: Tensor, sizes: Scales, least: int) -> tuple
 
 
 def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, Tensor]:
-    """Sorts directions by strength, and drops all but the first of equal directions of any sign."""
+    """Sorts directions by strength, and keeps the first of those that are equal up to sign."""
     order = strengths.argsort(descending=True, stable=True)
     directions, strengths = directions[order], strengths[order]
     alike = (directions @ directions.T).abs() > 1 - same
@@ -185,9 +185,9 @@ def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, 
 
 
 def independent(directions: Tensor, most: int, apart: float) -> Tensor:
-    """Returns indices of the first directions that are independent of those before them, at most `most`."""
+    """Returns indices of up to `most` directions, each independent of those chosen before it, in order."""
     chosen, rest = [], directions.clone()
-    # At most as many steps as columns: each takes the first that is left, and removes its part from all others.
+    # Each step chooses the first direction that is left, and projects it out of all others.
     for _ in range(most):
         distance = rest.norm(dim=1)
         far = (distance > apart).nonzero()
@@ -212,7 +212,7 @@ def filled(directions: Tensor, rank: int) -> Tensor:
 
 
 def _least(left_factor: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns unit vectors [k, b] of the least weighted sum of squared rows, and [k] the least across them.
+    """Returns unit vectors [k, b] with the smallest weighted sum of squares, and the second smallest eigenvalue [k].
 
     Args:
         left_factor: [m, b], b at least 2.

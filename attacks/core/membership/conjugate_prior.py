@@ -1,11 +1,11 @@
-"""Conjugate prior for normal values whose mean and variance vary between subjects, fitted to all subjects.
+"""Normal-inverse-gamma prior of means and variances that vary between subjects, fitted to all (empirical Bayes).
 
 Each subject has a few values. Mean mu and variance v are drawn from a normal-inverse-gamma prior: v from an inverse
 gamma distribution of shape `alpha` and scale `beta`, and mu from N(location, v / kappa). The fitted prior has the
 largest marginal likelihood (empirical Bayes), and the next value of a subject then has a Student t distribution
-(Murphy, "Conjugate Bayesian analysis of the Gaussian distribution", 2007, Section 6). With many values of a subject it
-becomes their normal distribution; with few, subjects share variance estimates to the degree that their variances are
-alike.
+(Murphy, "Conjugate Bayesian analysis of the Gaussian distribution", 2007, Section 6). For a subject with many values it
+approaches the normal distribution of these; subjects with few values share their variance estimates, the more the more
+alike their variances are.
 """
 
 import math
@@ -27,7 +27,7 @@ LEAST_VARIANCE = 1e-6
 have an unbounded likelihood, and many such subjects, as with an API that caps its confidences, a maximum for each.
 """
 
-_FARTHEST, _NEAREST = 20.0, 30.0  # bounds of a hyperparameter's logarithm: as good as infinity, or 0, far from overflow
+_FARTHEST, _NEAREST = 20.0, 30.0  # log hyperparameters are at most the first, at least minus the second: no overflow
 _MOST_DESCENTS = 20
 _IMPROVED = 1e-12  # in mean log likelihood: a descent that gains less is the last
 # Up to this many subjects, the search runs on the CPU: it evaluates hundreds of times a few small sums, one after
@@ -56,8 +56,8 @@ class Summary:
         """Summarises the chosen values of each subject.
 
         Args:
-            values: a value per model and subject.
-            chosen: values that count.
+            values: a value for each model and subject.
+            chosen: mask of the values to summarise.
             least: added to the variance of each value.
         """
         weight = chosen.to(values)
@@ -81,8 +81,8 @@ class StudentT:
     """Distribution of the next value of each subject.
 
     Attributes:
-        location: its middle.
-        scale: its width.
+        location: centre, and mean if it exists.
+        scale: scale parameter.
         freedom: degrees of freedom.
     """
 
@@ -103,10 +103,10 @@ class ConjugatePrior:
     """Normal-inverse-gamma distribution of each subject's mean and variance.
 
     Attributes:
-        location: of the mean, for each subject.
-        kappa: number of values that the location is worth.
-        alpha: shape of the variance, half the number of values that its prior is worth.
-        beta: scale of the variance.
+        location: prior expectation of each subject's mean.
+        kappa: number of values that the prior of the mean is worth.
+        alpha: shape of the variance's prior, half the number of values that it is worth.
+        beta: scale of the variance's prior.
     """
 
     location: Float[Tensor, " n"]
@@ -152,11 +152,11 @@ def fitted_prior(summary: Summary, features: Float[Tensor, "n features"]) -> Con
 
     Args:
         summary: summaries, with at least two values for some subjects.
-        features: their best linear combination is the location of each subject's mean; a constant column for one
-            location of all.
+        features: regressors of the location, one row per subject; a constant column gives all subjects the same
+            location.
 
     Raises:
-        NotApplicable: no subject has two values, so that its variance cannot be separated from that of the means.
+        NotApplicable: no subject has two values, so the variance within subjects cannot be separated from that between.
     """
     if (summary.count - 1).clamp(min=0).sum() < 1:
         raise NotApplicable("a prior of variances must have candidates with two models of a kind, take more shadows")
@@ -218,8 +218,8 @@ def _starts(summary: Summary, away: Float[Tensor, " n"]) -> list[Float[Tensor, "
 
 def _descend(objective: Callable[[], Tensor], point: Tensor) -> float:
     """Moves the point to a minimum of the objective, and returns the minimum."""
-    # If a variance is the same for all, alpha and beta grow without end, on a plateau: the curvature estimated before
-    # is of no use there, and the search stops short of the best kappa. Restarted, it goes on.
+    # If all subjects have the same variance, alpha and beta grow without end along a plateau, where the curvature
+    # estimated before is useless and the search stops short of the best kappa. A restart discards it.
     before = math.inf
     for _ in range(_MOST_DESCENTS):
         _descend_once(objective, point)

@@ -1,8 +1,8 @@
 """Exact likelihood ratio of "took part" against "did not", for releases with Gaussian noise.
 
-The remainder r is the undivided noisy sums less everybody else's contributions. It is distributed as N(0, diag(s^2)) if
-the candidate did not take part and as N(v, diag(s^2)) if it did, with v its own encoded and bounded contribution and s
-the standard deviation of the noise. Then
+The remainder r is the undivided noisy sums less all other contributions. It is distributed as N(0, diag(s^2)) if the
+candidate did not take part and as N(v, diag(s^2)) if it did, with v its own encoded and bounded contribution and s the
+standard deviation of the noise. Then
 
     Lambda = sum_j v_j r_j / s_j^2 - v_j^2 / (2 s_j^2),
 
@@ -15,7 +15,8 @@ the whole run under Poisson sampling and if participation is known, and in no ot
 the others in the batch reveal whether there is room for another record, and a record that is used once an epoch cannot
 join two of its steps. The product is then a strong test, but not the most powerful test.
 
-A coordinate that carries signal and no noise has no ratio. It decides: r equals v there, or it does not.
+A coordinate with signal and without noise has no likelihood ratio: it decides membership, because r equals v there or
+does not.
 """
 
 import math
@@ -39,7 +40,7 @@ def log_likelihood_ratio(
     """Returns Lambda of each candidate, in nats, over the coordinates that carry noise.
 
     Args:
-        remainder: r, undivided sums with everybody else removed.
+        remainder: r, the undivided noisy sums less all other contributions.
         contribution: v, the candidate's addition to the undivided sums.
         noise_std: s on the undivided sums; coordinates with s = 0 are left out (see `relative_residual`).
 
@@ -60,7 +61,7 @@ def relative_residual(remainder: Float[Tensor, "n m"], contribution: Float[Tenso
     """Returns ||r - v|| / ||v|| of each candidate: 0 if the release shows exactly its contribution, 1 if nothing.
 
     Returns:
-        float64; NaN if v = 0, so that nothing could show.
+        float64; NaN if v = 0, when the release cannot depend on the candidate.
     """
     missing = torch.linalg.vector_norm(remainder - contribution, dim=1, dtype=torch.float64)
     size = torch.linalg.vector_norm(contribution, dim=1, dtype=torch.float64)
@@ -131,13 +132,13 @@ class Evidence:
                     f"{name} must have shape [candidates, coordinates] = "
                     f"{[len(log_ratio[part]), len(noise_std)]}, got {list(rows.shape)}"
                 )
-        # A release of two parts may leave a part without noise; most have noise everywhere or nowhere.
+        # A release of two parts may have one without noise; most releases have noise everywhere or nowhere.
         bare = noise_std == 0
         if bare.any():
             everywhere = bool(bare.all())
             shown = remainder if everywhere else remainder[:, bare]
             expected = contribution if everywhere else contribution[:, bare]
-            # fmin passes over NaN: a step in which the candidate adds nothing there decides nothing.
+            # fmin ignores NaN: a step to which the candidate contributes nothing decides nothing.
             closest[part] = torch.fmin(closest[part], relative_residual(shown, expected).to(closest))
             self._closest = closest
             if everywhere:
@@ -159,7 +160,7 @@ class Evidence:
                 f"a matched filter must have one number a candidate, {len(self._log_ratio)}, "
                 f"got {list(matched.inner.shape)}"
             )
-        # fmin passes over NaN, as in `add`.
+        # fmin ignores NaN, as in `add`.
         self._closest = torch.fmin(self._closest, matched.residuals.to(self._closest))
         if bool((noise_std > 0).any()):
             ratio = matched.log_likelihood_ratio.to(self._log_ratio)
@@ -188,12 +189,12 @@ class Evidence:
         """Returns the score of each candidate, and whether any candidate was decided without noise.
 
         Returns:
-            The log ratio in nats and False, or, if some contribution could be seen without noise, scores on a scale of
-            decisions and True: minus the smallest relative residual over the steps (0: a step shows exactly this
-            candidate; -1: none does), and for a candidate that no step could decide so minus its posterior probability
-            of being a non-member at even odds (-1/2: no evidence).
+            The log ratio in nats and False. If a contribution has coordinates without noise, True, and scores on
+            another scale: minus the smallest relative residual over the steps (0: a step shows exactly this candidate;
+            -1: none does); for a candidate without such coordinates minus its posterior probability of being a
+            non-member, at prior odds of 1 (-1/2: no evidence).
         """
-        # Candidates are compared with each other, so undecided candidates are brought to the scale of decisions.
+        # All candidates are ranked together, so scores of undecided candidates are mapped to the scale of decisions.
         decided = self._closest.isfinite()
         if not decided.any():
             return self._log_ratio, False
@@ -204,7 +205,7 @@ class Evidence:
 
         Args:
             candidates: candidates of the evidence, in their order.
-            dependence: randomness that their scores share.
+            dependence: randomness that the scores share, as in `MembershipScores`.
         """
         scores, deterministic = self.scores()
         return MembershipScores(

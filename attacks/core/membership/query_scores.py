@@ -31,6 +31,6 @@ def answers(target: ModelAccess, examples: Examples, batch_size: int) -> Float[T
 def logit_gap(log_probabilities: Float[Tensor, "n classes"], labels: Tensor) -> Float[Tensor, " n"]:
     """Returns log odds of the label, log p_y - log sum_{c != y} p_c; about normal over trainings (Carlini et al.)."""
     own = log_probabilities.gather(1, labels[:, None])[:, 0]
-    # From the others and not as log(1 - p_y), which is log 0 if the model is certain.
+    # The other classes are summed, because log(1 - p_y) is log 0 if the model is certain.
     others = log_probabilities.scatter(1, labels[:, None], -torch.inf).logsumexp(dim=1)
     return own - others

@@ -1,8 +1,8 @@
 """Shadow models: the adversary's own models, trained as the target was, and their outputs on the same candidates.
 
 Shokri, Stronati, Song & Shmatikov, S&P 2017; Carlini et al., "Membership Inference Attacks From First Principles", S&P
-2022. Each is trained on a random half of the candidates, so that some were trained on a candidate and some were not.
-Only their outputs are kept, because an attack reads nothing else of them.
+2022. Each model is trained on a random half of the candidates, so that half of the models were trained on a given
+candidate. Only outputs are kept, because attacks read nothing else of a shadow model.
 """
 
 from dataclasses import dataclass
@@ -57,11 +57,11 @@ class Shadows:
         return len(self.logits)
 
     def first(self, models: int) -> "Shadows":
-        """Returns the outputs of the first few models; each pair of them halves the candidates.
+        """Returns the outputs of the first `models` models; each pair of models splits the candidates into halves.
 
         Raises:
             ValueError: an odd number, or fewer than two.
-            NotApplicable: there are not that many.
+            NotApplicable: there are fewer.
         """
         if models < 2 or models % 2:
             raise ValueError(f"shadows must be an even number, at least 2: they halve the candidates, got {models}")
@@ -75,8 +75,8 @@ def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Ten
     """Assigns candidates to the training of each shadow model: each to exactly half of an even number of models.
 
     Models come in pairs: a random half, and the other half. With an odd number of candidates the first of a pair gets
-    the smaller half in every second pair, so that sizes differ by 1 at most and even out. A pair depends only on those
-    before it: the first pairs of many are those of few.
+    the smaller half in every second pair, so that sizes differ by 1 at most and even out. Pairs are drawn in order, so
+    the first pairs do not depend on the number of models.
 
     Args:
         count: number of candidates.
@@ -104,7 +104,7 @@ def viewed(inputs: Float[Tensor, "n ..."], views: int) -> Float[Tensor, "n views
         views: number of views; a moved image repeats its edge pixels.
 
     Raises:
-        ValueError: fewer than 1, or more than there are.
+        ValueError: fewer than 1 view, or more than `MOST_VIEWS`.
         NotApplicable: more than one view of inputs that are no images.
     """
     if not 1 <= views <= MOST_VIEWS:

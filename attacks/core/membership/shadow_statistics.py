@@ -2,7 +2,7 @@
 
 Carlini et al., S&P 2022, section V: over trainings, the log odds of a label are about normal. Few models give a poor
 variance for each candidate, so it is then pooled over candidates. It is pooled over *residuals*: raw log odds of
-different candidates differ by their difficulty, which two public codes take for spread over trainings.
+different candidates also differ by difficulty, which two public implementations count as variance over trainings.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ ENOUGH = 64
 """Number of shadow models from which on each candidate has a variance of its own (half of them in, half out)."""
 
 LEAST_DEVIATION = 1e-6
-"""Smallest deviation of log odds: a smaller value is rounding, and would turn a score above the mean by rounding into a
-certain member.
+"""Smallest standard deviation of log odds: a smaller value is rounding, and would turn a score that exceeds the mean by
+rounding into a certain member.
 """
 
 
@@ -33,8 +33,8 @@ class Normal:
 
     Attributes:
         mean: [candidates, views].
-        deviation: [candidates, views], at least `LEAST_DEVIATION`.
-        count: [candidates], number of models that it was estimated from.
+        deviation: standard deviation [candidates, views], at least `LEAST_DEVIATION`.
+        count: [candidates], number of models behind each estimate.
     """
 
     mean: Float[Tensor, "n views"]
@@ -145,7 +145,7 @@ def log_mean_over(logs: Float[Tensor, "models n views"], chosen: Bool[Tensor, "m
 
 
 def refuse_nobody(chosen: Bool[Tensor, "models n"], least: int = 1) -> None:
-    """Refuses candidates with too few shadow models of a kind.
+    """Refuses if a candidate has too few chosen models, such as models trained on it.
 
     Raises:
         NotApplicable: a candidate has fewer than `least`.
@@ -166,8 +166,8 @@ def normal(values: Float[Tensor, "models n views"], chosen: Bool[Tensor, "models
         variance: "per_example", "pooled" over candidates, or "auto", decided by the number of models.
 
     Raises:
-        ValueError: another rule.
-        NotApplicable: a candidate without a model, or a variance of each candidate from fewer than two.
+        ValueError: an unknown `variance`.
+        NotApplicable: a candidate without a model, or with fewer than two for a variance of its own.
     """
     if variance not in ("auto", "per_example", "pooled"):
         raise ValueError(f"variance must be auto, per_example or pooled, got {variance!r}")

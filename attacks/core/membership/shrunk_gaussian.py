@@ -1,7 +1,7 @@
-"""Normal distribution estimated from few vectors: shrunk covariance plus a diagonal, never a full matrix.
+"""Covariance of a normal distribution from few vectors: shrunk, plus a diagonal, never as a full matrix.
 
 Ledoit & Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", Journal of Multivariate
-Analysis 2004: (1 - d) S + d mu I, with the weight d that is nearest to the covariance on average. With Q vectors in m
+Analysis 2004: (1 - d) S + d mu I, with the weight d that minimises the expected squared error. With Q vectors in m
 dimensions only Q x Q products of S are needed, and the inverse of a diagonal plus rank Q is that of a Q x Q matrix
 (Woodbury).
 """
@@ -35,7 +35,7 @@ def shrinkage(centred: Float[Tensor, "q m"]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class ShrunkGaussian:
-    """Covariance D + U^T U of a normal distribution, inverted.
+    """Covariance Sigma = D + U^T U of a normal distribution, and products with its inverse.
 
     Attributes:
         diagonal: D, positive.
@@ -49,15 +49,15 @@ class ShrunkGaussian:
 
     @classmethod
     def of_sums(cls, vectors: Float[Tensor, "q m"], count: float, noise_std: Float[Tensor, " m"]) -> "ShrunkGaussian":
-        """Estimates the distribution of the sum of `count` independent vectors like these, and noise.
+        """Estimates the covariance of the sum of `count` independent vectors like these, plus noise.
 
         Args:
             vectors: at least two.
-            count: number of summands, at least 0.
+            count: number of summands, at least 0, not necessarily whole.
             noise_std: standard deviation of the sum's noise.
 
         Raises:
-            NotApplicable: too few vectors, or vectors that are all alike.
+            NotApplicable: too few vectors, vectors that are all alike, or a coordinate without any variance.
         """
         if len(vectors) < 2:
             raise NotApplicable(f"a covariance must be of at least 2 vectors, got {len(vectors)}")

@@ -1,8 +1,8 @@
 """Batch norms as a prior: their running statistics are those of the activations of the training data.
 
 Yin, Molchanov, Li & others, "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, Eq. 4,
-which gradient inversion took over. The statistics are those of the model that the server sent; those of a batch differ
-from them, the more the smaller the batch is.
+which gradient inversion took over. The statistics are those of the model that the server sent; a small batch deviates
+from them by more than a large batch.
 """
 
 from collections.abc import Callable
@@ -36,11 +36,11 @@ def statistics_mismatches(network: Network, like: Tensor) -> Callable[[Tensor], 
             "the network must have batch norms with running statistics, and it has none: a model of private training "
             "has none"
         )
-    # Operations after the last batch norm, pooling of any kind, need not be known.
+    # Operations after the last batch norm, such as max pooling, need not be of a known kind.
     last = network.operations.index(norms[-1])
     front = replace(network, operations=network.operations[:last])
     values = {name: v.to(like) if v.is_floating_point() else v for name, v in network.parameters.items()}
-    # Refused at once, and not in the first step of a search.
+    # An unknown operation is refused here, and not in the first step of a search.
     with torch.no_grad():
         results(front, like.new_zeros(1, *network.operations[0].shape), values)
 

@@ -1,8 +1,8 @@
 """Least-squares fit of the shared update: over inputs, and over labels if none are given.
 
 Under Gaussian noise the whitened squared distance is twice the negative log-likelihood of the guess, so its minimum is
-the maximum likelihood estimate. At the private inputs it is chi-square with a degree of freedom per noisy number: below
-its expectation a search fits the noise, and ends.
+the maximum likelihood estimate. At the private inputs it is chi-square distributed, with a degree of freedom per noisy
+number: a search that gets below the expectation is fitting the noise, and ends.
 """
 
 import math
@@ -20,10 +20,10 @@ from .quasi_newton import quasi_newton
 from .restarts import Descent, best_of
 
 HOPELESS = 0.5
-"""Share of the update's squared norm: if more is left unexplained, a result is `degraded`."""
+"""Largest squared residual, relative to the update's squared norm, of a result that is not `degraded`."""
 
 SPREAD = 0.1
-"""Standard deviation of a start around the middle of the box of valid inputs, in units in which that is [-2, 2]."""
+"""Standard deviation of a start around the middle of the box of valid inputs, in units in which the box is [-2, 2]."""
 
 
 def check_search(iterations: int, restarts: int, lr: float) -> None:
@@ -56,13 +56,14 @@ def fitted_update(
 
     Returns:
         The last iterate of the best start, moved into the box; the distance there, and its ratio to the expectation
-        under noise if there is any. `degraded` if most of the update is left unexplained, if any inputs explain it, and
-        for networks with ReLUs; `failed` if no start went down.
+        under noise if there is any. `degraded` if most of the update is left unexplained, if a random start already
+        explains it up to noise, and for networks with ReLUs; `failed` if no start improved.
     """
     batch_size, noise_std = granted(target.batch_size), granted(target.noise_std)
     box, distance = Box(target.input_low, target.input_high), squared_distance(target)
     with torch.no_grad():
-        # Relative to an update of zeros: line searches are in absolute numbers, and updates of all sizes.
+        # Distances are relative to that of an update of zeros, because line searches use absolute tolerances and
+        # updates have all sizes.
         unit = distance_of_nothing(target)
         expected = expected_distance(target, noise_std)
 
@@ -108,7 +109,7 @@ def fitted_update(
 
 
 def distance_of_nothing(target: Observation) -> float:
-    """Returns the squared distance of an update of zeros; 1 if the released update is of zeros, too."""
+    """Returns the squared distance of an update of zeros from the release; 1 if the release is zero, too."""
     return float(target.residual(torch.zeros_like(target.released)).square().sum()) or 1.0
 
 

@@ -1,8 +1,8 @@
 """Gradient matching: distances between the update of guessed data and the released update.
 
 An attack minimises a function of guessed inputs and labels. Both objectives here compare in the released space,
-whitened by the noise, so the same lines serve dense, masked, projected and two-part updates; and each simulated example
-is bounded by the defense separately, as each real example was. `squared_distance` is that of Zhu, Liu & Han, "Deep
+whitened by the noise, so they apply to dense, masked, projected and two-part updates alike; the defense bounds each
+simulated example separately, as it bounded each real example. `squared_distance` is that of Zhu, Liu & Han, "Deep
 Leakage from Gradients", NeurIPS 2019; `direction_mismatch` that of Geiping et al., "Inverting Gradients", NeurIPS 2020.
 """
 
@@ -28,26 +28,27 @@ def squared_distance(target: Observation) -> Callable[[Tensor, Tensor], Tensor]:
 
     Returns:
         A function of inputs [b, *input_shape] and labels, int64 [b] or class probabilities [b, classes]. Its value is
-        in units of the noise's variance; without noise, of the update squared.
+        in units of the noise's variance; without noise, in squared units of the update.
     """
-    # In float64: under much noise the data are in digits that a sum in float32 does not have.
+    # Summed in float64: under much noise the data change only digits that float32 does not have.
     return lambda inputs, labels: target.residual(target.simulate(inputs, labels)).double().square().sum()
 
 
 def expected_distance(target: Observation, noise_std: Float[Tensor, " m"]) -> float:
-    """Returns the mean of `squared_distance` at the private data: 1 for each noisy number that rows can reach.
+    """Returns the mean of `squared_distance` at the private data: the number of noisy dimensions an update can reach.
 
     Args:
         target: a shared update; `residual` is read.
         noise_std: standard deviation of the noise on its undivided sums.
 
     Returns:
-        0 without noise. The residual leaves out directions that no row can reach, which a draw of random signs counts:
-        exactly for single coordinates, and up to the root of twice their number for k directions.
+        The mean, 0 without noise. The residual leaves out directions that no update can reach. The rest are counted by
+        a probe with random signs: exactly for coordinates, and with a standard error of up to sqrt(2 k) for k
+        directions.
     """
     signs = torch.randint(2, noise_std.shape, generator=torch.Generator().manual_seed(0)).to(noise_std) * 2 - 1
     noise = signs * noise_std / target.expected_batch
-    # Affine, and whitened: the difference is that of the noise alone, with entries of 1 and -1.
+    # The residual is affine and whitens, so the difference is the probe alone, with entries of 1 and -1.
     return float((target.residual(torch.zeros_like(noise)) - target.residual(noise)).square().sum())
 
 
@@ -58,8 +59,8 @@ def direction_mismatch(target: Observation) -> Callable[[Tensor, Tensor], Tensor
         target: a shared update; `residual`, `released` and `simulate` are read.
 
     Returns:
-        A function of inputs and labels as `squared_distance` returns, with values in [0, 2]; the size of the update,
-        which depends on clipping and on the expected batch, does not count.
+        A function of inputs and labels as `squared_distance` returns, with values in [0, 2]; the length of the update,
+        which depends on clipping and on the expected batch, has no influence.
     """
     between = _directions(target, None)
     return lambda inputs, labels: between(target.simulate(inputs, labels))
@@ -91,7 +92,7 @@ def direction_mismatches(
 
     def mismatches(inputs: Tensor, labels: Tensor) -> Tensor:
         inner, squares = compare(inputs, labels)
-        # A difference of numbers near 1: below the rounding of its parts nothing is smaller than anything else.
+        # 1 - cos cancels: mismatches below the rounding of its terms cannot be compared.
         return 1 - inner / (squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt() * length[0])
 
     return mismatches
@@ -100,8 +101,8 @@ def direction_mismatches(
 def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Returns a function of several guesses -> |simulated - released|^2 / (2 |released|^2) and 1 - cos, whitened.
 
-    The first is the negative logarithm of the likelihood of the guess under Gaussian noise, over |released|^2 and up to
-    a constant. Close to a match it is the second, which the size of the simulated update does not change.
+    The first is the negative log likelihood of the guess under Gaussian noise, divided by |released|^2, up to a
+    constant. Close to a match the two agree up to differences in length, which the second ignores.
 
     Args:
         target: a shared update; its functions for several guesses are used if present.
@@ -127,17 +128,17 @@ def squared_distances(target: Observation) -> Callable[[Tensor, Tensor], tuple[T
 
 
 def surrogate_mismatches(target: Observation) -> Callable[..., Float[Tensor, " r"]]:
-    """Returns `direction_mismatches` for an update of several local steps, all taken at a point of the way.
+    """Returns `direction_mismatches` for an update of several local steps, as if all were taken at a surrogate point.
 
     Args:
         target: a shared update with a `surrogate`.
 
     Returns:
-        Function (inputs [r, b, *input_shape], labels of all, shares [r] of the way) -> [r]; differentiable in inputs
-        and shares.
+        Function (inputs [r, b, *input_shape], labels, shares [r]) -> [r], with the surrogate of a guess at its share of
+        the way from the first to the last weights; differentiable in inputs and shares.
 
     Raises:
-        NotApplicable: it is a single step.
+        NotApplicable: the update is of a single step.
     """
     surrogate, between = target.surrogate, _directions(target, None)
     if surrogate is None:
@@ -151,7 +152,7 @@ def layer_weights(target: Observation, kind: LayerWeights) -> Float[Tensor, " m"
     """Returns the weight of each released number, by its parameter tensor; None for equal weights.
 
     Args:
-        target: `structure` is read, unless all count alike.
+        target: `structure` is read, unless weights are equal.
         kind: weight of the l-th of L parameter tensors, l from 0 at the input: 1, 1 - l / L or exp(-l).
 
     Raises:
@@ -199,7 +200,8 @@ def _directions(target: Observation, weights: Tensor | None) -> Callable[[Tensor
         white = white if root is None else root * white
         # |a - b|^2 / 2 = 1 - cos(a, b) for unit vectors, without the cancellation near 0.
         apart = (white / _norm(white) - direction).square().sum(dim=-1) / 2
-        # Zeros have no direction, and match nothing: each vector of zeros lacks a half.
+        # A vector of zeros has no direction: for each that is zero the squared distance lacks 1, so 1/2 is added, and 1
+        # - cos is 1.
         return apart + _directionless(compared) / 2 + _directionless(white) / 2
 
     return between
@@ -211,7 +213,7 @@ def _directionless(vectors: Tensor) -> Tensor:
 
 
 def _norm(vectors: Tensor) -> Float[Tensor, "*r 1"]:
-    """Returns norms of vectors [..., m], at least the root of the smallest number: zeros have no direction."""
+    """Returns norms of vectors [..., m], bounded below so that vectors of zeros can be divided by them."""
     # PyTorch's norm adds up in order: it was off by 7e-4 at 11 million float32 numbers, while sums by halves are exact
     # to 1e-7. clamp: 0 / tiny is 0 while 0 / 0 is NaN, and the root has no derivative at 0.
     return vectors.square().sum(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny).sqrt()

@@ -7,8 +7,8 @@ from torch import Tensor
 def total_variation(images: Float[Tensor, "batch *channels height width"]) -> Float[Tensor, ""]:
     """Returns mean|dx| + mean|dy|, in input units.
 
-    The means run over everything, batch included, each over its own number of differences. (Forms that *sum* differ by
-    the number of pixels, and their weights with them.)
+    Each mean is over all differences along its axis, of the whole batch. (Implementations that *sum* need weights that
+    are smaller by the number of pixels.)
 
     Args:
         images: the last two axes are height and width; a side of 1 has no differences and adds 0.
@@ -54,5 +54,6 @@ class Box:
         return point.clamp_(-2.0, 2.0)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Returns the nearest valid inputs, in model-input units: undoes the rounding of `inputs` at the border."""
+        """Returns the nearest valid inputs, in model-input units; removes rounding of `inputs` at the edges of the box.
+        """
         return inputs.clamp(self.low, self.high)

@@ -1,7 +1,7 @@
 """Descent by L-BFGS from a start: few, accurate steps on a smooth objective, and no step length to tune.
 
-A search along each direction by the strong Wolfe conditions never goes up, so the last iterate is the best. It fails on
-an objective without finite values: then there is another start.
+A line search with the strong Wolfe conditions never increases the objective, so the last iterate is the best. A descent
+that meets values that are not finite is repeated from another start.
 """
 
 import math
@@ -25,8 +25,8 @@ TRIALS = 25
 """Largest number of lengths tried along a direction."""
 
 START = 1e10
-"""Scaled value of the start. PyTorch's L-BFGS skips the curvature of a step over which gradients change by less than
-1e-10, in the objective's own units: unscaled, a search stops learning long before it converges.
+"""Value to which the objective at the start is scaled. PyTorch's L-BFGS skips curvature updates below an absolute
+threshold of 1e-10: unscaled, the estimate stops improving long before the search converges.
 """
 
 
@@ -38,7 +38,7 @@ def quasi_newton(
     lr: float,
     enough: float = -math.inf,
 ) -> Descent:
-    """Descends from one start; from another if values are not finite, or ten times that of the start.
+    """Descends from a start, and from another if the objective is not finite, or ten times its value at the start.
 
     Args:
         objective: function of as many unknowns as `start` returns.
@@ -48,8 +48,8 @@ def quasi_newton(
         enough: value at which the descent ends, after a step at least.
 
     Returns:
-        The last iterate, with an infinite objective if it is still the start, which must not pass for a result. The
-        history repeats its last value if the descent ended early, because no step went down or `enough` was reached.
+        The last iterate; its objective is infinite if nothing improved on the start, which must not pass for a result.
+        The history repeats its last value if the descent ended early, because no step improved or `enough` was reached.
     """
     descent = _descended(objective, start(), iterations, lr, enough)
     for _ in range(RESEEDS):
@@ -61,8 +61,8 @@ def quasi_newton(
 
 def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, lr: float, enough: float) -> Descent:
     unknowns = [unknown.detach().clone().requires_grad_() for unknown in start]
-    # One iteration per call, so that it can end after any; curvature is kept between calls. No tolerances: it ends when
-    # nothing goes down.
+    # One iteration per call, so that the search can end after any of them; curvature is kept between calls. Tolerances
+    # are 0: the loop below ends when no step improves.
     optimizer = torch.optim.LBFGS(
         unknowns,
         lr=lr,
@@ -82,7 +82,7 @@ def _descended(objective: Objective, start: Sequence[Tensor], iterations: int, l
     last: list[tuple[list[Tensor], Tensor, Tensor, Sequence[Tensor]]] = []
 
     def evaluated() -> tuple[Tensor, Tensor]:
-        # A call begins at the end of the call before, mostly the point that was evaluated last.
+        # A call mostly begins at the point that the previous call evaluated last.
         if not last or not all(torch.equal(u, v) for u, v in zip(unknowns, last[0][0], strict=True)):
             value, mismatch = objective(*unknowns)
             gradients = torch.autograd.grad(scale * value, unknowns)

@@ -18,7 +18,7 @@ Objective = Callable[..., tuple[Tensor, Tensor]]
 """(*unknowns) -> the minimised value, and the mismatch in it; scalars, the first differentiable."""
 
 SETTLED = 10
-"""The first 1 / SETTLED of a search is not judged: its mismatches carry no information yet."""
+"""The first 1 / SETTLED of the iterations does not count for the status: early mismatches carry no information."""
 
 WARM_UP = 50
 """Largest number of steps of a warm-up."""
@@ -44,10 +44,10 @@ class Search:
     """Result of the best of several starts.
 
     Attributes:
-        unknowns: those of the start with the smallest objective.
+        unknowns: best iterate of the start with the smallest objective.
         objective: its value.
         history: [restarts, iterations], the mismatch of every iterate.
-        status: as of a `Reconstruction`.
+        status: as in `Reconstruction`.
     """
 
     unknowns: tuple[Tensor, ...]
@@ -62,7 +62,7 @@ def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = 
     Args:
         restarts: number of starts, at least 1.
         descend: draws a start and descends from it; all descents take as many iterations.
-        hopeless: as of `best`.
+        hopeless: as for `best`.
     """
     # In turn from the same generator, so that more restarts repeat the first.
     return best([descend() for _ in range(restarts)], hopeless=hopeless)
@@ -73,19 +73,20 @@ def best(descents: Sequence[Descent], *, hopeless: float = math.inf) -> Search:
 
     Args:
         descents: descents of as many iterations each; at least 1.
-        hopeless: a mismatch that means that nothing was found: if none is below after a tenth of the iterations, the
-            status is `degraded`.
+        hopeless: mismatch that shows that nothing was found: if none is at most this after the first tenth of the
+            iterations, the status is `degraded`.
 
     Returns:
-        The best start, with status `failed` if no start gave a finite objective.
+        The best start, with status `failed` if no start gave a finite objective, and `degraded` if the mismatch never
+        got below `hopeless` or never changed.
     """
     best = min(descents, key=lambda descent: descent.objective)
     history = torch.stack([descent.history for descent in descents])
     later = history[:, history.shape[1] // SETTLED :]
     if not math.isfinite(best.objective):
         status: Status = "failed"
-    # The smallest of all restarts: a single match is enough. A mismatch that is constant over the search does not
-    # depend on the unknowns, and whatever moved them (a prior) did not depend on the release.
+    # The smallest mismatch of all restarts counts: a single match is enough. A constant mismatch does not depend on the
+    # unknowns, so a prior alone moved them.
     elif (history.numel() > 1 and bool((history == history[0, 0]).all())) or later.nan_to_num(
         nan=math.inf
     ).min() > hopeless:
@@ -123,8 +124,8 @@ def signed_adams(
 ) -> list[Descent]:
     """Runs Adam on the sign of the gradient, its step length cut to a tenth at 3/8, 5/8 and 7/8 of the way.
 
-    The sign removes the size of the gradient, which is tiny wherever the simulated update is large. Starts descend side
-    by side, in a single pass for all in each iteration, and are independent: all operations are elementwise.
+    The sign removes the scale of the gradient, which is tiny wherever the simulated update is large. Starts descend
+    side by side, in one evaluation per iteration, and independently: all operations are elementwise.
 
     Args:
         objectives: function of as many unknowns as `starts` has -> values and mismatches, both [r].
@@ -134,8 +135,8 @@ def signed_adams(
         project_: moves (*unknowns) to the nearest valid values, in place; without it all are valid.
 
     Returns:
-        The best iterate from each start. Without a gradient that is finite and not zero that would be the random start,
-        which must not pass for a reconstruction, so its objective is infinite then.
+        The best iterate from each start. Its objective is infinite if no gradient was finite and nonzero: the iterate
+        is then the random start, which must not pass for a reconstruction.
     """
     cuts = [iterations * part // 8 for part in (3, 5, 7)]
     return _adams(
@@ -162,16 +163,16 @@ def jittered_adams(
     """Runs Adam with a warm-up and cosine decay of its step length, and Gaussian noise after every step.
 
     Args:
-        objectives: as of `signed_adams`; the value of a start may depend on the others.
+        objectives: as for `signed_adams`; the value of a start may depend on the others.
         starts: the first iterates [r, ...] of each unknown; written into.
         coins: generator of the noise.
         iterations: steps, at least 1; a tenth of them, 50 at most, are the warm-up.
         lr: largest step length, in units of the unknowns.
         jitter: standard deviation of the noise, in step lengths: it decays as they do.
-        project_: as of `signed_adams`.
+        project_: as for `signed_adams`.
 
     Returns:
-        As `signed_adams`.
+        The same as `signed_adams`.
     """
     warm = min(WARM_UP, iterations // 10)
 
@@ -221,7 +222,7 @@ def _adams(
     for _ in range(iterations):
         values, mismatches = objectives(*unknowns)
         gradients = torch.autograd.grad(values.sum(), unknowns)
-        # Tensors all the way: a comparison on the host would wait for the device in every iteration.
+        # Kept on the device: a comparison on the host would wait for the device in every iteration.
         better = values.detach() < best_values
         # NaN is below nothing, so an iterate without a finite objective is never kept.
         best_values = torch.where(better, values.detach(), best_values)

@@ -1,8 +1,9 @@
 """Checks of guessed single examples against the coordinates of a release that each example alone determines.
 
-Rows of a first layer that a single example activates show that example. Rows of several examples can look the same: if
-all upstream gradients are multiples of a vector (one logit, two classes), or if noise hides their differences. The
-release that an input would have caused separates the two cases, as far as noise and gaps of the input allow.
+Rows of a first layer that a single example activates are multiples of that example. Rows of several examples can also
+be multiples of a common vector, if all upstream gradients are parallel (one logit, two classes) or if noise hides their
+differences. The simulated release of the guessed input tells these cases apart, as far as noise and missing entries of
+the input permit.
 """
 
 from dataclasses import dataclass
@@ -17,24 +18,27 @@ DRAWN = 4
 """Number of inputs drawn within the errors of a guess, to estimate the error of its contribution."""
 
 ABOVE = 3.0
-"""Largest accepted residual of a guess on its coordinates, over that which noise, errors and gaps leave on average."""
+"""Largest accepted residual of a guess on its coordinates, over its root mean square under noise, errors and gaps."""
 
 TOLD = 0.2
-"""The same as a share of the release there: above it, the assignment of an example is not decided."""
+"""Largest part of the release on a guess's coordinates that noise or another guess may cause; above it, the assignment
+of these coordinates to an example is ambiguous.
+"""
 
 OPEN = 12**-0.5
-"""Standard deviation of an entry of which only the range is known, over the range."""
+"""Standard deviation of an entry of which only the range is known (uniform), over the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPlaces:
-    """Residuals of guessed inputs, each on the coordinates that it alone determines.
+    """Residuals of guessed inputs, each on its own coordinates of the release: those attributed to it alone.
 
     Attributes:
-        labels: the class by which each input explains its own coordinates best.
-        unexplained: [n], residual of that explanation, over the release there.
-        expected: [n], average residual from noise, errors and gaps of an input, over the same.
-        shared: [n, n], the contributions of every guess to the places of each, over the same; 0 for its own.
+        labels: int64, the class under which each input explains its own coordinates best.
+        unexplained: [n], norm of that residual, over the norm of the release on these coordinates.
+        expected: [n], root mean square of that residual under noise, errors and gaps of the input, over the same norm.
+        shared: [n, n], norm of the contribution of each guess (column) to the coordinates of another (row), over the
+            same norm; 0 on the diagonal.
     """
 
     labels: Int[Tensor, " n"]
@@ -47,16 +51,16 @@ class OwnPlaces:
         return OwnPlaces(**own | {"shared": own["shared"][:, kept]})
 
     def fits(self, rounding: float) -> Bool[Tensor, " n"]:
-        """Returns whether the residual is no more than the noise and the errors of an input leave."""
+        """Returns whether the residual is no larger than noise and errors of the input explain."""
         return self.unexplained <= (ABOVE * self.expected).clamp(min=rounding)
 
     def decided(self, rounding: float) -> Bool[Tensor, " n"]:
-        """Returns whether in addition anything else would have been noticed, and no other guess takes part there."""
+        """Returns whether a guess fits, another example would be noticed, and no other guess shares its coordinates."""
         alone = (torch.maximum(self.shared, self.shared.T) <= TOLD).all(dim=1)
         return self.fits(rounding) & (ABOVE * self.expected <= TOLD) & alone
 
     def unclaimed(self) -> Bool[Tensor, " n"]:
-        """Returns a mask that drops guesses to whose places an earlier, confident guess contributes."""
+        """Returns a mask without the guesses to whose coordinates an earlier, confident guess contributes."""
         sure = ABOVE * self.expected <= TOLD
         kept = torch.ones_like(sure)
         for number in range(1, len(kept)):  # guesses, about as many as examples
@@ -66,12 +70,12 @@ class OwnPlaces:
 
 
 def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
-    """Returns the class by which each input explains its own coordinates best, and the residual.
+    """Returns the class under which each input explains its own coordinates best, and the relative residual.
 
     Args:
-        target: its contributions are bounded as the real examples were, so that a clip factor does not matter.
+        target: a shared update; its `contributions` are bounded by the defense, so clip factors are included.
         inputs: [n, *shape].
-        own: coordinates of the release that are of this input alone.
+        own: bool [n, m], coordinates of the release that are attributed to each input alone.
     """
     sums, entries = target.released * target.expected_batch, own.to(target.released)
     best = torch.full_like(entries[:, 0], torch.inf)
@@ -88,13 +92,13 @@ def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> t
 def explained(
     target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, coins: torch.Generator
 ) -> OwnPlaces:
-    """Computes the residuals of inputs on their places, and those that their errors and the noise would leave.
+    """Computes the residuals of inputs on their coordinates, and those expected from their errors and the noise.
 
     Args:
         target: a shared update.
         inputs: [n, *shape].
-        errors: in their shape, standard deviations; infinite for unknown entries.
-        own: bool [n, m], coordinates of the release that are of this input alone.
+        errors: standard errors of the inputs, in their shape; infinite for unknown entries.
+        own: bool [n, m], coordinates of the release that are attributed to each input alone.
         noise_std: [m], on the undivided sums.
         coins: generator of the inputs that are drawn within the errors.
     """
@@ -114,7 +118,7 @@ def explained(
         moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
         off += ((moved - given) * entries).square().sum(dim=1) / DRAWN
     noise = (noise_std.to(entries).square() * entries).sum(dim=1)
-    # [places of a guess, contributions of another]
+    # [coordinates of a guess, contributions of another]
     between = (entries @ given.square().T).sqrt() / size[:, None]
     return OwnPlaces(
         labels=labels,

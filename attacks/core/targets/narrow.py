@@ -1,15 +1,14 @@
-"""Narrowing: the view of a target that an attack gets, without the fields that its threat model does not grant.
+"""Narrowing: the attack's view of a target, without the fields that its threat model does not grant.
 
-A check does not merely hide a withheld field: the view does not hold its value, nor anything that leads to further
-values:
+The view does not merely refuse access to a withheld field: it does not hold the value, nor any reference that leads to
+it:
 
-- Functions are handed over as plain functions, without the object that a method is bound to.
-- Tensors own their memory, because a slice reaches the whole tensor that it was cut from as `_base`.
+- Functions are passed as plain functions, without the object that a method is bound to.
+- Tensors own their memory, because a slice exposes the tensor that it was cut from as `_base`.
 
-Withheld fields keep an honest attack within its threat model. They stop no hostile code: Python cannot withhold the
-variables that a function closes over, frames, the garbage collector, or what PyTorch shows to modes, hooks and tensor
-subclasses. Attacks that are not ours therefore run in a process that holds the target alone
-(`leakbench.audit.isolation`).
+Narrowing keeps an honest attack within its threat model. It does not stop hostile code: in Python, closures, frames,
+the garbage collector, and PyTorch's modes, hooks and tensor subclasses reach other values. Third-party attacks
+therefore run in a process that holds the target alone (`leakbench.audit.isolation`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +36,7 @@ def narrow(target: T, requires: Requirements) -> T:
     Returns:
         An instance of a subclass of the target's class, without the withheld values.
     """
-    # A view of a view stays as narrow as it was.
+    # A view of a view withholds at least the same fields.
     withheld: dict[str, Access | Knows | Controls] = dict(vars(target).get("_withheld", {}))
     for slot in fields(cast(Any, target)):
         need = slot.metadata.get("needs")
@@ -56,7 +55,7 @@ def view_of(kind: type[Target], shown: Mapping[str, Any], withheld: Mapping[str,
         shown: values by field.
         withheld: the need of each withheld field.
     """
-    # Neither the constructor, whose checks read fields withheld here, nor setattr, which a frozen class refuses.
+    # The constructor is not used, because its checks read withheld fields, nor setattr, which a frozen class refuses.
     view = object.__new__(_view_class(kind))
     vars(view).update(shown, _withheld=dict(withheld))
     return cast(Target, view)
@@ -70,7 +69,7 @@ def parts_of(view: Target) -> tuple[type[Target], dict[str, Any], dict[str, Acce
 
 
 def enabled_by(need: Access | Knows | Controls) -> str:
-    """Returns the words of an error message: the meaning of `need`, and the field of the target that would grant it."""
+    """Describes a need for an error message: its meaning, and the field of a target that grants it."""
     for kind in filter(is_dataclass, Target.__subclasses__()):
         for slot in fields(cast(Any, kind)):
             if slot.metadata.get("needs") == need:
@@ -79,7 +78,7 @@ def enabled_by(need: Access | Knows | Controls) -> str:
 
 
 def _narrowed(value: Any, requires: Requirements) -> Any:
-    """Narrows the targets inside of a field, so that they show no more than the first target does."""
+    """Narrows targets nested in a field to the same requirements."""
     if isinstance(value, Target):
         return narrow(value, requires)
     if isinstance(value, Mapping):
@@ -97,7 +96,7 @@ def _holds_targets(value: Any) -> bool:
 
 
 def _alone(value: Any) -> Any:
-    """Returns a field's value as it leads to nothing else: plain functions, tensors with own memory and no graph."""
+    """Detaches a field's value from all others: plain functions, and tensors with memory of their own and no graph."""
     if isinstance(value, Tensor):
         return value if _owns_its_memory(value) else value.detach().clone()
     if isinstance(value, Examples | Shadows):
@@ -110,8 +109,8 @@ def _alone(value: Any) -> Any:
 
 
 def _owns_its_memory(tensor: Tensor) -> bool:
-    """Returns whether a tensor leads to no values but its own."""
-    # A storage larger than the tensor belongs to the tensor that it was cut from.
+    """Returns whether no other values are reachable from a tensor."""
+    # A storage larger than the tensor holds values of the tensor that it was cut from.
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     bare = tensor.grad_fn is None and tensor.grad is None and not vars(tensor)
     return whole and bare and tensor._base is None

@@ -1,4 +1,4 @@
-"""Network and update as plain data for closed-form attacks: all of it visible to every holder of the model.
+"""Description of network and update as plain data, for closed-form attacks; every holder of the model has it.
 
 A search for inputs needs only functions of guessed data (`Observation.simulate`). A closed form needs the equations:
 the sequence of operations, their parameters, and the coordinate of a parameter's gradient that each released number is.
@@ -23,8 +23,8 @@ class Operation:
     """An operation of the forward pass.
 
     Attributes:
-        name: name of its result, distinct in the network.
-        kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (of evaluation: an affine map by channel),
+        name: name of the operation and of its result, unique in the network.
+        kind: `input`; `linear`, `conv2d`, `avg_pool2d`, `batch_norm` (in evaluation mode: an affine map per channel),
             `flatten`; `relu`, `leaky_relu`, `tanh`, `sigmoid`, `identity`; `add` (of its inputs); else `other`.
         inputs: names of the operations whose results it takes.
         shape: shape of its result for an example.
@@ -32,7 +32,7 @@ class Operation:
         bias: name of its bias.
         settings: plain numbers: `stride`, `padding`, `dilation`, `kernel_size` (pairs) and `groups` of a convolution or
             pooling, `slope` of a leaky ReLU, `eps` of a batch norm and the names of its `mean` and `variance`.
-        words: its description in the model's own words, for messages.
+        words: description by the model's own names, for messages.
     """
 
     name: str
@@ -76,16 +76,16 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedPart:
-    """Released values of a block of a step.
+    """Released values of a block of a step (a plan's unit of encoding, bounding and noise).
 
     Attributes:
-        start: first of its values in `released`.
+        start: index of its first value in `released`.
         stop: index after the last.
         kind: `coordinates`: sums of single coordinates of gradients; `directions`: inner products with directions;
             `other`: anything else.
         coordinates: int64 [stop - start], indices into the flat gradient.
-        factors: [stop - start], factor of each coordinate; None for 1.
-        spans: (first, index after the last) coordinate of each basis.
+        factors: [stop - start], factor by which each coordinate was multiplied; None for 1.
+        spans: range (first, index after the last) of the flat gradient that each basis covers.
         bases: [last - first, k] each, orthonormal columns.
         of_gradient: whether the values are of the gradient at the step's parameters, and go into the update.
         words: description of the release, for messages.
@@ -108,8 +108,8 @@ class SharedGradient:
 
     Attributes:
         values: in the parameter's shape; 0 if not released.
-        group: int64, in the same shape: coordinates of one number were bounded together, so that they share a factor by
-            which the defense shortened an example; -1 if not released.
+        group: int64, in the same shape: number of the released part; coordinates of a part were bounded together and
+            share each example's clip factor. -1 if not released.
     """
 
     values: Tensor
@@ -128,14 +128,14 @@ class SharedGradient:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """Network behind an update, and the meaning of the released numbers.
+    """Network behind an update, and which part of its gradient each released number is.
 
     Attributes:
-        network: the network at the parameters of the step; None if its forward pass is not made of single operations.
+        network: the network at the parameters of the step; None if its forward pass could not be split into operations.
         names: names of the trained parameters, in the order of the flat gradient.
         shapes: their shapes.
         parts: parts of the released vector, in its order.
-        why_no_network: a sentence of reason if there is no network.
+        why_no_network: the reason, a sentence, if there is no network.
     """
 
     network: Network | None
@@ -163,8 +163,7 @@ class Structure:
         """Refuses a release of another length than the plan's.
 
         Raises:
-            InconsistentObservation: there are fewer or more numbers: another mask or basis than the known mask or
-                basis.
+            InconsistentObservation: the length differs, so the mask or basis is not the known mask or basis.
         """
         own = max((part.stop for part in self.parts), default=0)
         if len(released) != own:
@@ -177,14 +176,14 @@ class Structure:
         """Returns the gradient of each trained parameter, as far as it was released.
 
         Args:
-            released: [m], as of the observation, or its standard deviations.
+            released: [m], values in the order of the release: the release itself, or its standard deviations.
 
         Returns:
             Gradients by name of the parameter.
 
         Raises:
             NotApplicable: a part of the update is not coordinates of the gradient, or a coordinate was released twice.
-            InconsistentObservation: it has another number of entries.
+            InconsistentObservation: the length differs from the plan's.
         """
         self.check_length(released)
         parts = [part for part in self.parts if part.of_gradient]
@@ -201,7 +200,7 @@ class Structure:
                 raise ValueError("coordinates must be given of a part of coordinates, got None")
             here, shown = part.coordinates.to(released.device), released[part.start : part.stop]
             if part.factors is not None:
-                # A coordinate that was multiplied by 0 is noise alone.
+                # A coordinate that was multiplied by 0 is only noise.
                 factors = part.factors.to(released)
                 shown, here = shown[factors != 0] / factors[factors != 0], here[factors != 0]
             if bool((group[here] >= 0).any()):

@@ -1,7 +1,7 @@
 """Targets of attacks: a shared update, a finished model to query, or the transcript of a run.
 
-An `Observation` has what is seen of every update (`SeenUpdate`), what a sum of local steps adds (`LocalSum`) and what
-the informed adversary knows (`Informed`); each class checks its own fields. A defense appears as functions (`simulate`,
+An `Observation` combines the fields of every update (`SeenUpdate`), of a sum of local steps (`LocalSum`) and of the
+informed adversary (`Informed`); each class checks its own fields. A defense appears as functions (`simulate`,
 `contributions`, `residual`), so that an attack is written once for dense, masked, projected and two-part releases.
 """
 
@@ -20,12 +20,12 @@ from .network import Structure
 from .target import Examples, Target, check_examples, check_labels, known_of
 
 Participation = Literal["known", "independent", "dependent"]
-"""Attacker's knowledge of who takes part in a step; see `Observation.participation`."""
+"""Attacker's knowledge of the records that take part in a step; see `SeenUpdate.participation`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenUpdate:
-    """An update as seen with the model at which it was taken, and side knowledge of its batch.
+    """Fields of every observed update: release, model at which it was computed, and side knowledge of its batch.
 
     Attributes:
         released: [m], the noisy sums of all blocks, concatenated, divided by `expected_batch`.
@@ -44,8 +44,8 @@ class SeenUpdate:
         sample_rate: probability that a record takes part in this step; 1 if participation is known.
         participation: `known`: the candidates of the membership test would have taken part for certain, the rate is 1;
             `independent`: each record joins each step by an independent coin (Poisson sampling); `dependent`:
-            participation depends on the other records or the other steps (batches of a fixed size, or dealt over an
-            epoch), so that ratios of single steps and records do not multiply to that of the run.
+            participation depends on the other records or the other steps (batches of a fixed size, or a partition of
+            the data each epoch), so that ratios of single steps and records do not multiply to that of the run.
         labels: int64 [b] (`Knows.LABELS`).
         batch_size: b (`Knows.BATCH_SIZE`).
         population: public examples (`Knows.POPULATION`).
@@ -132,7 +132,7 @@ class SeenUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSum(SeenUpdate):
-    """Further functions of an update that is the sum of several local steps; None for a single step.
+    """Fields of an update that is the sum of several local steps; None for a single step.
 
     Attributes:
         surrogate: (inputs, labels, share) -> [m], the update without noise if all steps were taken at the point
@@ -148,16 +148,16 @@ class LocalSum(SeenUpdate):
 
 @dataclass(frozen=True, kw_only=True)
 class Informed(SeenUpdate):
-    """Knowledge of the informed adversary: the contributions of everybody else, or candidates for one record.
+    """Fields of the informed adversary: the release less all other contributions, and candidates for a record.
 
     Attributes:
         others_removed: (part, a slice of the candidates; all by default) -> [part, m], per candidate the undivided
-            noisy sums less the contributions of everybody else, computed anew at each call (`Knows.OTHERS`). Each row
-            is the knowledge of a separate adversary: rows share the noise of the step, so a score may use its own
-            candidate's row alone. All rows may take gigabytes: request a few at a time.
-        matched_filter: () -> the statistics of each candidate's `others_removed` and contribution that its likelihood
-            ratio needs, computed without either (`Knows.OTHERS | Knows.DEFENSE`); a score may use its own candidate's
-            numbers alone.
+            noisy sums less all contributions but the candidate's, computed anew at each call (`Knows.OTHERS`). Each row
+            is the knowledge of a separate adversary, and rows share the noise of the step: a candidate's score may use
+            its own row only. All rows may take gigabytes: request a few at a time.
+        matched_filter: () -> sufficient statistics of each candidate's likelihood ratio, computed without its rows of
+            `others_removed` and contributions (`Knows.OTHERS | Knows.DEFENSE`); a candidate's score may use its own
+            statistics only.
         prior: candidates for a record of the batch, the sought record among them, equally likely before the release and
             in an order that carries no information (`Knows.PRIOR`).
         remainder: [m], the undivided noisy sums less the contributions of all but the sought record (`Knows.OTHERS`).
@@ -172,7 +172,7 @@ class Informed(SeenUpdate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Answers are in the order of the candidates.
+        # Both answer in the order of the candidates.
         for name, answers in (("others_removed", self.others_removed), ("matched_filter", self.matched_filter)):
             if answers is not None and self.candidates is None:
                 raise ValueError(f"{name} answers for candidates, and this observation has none")
@@ -190,7 +190,7 @@ class Informed(SeenUpdate):
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(LocalSum, Informed, Target):
-    """`Access.UPDATE`: a shared update and the public model at which it was taken, with all that may be seen of it."""
+    """`Access.UPDATE`: a shared update, the public model at which it was computed, and any further knowledge."""
 
     accesses: ClassVar[tuple[Access, ...]] = (Access.UPDATE,)
 
@@ -247,7 +247,7 @@ class ModelAccess(Target):
                 )
 
     def offered(self) -> Requirements:
-        """Returns white-box access if the parameters are filled, black-box access otherwise."""
+        """Returns a threat model with white-box access if `parameters` is filled, else with black-box access."""
         # White-box includes black-box (`Access.includes`), so the same target serves both.
         access = Access.BLACK_BOX if self.parameters is None else Access.WHITE_BOX
         return Requirements(access=access, knows=known_of(self), controls=self.controls)
@@ -283,9 +283,9 @@ class LabelAccess(Target):
 
 
 class Steps:
-    """Lazy steps, made anew at each iteration.
+    """Lazy sequence of steps, recomputed at each iteration.
 
-    They hold two functions and none of the data that these read, because an attack can name every attribute.
+    The object holds two functions and none of their data, because an attack can read every attribute.
     """
 
     __slots__ = ("_count", "_read")
@@ -308,14 +308,14 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenTranscript(Target):
-    """`Access.ALL_STEPS`: every update of a training run, in order. `Access.ONE_OFF`: its releases besides the steps.
+    """`Access.ALL_STEPS`: every update of a training run, in order. `Access.ONE_OFF`: its one-off releases.
 
     Attributes:
         steps: an `Observation` per step; may be lazy, but every `iter` starts at the first step again. Empty for
             `Access.ONE_OFF`.
-        one_offs: an `Observation` for each release on all the data besides the steps, such as the noisy scores that a
-            mask follows from: the noisy values themselves, as they are charged, and not only the mask made of them.
-            Every record took part, at the rate 1. As lazy as `steps`.
+        one_offs: an `Observation` for each release outside of the steps, computed on all the data: the noisy values
+            that the ledger charges for, such as the scores behind a mask, and not only the mask. Every record takes
+            part, at sample rate 1. May be lazy, as `steps`.
         candidates: candidates of a membership test, for all steps.
         final: the trained model.
         controls: the adversary's influence on the training data.
@@ -330,7 +330,7 @@ class SeenTranscript(Target):
     controls: Controls = Controls.NOTHING
 
     def __post_init__(self) -> None:
-        # An iterator would be empty for the second attack on the same run.
+        # An iterator would be exhausted for the second attack on the same run.
         for name, sequence in (("steps", self.steps), ("one_offs", self.one_offs)):
             if isinstance(sequence, Iterator):
                 raise ValueError(

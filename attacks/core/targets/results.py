@@ -1,7 +1,7 @@
-"""Results of attacks, and the checks before they are scored; only the scorers hold the truth.
+"""Results of attacks, and their validation before scoring; only the scorers hold the ground truth.
 
-A result is copied into plain tensors before it is compared with the truth: a tensor subclass that an attack returned
-would receive the truth in the comparison, by `__torch_function__`, and could change its values then.
+A result is copied into plain tensors before it is compared with the ground truth: a tensor subclass would receive the
+truth during the comparison, through `__torch_function__`, and could adapt its values.
 """
 
 import math
@@ -35,14 +35,14 @@ class Reconstruction:
             well; `failed`: no finite objective, so `inputs` are only the start.
         certified: bool [b], inputs that the attack proves to be in the batch, by the update alone; None without such a
             proof.
-        determined: bool, in the shape of `inputs`: entries that the update determines; the rest are guesses. None for
-            all.
-        alternatives: [any, *input_shape], other inputs that explain the update as well; never scored, because the truth
-            would pick among them.
-        residual_ratio: unexplained residual of the update, over the average residual that noise leaves at the private
-            data: below 1 the noise was fitted, too. None without noise, and if it is not known.
-        expected_error: [b], root mean square error of the determined entries of each input that noise of known scale
-            leaves on average, in model-input units; infinite if it leaves nothing. None if not computed.
+        determined: bool, in the shape of `inputs`: entries that the update determines; the others are guesses. None if
+            all are.
+        alternatives: [any, *input_shape], other inputs that explain the update as well; never scored, because the
+            ground truth would select the best.
+        residual_ratio: squared residual of the update, over its expectation at the private data under the noise; below
+            1 the noise was fitted, too. None without noise, and if not known.
+        expected_error: [b], root mean square error of the determined entries of each input that is expected under noise
+            of known scale, in model-input units; infinite if the noise hides the input. None if not computed.
     """
 
     inputs: Tensor
@@ -106,11 +106,11 @@ class MembershipScores:
     Attributes:
         ids: int64 [n], distinct: those of the candidates, all of them, in any order.
         scores: float64 [n], finite.
-        exact: the test is the most powerful test for the attacker's knowledge (Neyman-Pearson), so that its power may
-            be held against the claimed epsilon.
-        deterministic: the release decides membership without noise: scores are decisions, no epsilon bounds them.
-        dependence: randomness that scores of different candidates share: that of one training run (`per_model`), or
-            that of one step's noise (`per_step`). An interval over candidates alone is conditional on it.
+        exact: whether the test is the most powerful for the attacker's knowledge (Neyman-Pearson), so that its power
+            tests the claimed epsilon.
+        deterministic: whether the release decides membership without noise; no epsilon bounds such scores.
+        dependence: randomness that scores of different candidates share: that of a training run (`per_model`), or of a
+            step's noise (`per_step`). A confidence interval over candidates is conditional on it.
     """
 
     ids: Tensor
@@ -147,12 +147,12 @@ class LabelEstimate:
     """Estimated number of examples of each class in the batch.
 
     Attributes:
-        counts: int64 [classes]; they add up to at most the batch, to less if the rest is not known.
-        lower: int64 [classes], at most as many as in `counts`.
-        upper: int64 [classes], at least as many.
-        observed: bool [classes], classes of which the update shows anything.
+        counts: int64 [classes], with a sum of at most the batch size; less if some labels remain unknown.
+        lower: int64 [classes], lower limits, at most `counts`.
+        upper: int64 [classes], upper limits, at least `counts`.
+        observed: bool [classes], classes about which the update contains information.
         posterior: float64 [classes], probability that the class is in the batch.
-        status: `ok`; `degraded`: no class is named; `failed` is no status of an estimate.
+        status: `ok`, or `degraded` if no class is named; never `failed`.
     """
 
     counts: Tensor
@@ -197,12 +197,12 @@ def checked_scores(result: object, ids: Tensor, kind: type[Scores] = MembershipS
         TypeError: the result is not scores in plain tensors.
         ValueError: a candidate has no score, or a score has no candidate.
     """
-    # Exactly this class: a subclass may answer every reader differently.
+    # Exactly this class: attributes of a subclass may return different values at each access.
     if type(result) is not kind:
         raise TypeError(f"a membership attack must return {kind.__name__}, got {type(result).__name__}")
     scored_ids, scores = _copied("ids", result.ids, ids), _copied("scores", result.scores, ids)
     scored_ids, scores = scored_ids.to(ids.device), scores.to(ids.device)
-    # Made anew, so that its checks hold for these very values.
+    # Constructed anew, so that the class's checks apply to the copied values.
     own = kind(
         ids=scored_ids,
         scores=scores,
@@ -233,7 +233,7 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
     Args:
         result: the attack's return value.
         batch_size: number of examples behind the target, known to the attacker or not; None if there is no batch.
-        like: a tensor of the target, whose class counts as plain: a device may have a class of its own.
+        like: a tensor of the target; its class counts as plain, because a device may have a tensor class of its own.
 
     Raises:
         TypeError: the result is not a reconstruction in plain tensors.
@@ -250,7 +250,7 @@ def checked_reconstruction(result: object, batch_size: int | None, like: Tensor 
         residual_ratio=None if result.residual_ratio is None else float(result.residual_ratio),
         **{name: _copied_if_there(name, getattr(result, name), like) for name in _OPTIONAL},
     )
-    # Scoring matches guesses to images by least error, so spare guesses would be chosen by the truth.
+    # Scoring matches guesses to images by least error, so the ground truth would choose among surplus guesses.
     if batch_size is not None and len(own.inputs) > batch_size:
         raise ValueError(
             f"inputs must be at most as many as the batch has examples, {batch_size}, got {len(own.inputs)}: "
@@ -298,8 +298,8 @@ def _copied_if_there(name: str, values: object, like: Tensor | None) -> Tensor |
 def _copied(name: str, values: object, like: Tensor | None) -> Tensor:
     if not isinstance(values, Tensor) or type(values) not in (Tensor, nn.Parameter, type(like)):
         raise TypeError(f"{name} must be a plain tensor, got {type(values).__name__}")
-    # A copy: the attack may keep its own tensor and write into it during scoring. By the class's methods, because an
-    # attribute of this very tensor may stand in their place.
+    # Copied, because the attack may keep its tensor and write into it during scoring. The methods are those of the
+    # class, because attributes of the instance may shadow them.
     return Tensor.clone(Tensor.detach(values))
 
 
@@ -314,7 +314,7 @@ def _expected_inclusion(target: Target) -> Callable[[object], InclusionScores]:
 
 
 def _expected_reconstruction(target: Target) -> Callable[[object], Reconstruction]:
-    # The target's own batch size, also for an attack that may not read it.
+    # The target's batch size, even if the attack may not read it.
     size, like = target.batch_size_shown, getattr(target, "released", None)
     shape = getattr(target, "input_shape", None)
 
@@ -341,9 +341,9 @@ class ResultType:
     Attributes:
         kind: its name in records.
         result: the class that attacks are annotated to return.
-        expected: target -> a check that copies a result, or refuses it. It is made before the attack runs, which may
-            write into its target.
-        of_candidates: whether it answers about candidates, so that a target without them is refused.
+        expected: target -> a check, which copies a result or refuses it. The check is made before the attack runs,
+            because the attack may write into its target.
+        of_candidates: whether the result has a score per candidate, so that a target without candidates is refused.
     """
 
     kind: str

@@ -1,7 +1,8 @@
-"""Base of all that an attack sees, and the checks that its classes share.
+"""Base class of the targets of attacks, and checks that the targets share.
 
-No target holds the secret itself, private inputs or membership. A field that needs more than the access, such as the
-labels, carries its need in its metadata, and `narrow` withholds it from attacks that did not declare the need.
+No target holds the secret itself, private inputs or membership. A field that the access alone does not grant, such as
+the labels, names the required knowledge in its metadata, and `narrow` withholds it from attacks that did not declare
+this knowledge.
 """
 
 from dataclasses import dataclass, fields
@@ -46,8 +47,8 @@ class Examples:
 class Target:
     """Base of an attack's targets: a dataclass for each kind of view of a training.
 
-    A field that needs more than the access has `metadata={"needs": ...}`, and `narrow` withholds it from attacks that
-    did not declare the need. Another access is another subclass, or another constant in the `accesses` of a subclass.
+    A field that the access alone does not grant has `metadata={"needs": ...}`, and `narrow` withholds it from attacks
+    that did not declare this need. A new access is a new subclass, or a constant added to the `accesses` of a subclass.
 
     Attributes:
         accesses: accesses for which an attack's target is annotated as this class.
@@ -58,7 +59,7 @@ class Target:
     candidates: Examples | None
 
     def offered(self) -> Requirements:
-        """Returns the threat model that the filled fields amount to, without a call of the target's functions."""
+        """Returns the threat model that the filled fields grant, without calling the target's functions."""
         return Requirements(access=self.accesses[0], knows=known_of(self))
 
     @property
@@ -78,7 +79,7 @@ def check_labels(name: str, labels: Tensor | None, classes: int) -> None:
 
 
 def check_examples(name: str, examples: Examples | None, input_shape: tuple[int, ...], classes: int) -> None:
-    """Raises ValueError unless examples are None, or have inputs of this shape and such labels."""
+    """Raises ValueError unless examples are None, or have inputs of this shape and valid labels."""
     if examples is None:
         return
     if tuple(examples.inputs.shape[1:]) != tuple(input_shape):

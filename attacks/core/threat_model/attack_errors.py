@@ -1,16 +1,16 @@
-"""Errors of attacks: a target outside of their assumptions, unknowns left undetermined, or contradictory data."""
+"""Errors of attacks: a target outside of their scope, undetermined unknowns, or contradictory data."""
 
 
 class NotApplicable(ValueError):
-    """Architecture, loss or release are outside of the attack's scope: the cell is n/a, with this sentence."""
+    """Architecture, loss or release is outside of the attack's scope: the board shows n/a, with this message."""
 
 
 class RankDeficient(NotApplicable):
     """The equations do not determine the unknowns.
 
     Attributes:
-        layer: the layer, counted from 1 at the input; 0 if there is only a single layer.
-        deficit: number of dimensions of its input that they leave open.
+        layer: number of the layer, from 1 at the input; 0 if the attack inverts a single layer.
+        deficit: number of dimensions of the unknowns that the equations leave undetermined.
     """
 
     def __init__(self, message: str, *, layer: int = 0, deficit: int) -> None:
@@ -19,4 +19,4 @@ class RankDeficient(NotApplicable):
 
 
 class InconsistentObservation(ValueError):
-    """No data of the kind that the attack assumes give this update: another batch size, mask, rate, or noise."""
+    """No data under the attack's assumptions give this update: its batch size, mask, learning rate or noise differs."""

@@ -28,7 +28,7 @@ class Attack(Generic[R]):
         name: name of the function and of its file.
         summary: first line of its docstring.
         requires: its needs.
-        defaults: its settings with their default values, read only.
+        defaults: its settings with their default values, read-only.
         kind: kind of its result, a key of `RESULTS`, such as `membership`.
         target: class of its target.
     """
@@ -88,10 +88,10 @@ class Attack(Generic[R]):
         return {**self.defaults, **given}
 
     def check(self, target: Target | Requirements) -> str | None:
-        """Returns a sentence of reason if this attack does not apply, or None if it does; runs nothing.
+        """Returns the reason, a sentence, if this attack does not apply, else None; runs nothing.
 
         Args:
-            target: the target of the attack, or, before it exists, the threat model that it will offer.
+            target: the target of the attack, or the threat model that a target will offer, before the target exists.
         """
         if isinstance(target, Requirements):
             return self._missing(target)
@@ -104,14 +104,14 @@ class Attack(Generic[R]):
             problem = self._missing(target.offered())
         except AccessError as error:
             return f"{self.name} does not apply: {error}"
-        # An empty group has no metric, so a test without candidates is refused.
+        # Metrics of an empty group are undefined, so a test without candidates is refused.
         if problem is None and RESULTS[self.kind].of_candidates and not (target.candidates and len(target.candidates)):
             return f"{self.name} needs candidates to score: fill {self.target.__name__}.candidates"
         return problem
 
     def _missing(self, offered: Requirements) -> str | None:
         missing = self.requires.missing_from(offered)
-        # Access by itself: fields that would grant the side knowledge belong to another class of target.
+        # Missing access is reported by itself: fields that would grant the knowledge belong to another class of target.
         if self.requires.access in missing:
             return f"{self.name} needs access to {self.requires.access.value}, got {offered.access.value}"
         if missing:
@@ -141,7 +141,7 @@ class Attack(Generic[R]):
             raise AccessError(problem)
         # On the CPU, whose stream does not depend on the target's device.
         coins = torch.Generator().manual_seed(0) if coins is None else coins
-        # Made before the attack runs, which may write into its target, the ids of the candidates included.
+        # Made before the attack runs, because it may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
         return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
 
@@ -149,7 +149,7 @@ class Attack(Generic[R]):
         """Returns the method's result, unchecked.
 
         Args:
-            view: a target that is narrowed already.
+            view: a narrowed target.
             coins: the attack's own generator.
             settings: all settings.
         """

@@ -12,16 +12,16 @@ T = TypeVar("T")
 
 
 class AccessError(ValueError):
-    """An attack read, or was called without, a field that its threat model has to grant."""
+    """An attack read a field that it did not declare, or its target lacks a field that it declared."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Access of the adversary; each access is a constant below.
+    """Access of the adversary: the object that it holds. Each access is a constant below.
 
     Attributes:
         name: name in a record.
-        value: completes "access to ...".
+        value: description, to complete "access to ...".
         includes: names of the accesses that this access includes.
     """
 
@@ -42,7 +42,7 @@ class Access:
         return f"Access.{self.name}"
 
 
-# After the class, because its body cannot make instances of it.
+# Defined after the class, because its body cannot create instances of it.
 Access.UPDATE = Access("UPDATE", "one shared update and the model it was taken at")
 Access.BLACK_BOX = Access("BLACK_BOX", "the answers of the final model")
 # The parameters allow queries of the model, too.
@@ -125,11 +125,10 @@ class Requirements:
 
 
 def granted(value: T | None) -> T:
-    """Returns the value of a field that the attack declared, without None for the type checker.
+    """Returns the value of a field that the attack declared; the type checker then knows that it is not None.
 
     Raises:
-        AccessError: the field is empty: in a target that was built step by step, a later step lacks a field that the
-            first step had.
+        AccessError: the field is empty, as in a transcript whose later steps lack a field that the first step has.
     """
     if value is None:
         raise AccessError("the target grants less than it promised: a field that the attack declared is empty")

@@ -1,9 +1,10 @@
-"""Clip factor of an example's gradient if the last layer leaves it open: with 1 or 2 logits and no bias gradient.
+"""Clip factor that the last layer's gradient leaves undetermined: with 1 or 2 logits and no gradient of a bias.
 
-The factor c is then a further unknown in h = c <W, k x^T>. If every operation before the logit is homogeneous, no
-equation decides it: s x gives c k(f) s / k(s f) of the gradient of x at every layer, so that all inputs s x of a longer
-gradient are clipped to the same update. Biases, tanh and sigmoid fix the scale of every result, and only the true
-factor makes a layer's two sets of equations agree. It is the factor with the smallest residual.
+The factor c is then a further unknown in h = c <W, k x^T>. If every operation before the logit f is homogeneous, no
+equation determines it: the input s x has the gradient of x times s k(s f) / k(f), at every layer, so that all inputs s
+x whose gradients are longer than the bound are clipped to the same update. Biases, tanh and sigmoid fix the scale of
+every result; then only the true factor makes the two sets of equations of each layer agree, and it is found as the
+factor with the smallest residual.
 """
 
 import math
@@ -19,13 +20,13 @@ SMALLEST = 1e-4
 """Smallest clip factor of the search."""
 
 TRIED = 48
-"""Number of factors of the first round, equally far apart in logarithms."""
+"""Number of factors on the first, logarithmic grid."""
 
 SHARPENED = 60
-"""Steps of golden sections around each of them."""
+"""Steps of golden section search around each chosen factor of the grid."""
 
 DIPS = 6
-"""Number of factors to search around, the best first: activations near their ends make the minimum narrow."""
+"""Number of grid factors that are searched around, the best first: saturated activations make the minimum narrow."""
 
 ENOUGH = 1e-6
 """Residual of the equations below which no other minimum is tried."""
@@ -42,7 +43,8 @@ def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
 
 
 def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
-    """Returns whether the layers before the last can determine a factor that it leaves open, the same for all."""
+    """Returns whether the layers before the last can determine the clip factor: not homogeneous, and clipped together.
+    """
     *body, _ = without_identities(network).operations
     fixed = any(operation.kind not in HOMOGENEOUS or operation.bias is not None for operation in body)
     groups = {own.group for own in gradients.values() if own.group >= 0}
@@ -54,7 +56,7 @@ def sharpest(residual: Callable[[float], float]) -> float:
 
     Args:
         residual: residual for a factor; it raises `InconsistentObservation` if no example has the gradient, and
-            `RankDeficient` if that leaves a layer open, as many activations at the ends of their range do.
+            `RankDeficient` if a layer's input is undetermined, as with many saturated activations.
     """
 
     def left(log_factor: float) -> float:
@@ -75,7 +77,7 @@ def sharpest(residual: Callable[[float], float]) -> float:
 
 
 def _by_golden_sections(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """Returns the minimum of a function with a single dip between two ends, and its value there."""
+    """Returns the minimum of a unimodal function between two ends, and its value there."""
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = value(a), value(b)
     for _ in range(SHARPENED):

@@ -1,4 +1,4 @@
-"""Completion of a rank-1 matrix from some of its entries: the gradient of a last layer under a mask."""
+"""Completion of a rank-1 matrix from some of its entries, such as the gradient of a last layer under a mask."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class RankOne:
-    """Matrix u v^T as far as it follows from a row: the component of entries that are connected to that.
+    """Part of a matrix u v^T that follows from one of its rows: the connected component of observed entries.
 
     Attributes:
-        left: u, [rows], 0 for open rows; 1 at the starting row.
-        rows: bool, rows that follow.
-        right: v, [columns], the same.
-        columns: bool.
+        left: u, [rows]; 1 at the starting row, 0 for undetermined rows.
+        rows: bool, determined rows.
+        right: v, [columns]; 0 for undetermined columns.
+        columns: bool, determined columns.
     """
 
     left: Tensor
@@ -24,12 +24,12 @@ class RankOne:
 
 
 def spread(matrix: Tensor, observed: Tensor, row: int) -> RankOne:
-    """Returns factors of a rank-1 matrix, spread from a row over nonzero entries that connect to it.
+    """Returns factors of a rank-1 matrix on the component of nonzero observed entries that are connected to a row.
 
     Args:
         matrix: [rows, columns].
         observed: bool, in the same shape.
-        row: the starting row; some of it is seen.
+        row: the starting row, with an observed nonzero entry.
     """
     shown = observed.to(matrix)
     values = matrix * shown
@@ -37,7 +37,7 @@ def spread(matrix: Tensor, observed: Tensor, row: int) -> RankOne:
     u[row], has_row[row] = 1.0, True
     v, has_column = torch.zeros_like(values[0]), torch.zeros_like(observed[0])
     tiny = torch.finfo(u.dtype).tiny
-    # Each round reaches entries a step further away: at most as many rounds as rows.
+    # Each round extends the component by a step in the bipartite graph, so there are at most as many rounds as rows.
     for _ in range(len(matrix) + 1):
         before = int(has_row.sum() + has_column.sum())
         weights = shown.T @ (u.square() * has_row)
@@ -50,7 +50,7 @@ def spread(matrix: Tensor, observed: Tensor, row: int) -> RankOne:
 
 
 def components(matrix: Tensor, observed: Tensor) -> list[RankOne]:
-    """Returns all components of a rank-1 matrix that have an entry away from 0, at most as many as rows.
+    """Returns the components of a rank-1 matrix that have a nonzero entry, at most as many as rows.
 
     Args:
         matrix: [rows, columns].

@@ -1,11 +1,12 @@
-"""Convolution as equations of its input: its output, and the gradient of its weight, both linear in it.
+"""Convolution as linear equations of its input: those of its output, and of the gradient of its weight.
 
-(dL/dW)[f, c, a] = sum over positions o of k[f, o] x[c, p(a, o)], with k the derivatives by the output and p(a, o) the
-pixel under offset a of the kernel at position o (R-GAP, section 3.3). The gradient's equations are therefore a small
-matrix K0 for every input channel: K = I (x) K0. Padded pixels are no unknowns: their columns are deleted.
+(dL/dW)[f, c, a] = sum over positions o of k[f, o] x[c, p(a, o)], with k the derivatives of the loss with respect to the
+output, and p(a, o) the pixel under offset a of the kernel at position o (R-GAP, section 3.3). The gradient's equations
+are therefore a small matrix K0 for every input channel: K = I (x) K0. Padded pixels are not unknowns, so their columns
+are deleted.
 
-Both normal matrices come from a map of indices p, without a matrix of equations. That of the output, sum over o of W[.,
-a]^T W[., b] at (p(a, o), p(b, o)), takes a product of channels by channels for each pair of offsets.
+Both normal matrices are computed from the index map p, without forming the equations. The output's, sum over o of W[.,
+a]^T W[., b] at (p(a, o), p(b, o)), takes a channels x channels product for each pair of offsets.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from .maps import LinearMap
 
 
 class KernelGeometry:
-    """Stride, padding, dilation and groups of a convolution on inputs of a fixed shape, and its map of indices.
+    """Stride, padding, dilation and groups of a convolution on inputs of a fixed shape, and its index map.
 
     Attributes:
         kernel: (height, width).
@@ -93,7 +94,7 @@ class Convolved(LinearMap):
             own = kernels[group]
             flat = own.permute(0, 2, 1).reshape(filters, -1)  # [filters, offsets * channels]
             sums = self.like.new_zeros(pixels * pixels, width * width)
-            # By offsets, because all pairs at once may be larger than the result.
+            # A loop over offsets, because all pairs at once may be larger than the result.
             for a, under in enumerate(g.pixel):
                 if diagonal is None:
                     products = (own[:, :, a].T @ flat).view(1, width, -1, width)
@@ -119,7 +120,7 @@ class WeightGradient(LinearMap):
     def __init__(
         self, slopes: Tensor, geometry: KernelGeometry, filters_shape: tuple[int, ...], observed: Tensor | None
     ) -> None:
-        """Builds the map from the derivatives by the convolution's output.
+        """Builds the map from the derivatives with respect to the convolution's output.
 
         Args:
             slopes: k, in the shape of the output.
@@ -139,7 +140,7 @@ class WeightGradient(LinearMap):
         return gradient if self.seen is None else gradient * self.seen
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Returns the derivative by the input of <y, gradient of the weight>."""
+        """Returns the derivative of <y, gradient of the weight> with respect to the input."""
         g = self.geometry
         y = y if self.seen is None else y * self.seen
         patches = torch.einsum("gfo,bgfk->bgko", self.slopes, y.reshape(len(y), g.groups, self.slopes.shape[1], -1))
@@ -150,12 +151,13 @@ class WeightGradient(LinearMap):
         g = self.geometry
         matrix = self.like.new_zeros(g.groups, self.slopes.shape[1], len(g.pixel), g.pixels)
         offset, position = (g.pixel >= 0).nonzero(as_tuple=True)
-        # At an offset every position has a pixel of its own, so nothing is overwritten.
+        # At a given offset, positions have different pixels, so nothing is overwritten.
         matrix[:, :, offset, g.pixel[offset, position]] = self.slopes[:, :, position]
         return matrix
 
     def channel_grams(self, weights: Tensor | None = None) -> Tensor:
-        """Returns K0^T D K0 of each input channel, or of each group if its channels are alike, [.., pixels, pixels]."""
+        """Returns K0^T D K0 for each input channel, or for each group if its channels share it, [.., pixels, pixels].
+        """
         g, matrix = self.geometry, self.channel_matrix()
         if self.seen is None and weights is None:
             rows = matrix.flatten(1, 2)
@@ -169,7 +171,7 @@ class WeightGradient(LinearMap):
         for c in range(by_channel.shape[2]):
             rows = (matrix * by_channel[:, :, c, :, None]).flatten(1, 2)
             grams.append(rows.mT @ matrix.flatten(1, 2))
-        # A group's channels lie together.
+        # Channels of a group are contiguous.
         return torch.stack(grams, dim=1).flatten(0, 1)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
@@ -184,7 +186,7 @@ class WeightGradient(LinearMap):
 def pooled(
     settings: Mapping[str, Any], shape_in: tuple[int, ...], shape_out: tuple[int, ...], like: Tensor
 ) -> Convolved:
-    """Returns average pooling as a lossy convolution of each channel by itself.
+    """Returns average pooling as a lossy depthwise convolution.
 
     Args:
         settings: `kernel_size`, `stride` and `padding`.

@@ -12,7 +12,7 @@ from .operations import result_of
 
 
 def doubled(network: Network) -> dict[str, Tensor]:
-    """Returns the parameters in float64: a single constant in float32 costs ten digits of an inversion."""
+    """Returns the parameters in float64: a single float32 constant would cost an inversion ten digits."""
     return {n: v.double() if v.is_floating_point() else v for n, v in network.parameters.items()}
 
 
@@ -39,7 +39,7 @@ def results(network: Network, inputs: Tensor, values: Mapping[str, Tensor] | Non
 
 
 def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tensor]:
-    """Returns the loss's derivative by the result of every operation, for one example.
+    """Returns the derivative of the loss with respect to the result of every operation, for one example.
 
     Args:
         network: a network with cross-entropy or a logistic loss.
@@ -54,7 +54,7 @@ def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tenso
         loss = functional.cross_entropy(logits, torch.tensor([label], device=logits.device))
     names = list(outputs)
     slopes = torch.autograd.grad(loss, [outputs[name] for name in names], allow_unused=True)
-    # An operation that the logits do not depend on has none.
+    # Operations that the logits do not depend on have no derivative.
     return {n: torch.zeros_like(outputs[n][0]) if g is None else g[0] for n, g in zip(names, slopes, strict=True)}
 
 

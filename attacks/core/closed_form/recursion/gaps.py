@@ -1,12 +1,13 @@
-"""Completion of the last layer's masked gradient, from its rank, its logits, and the layer below.
+"""Completion of the last layer's masked gradient, from its rank, its logits, and the layer before.
 
-One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank 1, so that an entry follows if it
-is connected to others. A class's row without an entry in connected columns, or a feature that no class shows, does not
-follow. Two more sources are left. The logarithms of k's entries but the label's are affine in the logits, so that C
-classes are C - 1 equations of the features that are missing, of a constant, and of the scale of x if no bias shows it.
-And features come from a layer below, whose input is often determined without them: by its known outputs, and by the
-gradients of its rows or filters for which every derivative is known. If neither that layer nor its activation has an
-offset, x need only be known up to its scale: everything below has it too, and a sign, of which one fits.
+One example's gradient of the last layer, [dL/dW | dL/db] = c k (x, 1)^T, is of rank 1, so an entry follows from
+released entries that are connected to its row and column. Rows of classes without a connected entry, and features that
+are masked in every class, do not follow. Two further sources remain. First, the logarithms of k's entries, except the
+label's, are affine in the logits, so that C classes give C - 1 equations in the missing features, a constant, and the
+scale of x if no bias shows it. Second, the layer before often determines its own input without the missing features,
+from its known outputs and from the gradients of those rows or filters for which every derivative is known; a forward
+pass then gives the features. If neither that layer nor its activation has an offset, x need only be known up to scale
+and sign: the scale carries over to every layer before, and only one sign fits.
 """
 
 from collections.abc import Mapping
@@ -27,16 +28,16 @@ from .observed_gradients import LayerGradient
 from .operations import ACTIVATIONS, HOMOGENEOUS, LAYERS, affine, invert, result_of
 
 DECIDED = 1e-6
-"""Smallest singular value of the logits' equations, relative to the largest, that decides anything."""
+"""Smallest singular value, relative to the largest, at which the logits' equations count as determined."""
 
 MAGNIFIED = 1e4
-"""The same, times the relative error of the gradient's own numbers."""
+"""The same threshold as a multiple of the relative error of the gradient's entries; the larger threshold applies."""
 
 COARSE = 1e-12
-"""Relative error of the gradient's own numbers above which they were not float64."""
+"""Relative error of the gradient's entries above which they count as less precise than float64."""
 
 FITS = 1e-3
-"""Largest relative misfit of an accepted completion; float32 stays below 1e-4."""
+"""Largest relative misfit of an accepted completion; rounding in float32 stays below 1e-4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,9 @@ class FilledHead:
     """Last layer's gradient, completed.
 
     Attributes:
-        gradient: gradient of the weight, [classes, features]; 0 in columns that stay open.
-        bias: gradient of the bias, complete; None if nothing of it was released or it does not follow.
-        open: bool [features], features that stay open.
+        gradient: gradient of the weight, [classes, features]; 0 in undetermined columns.
+        bias: gradient of the bias, complete; None if it is not determined.
+        open: bool [features], features that stay undetermined.
     """
 
     gradient: Tensor
@@ -61,7 +62,8 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
         network: the head is its last operation.
         head: a linear layer.
         gradients: observed gradient of each layer.
-        exact: whether there is no noise. Logarithms of noisy numbers, and inverses of noisy results, are not used.
+        exact: whether there is no noise; logits and the layer before are used only then, because they take logarithms
+            and inverses of released numbers.
     """
     own, values = gradients[head.name], doubled(network)
     weight = values[str(head.weight)].to(own.weight)
@@ -88,7 +90,8 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     def gaps(component: RankOne) -> bool:
         return not bool(component.rows.all() and component.columns[:-1].all())
 
-    # The layer below is better conditioned, and the logits cost nothing: the sufficiently exact source comes first.
+    # The layer before is better conditioned, and the logits are cheaper: imprecise gradients try the layer first,
+    # precise ones the logits.
     coarse = error > COARSE
     if exact and coarse and gaps(factors):
         factors = _from_below(network, head, gradients, factors, weight)
@@ -101,7 +104,7 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
         factors = _from_below(network, head, gradients, factors, weight)
     columns = factors.columns[:-1]
     if not bool(factors.rows.all()):
-        # Rows that follow from nothing leave derivatives open, and with them every feature.
+        # Undetermined rows leave derivatives undetermined, and with them every feature.
         columns = torch.zeros_like(columns)
     return FilledHead(
         gradient=factors.left[:, None] * torch.where(columns, factors.right[:-1], 0.0),
@@ -111,7 +114,7 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
 
 
 def open_features(observed: Tensor, bias_seen: Tensor) -> int:
-    """Returns the number of features that a last layer's own gradient leaves open, for entries in general position.
+    """Returns the number of features that a last layer's gradient leaves undetermined, for entries in general position.
 
     Args:
         observed: bool [classes, features], of the weight's gradient.
@@ -139,7 +142,7 @@ def _misfit(matrix: Tensor, observed: Tensor, factors: RankOne) -> float:
 
 
 def _with_last_row(factors: RankOne) -> RankOne:
-    """Completes a single missing row: derivatives by logits add up to 0."""
+    """Completes a single missing row: derivatives with respect to the logits add up to 0."""
     if len(factors.rows) < 2 or int((~factors.rows).sum()) != 1:
         return factors
     left = torch.where(factors.rows, factors.left, -factors.left[factors.rows].sum())
@@ -147,7 +150,7 @@ def _with_last_row(factors: RankOne) -> RankOne:
 
 
 def _by_logits(factors: RankOne, weight: Tensor, shift: Tensor, decided: float) -> FilledHead | None:
-    """Returns all features, the scale and the label from the shares of classes; None if they do not suffice."""
+    """Completes the gradient from the equations of the logits; None if they do not determine the missing features."""
     label = _label_among(factors)
     if label is None:
         return None
@@ -168,7 +171,8 @@ def _by_logits(factors: RankOne, weight: Tensor, shift: Tensor, decided: float) 
     else:
         unknowns.append(known[:, None])
     system = torch.cat(unknowns, dim=1)[others]
-    # An entry's own rounding error is relative to it, and small entries have been through more operations.
+    # Weighted by size: rounding errors are relative to an entry, and larger for small entries, which result from more
+    # operations.
     weights = left[others].abs() / left[others].abs().max()
     system, logs = system * weights[:, None], logs * weights
     sizes = system.norm(dim=0).clamp(min=torch.finfo(system.dtype).tiny)
@@ -189,7 +193,7 @@ def _by_logits(factors: RankOne, weight: Tensor, shift: Tensor, decided: float) 
     slopes = (weight @ x + shift).softmax(dim=0)
     slopes[label] = 0.0
     slopes[label] = -slopes.sum()
-    # The clip factor, and the scale of the component.
+    # Scale of the component, and clip factor.
     known_left = torch.where(factors.rows, left, 0.0)
     over = float(known_left @ slopes / (known_left @ known_left))
     across = factors.right[:-1][columns]
@@ -201,15 +205,15 @@ def _by_logits(factors: RankOne, weight: Tensor, shift: Tensor, decided: float) 
 
 
 def _label_among(factors: RankOne) -> int | None:
-    """Returns the row of the negative derivative, if it is among those that follow."""
+    """Returns the label, the row of the negative derivative, if it is among the determined rows."""
     negative, positive = (factors.left < 0) & factors.rows, (factors.left > 0) & factors.rows
     if bool(factors.columns[-1]):
-        # The bias's column has the factor 1 and gives the sign.
+        # The column of the bias has the factor 1, which fixes the sign.
         negative, positive = (negative, positive) if float(factors.right[-1]) > 0 else (positive, negative)
         return int(negative.nonzero()[0, 0]) if int(negative.sum()) == 1 else None
     if not bool(negative.any() & positive.any()):
         return None
-    # The label's is the longest: the others add up to it.
+    # The label's derivative is the largest in absolute value: the others add up to minus it.
     longest = int(factors.left.abs().argmax())
     alone = negative if bool(negative[longest]) else positive
     return longest if int(alone.sum()) == 1 else None
@@ -218,7 +222,8 @@ def _label_among(factors: RankOne) -> int | None:
 def _from_below(
     network: Network, head: Operation, gradients: Mapping[str, LayerGradient], factors: RankOne, weight: Tensor
 ) -> RankOne:
-    """Fills open columns from the layer below; leaves them as they were if that does not determine its input."""
+    """Completes undetermined columns from the layer before; changes nothing if that does not determine its own input.
+    """
     chain = _chain_below(network, head)
     if chain is None or not bool(factors.rows.all()):
         return factors
@@ -247,7 +252,7 @@ def _from_below(
 
 
 def _chain_below(network: Network, head: Operation) -> list[Operation] | None:
-    """Returns operations from the head's input down to a layer with weights, if nothing branches."""
+    """Returns operations from the head's input back to the nearest layer with weights; None if the network branches."""
     by_name, chain = {operation.name: operation for operation in network.operations}, []
     name = head.inputs[0]
     while True:
@@ -269,7 +274,8 @@ def _through(
     known: Tensor,
     slopes: Tensor,
 ) -> tuple[float, Tensor] | None:
-    """Returns the misfit of known entries and the head's whole input, by the layer below; None if it stays open."""
+    """Returns the misfit and the head's whole input, by the layer before; None if that layer's input is undetermined.
+    """
     by_name, values = {operation.name: operation for operation in network.operations}, doubled(network)
     value, dark = torch.where(known, x, 0.0), torch.zeros_like(known)
     for operation in chain[:-1]:
@@ -277,7 +283,7 @@ def _through(
             shape = by_name[operation.inputs[0]].shape
             value, known, dark, slopes = (each.view(shape) for each in (value, known, dark, slopes))
             continue
-        # An activation with an open result has an open slope, too.
+        # If the result of an activation is unknown, so is its derivative.
         dark = dark | ~known
         inverse = invert(operation, value)
         value, slopes = inverse.before, slopes * inverse.slope

@@ -1,11 +1,13 @@
-"""Last layer: its input, the derivatives by its logits, the label and the clip factor, from its own gradient.
+"""Last layer: its input, the derivatives with respect to the logits, label and clip factor, from its gradient.
 
-One example's gradient of the last weight is c k x^T, of rank 1, with k = dL/dlogits and c the factor by which a defense
-shortened it. With a single logit, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): two roots
-if it is below 0, one above, and either sign of y. With three classes or more the logarithms of k's entries but the
-label's are affine in the logits, so that a regression gives the scale of x for any c; then c follows.
+One example's gradient of the last weight is c k x^T, of rank 1, with k = dL/dlogits and c the clip factor. With a
+single logit f and label y = +-1, <W, dL/dW> = -mu / (1 + e^mu) for the margin mu = y f (R-GAP, section 3.1): a negative
+value has two roots mu, a positive value one root, and both labels are possible. With three classes or more the
+logarithms of k's entries, except the label's, are affine in the logits, so that a regression gives the scale of x
+whatever c is; then c follows.
 
-Deviation: the authors search the scalar by 30,000 steps of Adam, and for several classes use labels that are known.
+Deviation: roots are found by bisection and labels from the gradient; the authors search the scalar by 30,000 steps of
+Adam, and for several classes use known labels.
 """
 
 import math
@@ -23,22 +25,23 @@ LEAST = -0.27846454276107380
 """Its value there."""
 
 RANK_ONE = 1e-2
-"""Relative misfit beyond which a gradient is that of no single example; float32 stays below 1e-4."""
+"""Relative misfit above which a gradient is not that of a single example; rounding in float32 stays below 1e-4."""
 
 POLISHED = 1e-3
-"""Largest distance from 1 of a clip factor taken for 1, if the equations agree."""
+"""Largest distance from 1 of a clip factor that is set to 1, if the equations then agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCandidate:
-    """Explanation of the last layer's gradient.
+    """Input and label of an example that explains the last layer's gradient.
 
     Attributes:
         x: the layer's input, [n].
-        slopes: derivatives of the loss by the logits, [classes].
+        slopes: derivatives of the loss with respect to the logits, [logits].
         label: class number.
-        factor: factor by which the gradient was shortened.
-        root: root of the scalar equation, from 0: different roots are twins.
+        factor: clip factor of the gradient.
+        root: index of the root of the scalar equation, from 0; inputs of different roots have the same gradient
+            (R-GAP's twin data).
     """
 
     x: Tensor
@@ -55,8 +58,8 @@ class HeadGradient:
     Attributes:
         weight: [logits, n].
         bias: [logits], 0 without a bias.
-        gradient: gradient of the weight, [logits, n], complete.
-        bias_gradient: [logits]; None if there is none, or it was not released.
+        gradient: gradient of the weight, [logits, n], without missing entries.
+        bias_gradient: [logits]; None without a bias, or if its gradient was not released.
     """
 
     weight: Tensor
@@ -70,10 +73,10 @@ def margins(h: float, offset: float = 0.0) -> list[float]:
 
     Args:
         h: <W, dL/dW> of an example.
-        offset: y b, of a layer with a bias b; mu is the margin less that.
+        offset: y b for a layer with bias b; mu is the margin less the offset.
 
     Raises:
-        InconsistentObservation: there is none.
+        InconsistentObservation: there is no root.
     """
     turn = _turn(offset)
     least = _scalar(turn, offset)
@@ -85,14 +88,15 @@ def margins(h: float, offset: float = 0.0) -> list[float]:
     if h == 0:
         return [0.0]
     if h > 0:
-        return [_root(h, -h * (1 + math.exp(offset)) - 1, 0.0, offset)]  # -mu / (1 + e^offset) <= h there
+        # The lower end: at the root mu < 0, so that -mu / (1 + e^offset) <= h.
+        return [_root(h, -h * (1 + math.exp(offset)) - 1, 0.0, offset)]
     if h <= least:
         return [turn]
     return [_root(h, 0.0, turn, offset), _root(h, turn, turn + 745.0 + abs(offset), offset)]
 
 
 def _turn(offset: float) -> float:
-    """Returns the minimum of the scalar: mu = 1 + e^-(mu + offset), of which one side rises and the other falls."""
+    """Returns the mu that minimises the scalar, the solution of mu = 1 + e^-(mu + offset), by bisection."""
     if offset == 0:
         return TURN
     low, high = 1.0, 1.0 + math.exp(min(700.0, max(0.0, -offset)))
@@ -102,7 +106,7 @@ def _turn(offset: float) -> float:
 
 
 def _root(h: float, low: float, high: float, offset: float) -> float:
-    """Finds scalar = h by halving down to neighbouring floats: it is monotone between the two ends."""
+    """Solves scalar = h by bisection down to neighbouring floats; the scalar is monotone between the two ends."""
     falling = _scalar(low, offset) > h
     while low < (middle := low + (high - low) / 2) < high:
         low, high = (middle, high) if (_scalar(middle, offset) > h) == falling else (low, middle)
@@ -119,12 +123,12 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
     Args:
         head: the layer.
         loss: `logistic` or `cross_entropy`.
-        clipped: whether the gradient was shortened by an unknown factor; None: not known.
-        check: whether a gradient of no single example is refused.
+        clipped: whether the gradient was clipped by an unknown factor; None if not known.
+        check: whether a gradient that is not of a single example is refused.
 
     Raises:
-        InconsistentObservation: there is none.
-        NotApplicable: the loss is another, or the clip factor is not identifiable.
+        InconsistentObservation: no single example explains the gradient.
+        NotApplicable: the loss is not supported, or the clip factor is not identifiable.
     """
     if not bool(head.gradient.any()):
         raise InconsistentObservation("the gradient of the last layer must not vanish, and it is 0 everywhere")
@@ -132,7 +136,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
     if loss == "logistic" and logits == 1:
         explanations = _binary(head, clipped)
     elif loss == "cross_entropy" and logits == 2:
-        # Softmax of two logits is a logistic loss of their difference.
+        # Cross-entropy of two logits is the logistic loss of their difference.
         difference = torch.tensor([[-1.0, 1.0]], dtype=head.weight.dtype, device=head.weight.device)
         both = HeadGradient(
             weight=difference @ head.weight,
@@ -171,7 +175,7 @@ def candidates(head: HeadGradient, *, loss: str, clipped: bool | None, check: bo
 
 
 def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
-    """Explains a single logit: by the bias's gradient; without it there are two signs, and up to two roots of each."""
+    """Explains a single logit by the bias's gradient; without it, by both labels and up to two roots for each."""
     gradient = head.gradient[0]
     if head.bias_gradient is not None and float(head.bias_gradient[0]) != 0:
         shared = float(head.bias_gradient[0])
@@ -191,7 +195,7 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
         try:
             roots = margins(float(head.weight[0] @ gradient), offset)
         except InconsistentObservation as error:
-            refused = error  # of this label alone, if there is a bias
+            refused = error  # a bias may rule out one label alone
             continue
         for root, margin in enumerate(roots):
             slope = -sign * _sigmoid(-margin - offset)
@@ -200,7 +204,7 @@ def _binary(head: HeadGradient, clipped: bool | None) -> list[HeadCandidate]:
             )
     if refused is not None and not explanations:
         raise refused
-    # Both signs of the first root before either of the second.
+    # The first roots of both labels come before the second roots.
     return sorted(explanations, key=lambda candidate: candidate.root)
 
 
@@ -222,7 +226,7 @@ def _with_bias(head: HeadGradient, shared: Tensor, check: bool) -> HeadCandidate
 
 
 def _without(head: HeadGradient, check: bool) -> HeadCandidate:
-    """Explains three classes or more by factors u s v^T: x = t v, and t follows from the ratios of u's entries."""
+    """Explains three classes or more without the bias: from u s v^T, x = t v, with t from the ratios of u's entries."""
     u, s, v = torch.linalg.svd(head.gradient, full_matrices=False)
     rank_one = float(s[1:].norm() / s[0]) if len(s) > 1 else 0.0
     u, length, v = u[:, 0], float(s[0]), v[0]
@@ -238,9 +242,10 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
     if check and (int(others.sum()) < 2 or misfit > RANK_ONE):
         raise _several(f"relative misfit {misfit:.3g}")
     slope = head.weight @ v
-    if int(others.sum()) < 2:  # noise has left nothing of the shares; the least possible scale
+    if int(others.sum()) < 2:  # noise hides the ratios: take the smallest possible scale
         return HeadCandidate(x=length * v, slopes=_slopes(slope * length + head.bias, label), label=label)
-    # log k_j = t <W_j, v> + b_j + a constant; an entry's own rounding error is relative to 1 / u_j.
+    # log k_j = t <W_j, v> + b_j + a constant; weights u_j^2, because an absolute error of u_j becomes one of size 1 /
+    # u_j in its logarithm.
     weights = u[others].square() / u[others].square().sum()
     rise, logs = slope[others], u[others].log() - head.bias[others]
     rise, logs = rise - weights @ rise, logs - weights @ logs
@@ -251,7 +256,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
         t = length
     factor = length / (t * float(_slopes(slope * t + head.bias, label).norm()))
     if abs(factor - 1) < POLISHED:
-        # The gradient's deviation from rank 1 and from a sum of 0 measures the accuracy of its numbers.
+        # Deviations of the gradient from rank 1, and of u from a sum of 0, measure its numerical accuracy.
         rounding = 1e-12 + 100 * max(rank_one, abs(float(u.sum())))
         exact = _polished(t, slope, head.bias, label, u * length, rounding)
         if exact is not None:
@@ -264,7 +269,7 @@ def _without(head: HeadGradient, check: bool) -> HeadCandidate:
 
 
 def _polished(t: float, slope: Tensor, bias: Tensor, label: int, shared: Tensor, rounding: float) -> float | None:
-    """Runs Gauss-Newton on t k(t) = u s, all classes at once, for a factor of 1; None if that does not fit."""
+    """Solves t k(t) = u s by Gauss-Newton over all classes, for a clip factor of 1; None if that does not fit."""
     for _ in range(20):
         p = (slope * t + bias).softmax(dim=0)
         k = _slopes(slope * t + bias, label)

@@ -1,4 +1,4 @@
-"""Inversion of a whole network: the head's explanations, a walk for each, and the remaining inputs, best first."""
+"""Inversion of a whole network: each explanation of the last layer (head) is walked back to the network's input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,9 @@ from .order import without_identities
 from .walk import Belief, Solver, Walk
 
 TOLERANCE = 0.03
-"""Relative residual of a layer above which no example explains a noise-free update; float32 stays below 1e-3."""
+"""Relative residual of a layer above which no example explains a noise-free update; rounding in float32 stays below
+1e-3.
+"""
 
 DRAWN = 64
 """Number of random inputs for the prior of `map`."""
@@ -31,11 +33,11 @@ class InvertedInput:
     Attributes:
         x: the unclamped input, [*shape], float64; it may leave the range of inputs.
         label: class number.
-        factor: factor by which its gradient was shortened.
+        factor: clip factor of its gradient.
         residual: largest relative residual of a layer.
         solutions: by layer, in the order in which they were found.
-        degraded: reasons why it is not exact; empty if it is.
-        determined: bool [*shape], entries that are right all the same; None for all.
+        degraded: reasons why the input is not exact; empty if it is.
+        determined: bool [*shape], entries that the equations determine; None for all.
     """
 
     x: Tensor
@@ -53,7 +55,7 @@ class InvertedInput:
 
 
 def layers_of(network: Network) -> tuple[Operation, ...]:
-    """Returns operations with parameters that the recursion solves, from the input on; the last is the head.
+    """Returns the linear and convolutional layers, from the input on; the last is the head.
 
     Raises:
         NotApplicable: the last operation is not a linear layer.
@@ -79,26 +81,26 @@ def inverted(
     """Returns inputs that explain a gradient, best first.
 
     Args:
-        network: the network that shared it.
+        network: the network that the gradient was computed at.
         gradients: observed gradient of each layer, by name of the operation; sums over the batch.
         solver: see `Walk`.
-        clipped: whether the gradient was shortened by an unknown factor; None: not known.
-        combination: whether it is of several examples, which get a common input: nothing is refused as inconsistent
-            then.
+        clipped: whether the gradient was clipped by an unknown factor; None if not known.
+        combination: whether the gradient is of several examples, which get a common input; nothing is refused as
+            inconsistent then.
         allow_min_norm: see `Walk`.
-        box: (low, high) of inputs, by which twins are ordered.
+        box: (low, high) of inputs; explanations are ordered by how well they fit it.
         tolerance: relative residual of a layer above which no example explains a noise-free update.
 
     Raises:
         NotApplicable: the network or the release is outside of the method's scope.
-        RankDeficient: the equations of a layer leave its input open.
+        RankDeficient: the equations of a layer do not determine its input.
         InconsistentObservation: no example explains the gradient.
     """
     network = without_identities(network)
     head = layers_of(network)[-1]
     noisy = any(float(gradient.std.max()) > 0 for gradient in gradients.values())
     if solver != "ls" and not noisy:
-        # Exact equations have no weights; a prior would only bias them.
+        # Exact equations need no weights, and a prior would only bias the solution.
         solver = "ls"
     strict = not (noisy or combination or allow_min_norm)
     shown, uncertain = _head_gradient(
@@ -111,13 +113,13 @@ def inverted(
     )
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)
-    # Twins of a homogeneous network are multiples of each other: a single walk does for both.
+    # In a homogeneous network inputs of different roots are multiples of each other, so that a single walk serves both.
     first = [candidate for candidate in explained if candidate.root == 0 or not homogeneous]
     if bool(uncertain.any()) and shown.bias_gradient is None:
-        uncertain = torch.ones_like(uncertain)  # without the bias's gradient the scale takes all features
+        uncertain = torch.ones_like(uncertain)  # without the bias's gradient, the scale follows only from all features
     kinds = {operation.name: operation.kind for operation in network.operations}
     if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
-        # A sigmoid and a ReLU give nothing negative, which decides the sign.
+        # Sigmoid and ReLU have no negative results, which decides the sign.
         first = [candidate for candidate in first if float(candidate.x.sum()) > 0] or first
     priors = _beliefs(network, box, shown.weight) if solver == "map" else {}
     walks: list[tuple[HeadCandidate, Walk]] = []
@@ -162,18 +164,18 @@ def inverted(
 
 
 def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
-    """Takes all walks to the input, side by side, and drops those that contradict a layer as soon as they do.
+    """Advances all walks to the input side by side, and drops a walk as soon as another fits a layer far better.
 
     Args:
-        walks: walks of a network, each begun.
-        tolerance: relative residual above which an explanation is dropped, if another fits a hundred times as well; if
-            none is below it, the update is of no example.
+        walks: walks of the same network, each begun.
+        tolerance: largest relative residual of the best walk; above it the update is of no single example.
+            Independently of it, a walk is dropped if its residual exceeds 1e-9 and 100 times the smallest.
 
     Returns:
         The remaining walks, best first.
 
     Raises:
-        InconsistentObservation: all contradict a layer.
+        InconsistentObservation: no walk fits a layer.
         RankDeficient: a layer's input is not determined.
     """
     for operation in walks[0].steps():
@@ -183,7 +185,7 @@ def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:
                 walk.step(operation)
                 remaining.append(walk)
             except RankDeficient:
-                # For a wrong explanation it means nothing, so it counts only if no other is left.
+                # A wrong explanation may be rank deficient, so the error counts only if no other walk is left.
                 if walk is walks[-1] and not remaining:
                     raise
         walks = remaining
@@ -207,7 +209,8 @@ def _head_gradient(
     allow_min_norm: bool,
     number: int,
 ) -> tuple[HeadGradient, Tensor]:
-    """Returns the last layer's gradient, with gaps of a mask filled, and the open entries of its input."""
+    """Returns the last layer's gradient, completed under a mask, and a mask of the undetermined entries of its input.
+    """
     own = gradients[head.name]
     if own.directions:
         raise NotApplicable(
@@ -231,7 +234,7 @@ def _head_gradient(
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
-    """Returns the factor by which a layer's gradient was shortened: the head's, if they were bounded together."""
+    """Returns the clip factor of a layer's gradient: that of the head, if they were bounded together."""
     if own.group in (-1, head.group) or abs(explained.factor - 1) < 1e-9:
         return explained.factor
     raise NotApplicable(
@@ -241,12 +244,13 @@ def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadC
 
 
 def _homogeneous(network: Network) -> bool:
-    """Returns whether a multiple of the input gives that multiple of every result."""
+    """Returns whether the network is homogeneous: a positive multiple of the input gives that multiple of every result.
+    """
     return all(operation.kind in HOMOGENEOUS and operation.bias is None for operation in network.operations)
 
 
 def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[str, Belief]:
-    """Returns mean and standard deviation of every result, on random inputs."""
+    """Returns Gaussian priors of the operations' results: mean and standard deviation on random inputs."""
     (first,) = (operation for operation in network.operations if operation.kind == "input")
     drawn = drawn_inputs(first.shape, DRAWN, *box, like)
     return {
@@ -267,7 +271,7 @@ def _complaints(walk: Walk, combination: bool) -> list[str]:
 
 
 def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:
-    """Returns the sort key of twins: share of entries out of range, then distance of the largest from its end."""
+    """Returns a sort key: fraction of entries out of the box, then distance of the largest entry from its upper end."""
     low, high = box
     slack = 1e-6 * (high - low)
     outside = float(((x < low - slack) | (x > high + slack)).double().mean())

@@ -1,8 +1,9 @@
-"""Equations of several tensors at once: both branches of a sum, if neither is determined by its own gradient.
+"""Joint equations of several tensors: both branches of a sum, if neither is determined by its own gradient.
 
 In a sum o = A h + B x the gradients of both layers are linear in their own inputs, K_A h = g_A and K_B x = g_B, and the
-sum is linear in both. Each branch alone may leave dimensions open that all three determine together. For a skip by the
-identity nothing is shown but the sum, which gives x for any h: dimensions that K_A leaves open stay open.
+sum is linear in both. Each branch alone may leave dimensions undetermined that the three sets of equations determine
+together. An identity skip has no gradient, and the sum gives a matching x for any h: dimensions that K_A does not
+determine stay undetermined.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,32 +17,32 @@ from .maps import LinearMap
 
 
 class SumOf(LinearMap):
-    """Sum of maps of tensors that are concatenated in the unknowns."""
+    """Sum of linear maps, each of one of several tensors that are concatenated to the vector of unknowns."""
 
     def __init__(self, pieces: Sequence[tuple[int, LinearMap]], total: int) -> None:
         """Builds the sum of maps to a common shape.
 
         Args:
-            pieces: start of a map's tensor in the unknowns, and the map; several may be of the same tensor.
-            total: number of the unknowns, those of tensors without a map too.
+            pieces: (start of a tensor in the unknowns, map of it) each; several maps may share a tensor.
+            total: number of unknowns, including those of tensors without a map.
         """
         super().__init__((total,), pieces[0][1].shape_out, pieces[0][1].like)
         self.pieces = [(slice(at, at + linear.unknowns), linear) for at, linear in pieces]
 
     def apply(self, x: Tensor) -> Tensor:
-        """Adds up each map of its own tensor."""
+        """Returns the sum of the maps, each applied to its own tensor."""
         each = [linear.apply(x[:, own].reshape(-1, *linear.shape_in)) for own, linear in self.pieces]
         return torch.stack(each).sum(dim=0)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """Returns each adjoint in the place of its tensor, 0 elsewhere."""
+        """Returns the adjoints, each at its own tensor; 0 for tensors without a map."""
         x = y.new_zeros(len(y), self.unknowns)
         for own, linear in self.pieces:
             x[:, own] += linear.adjoint(y).flatten(1)
         return x
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """Returns the maps' own normal matrices, and their cross products."""
+        """Returns the normal matrix: blocks of each map, and cross products of pairs."""
         total = self.like.new_zeros(self.unknowns, self.unknowns)
         for number, (own, linear) in enumerate(self.pieces):
             total[own, own] += linear.gram(weights)
@@ -55,11 +56,11 @@ class SumOf(LinearMap):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSum:
-    """Sum of known value with unknown summands.
+    """Sum whose value is known and whose summands are not.
 
     Attributes:
-        summands: (name of a tensor, linear map of it) each.
-        equations: the sum of the maps, with weights; its own map is not read.
+        summands: (name of a tensor, linear map from it to the summand) each.
+        equations: target and weights of the sum; `map` is ignored.
     """
 
     summands: tuple[tuple[str, LinearMap], ...]
@@ -69,15 +70,16 @@ class OpenSum:
 def joint_equations(
     name: str, sums: Sequence[OpenSum], own: Callable[[str], Sequence[Equations]]
 ) -> list[Equations] | None:
-    """Returns equations of a tensor and of all that it is added to, in their concatenated entries.
+    """Returns equations of a tensor together with all tensors that open sums connect to it, concatenated.
 
     Args:
         name: name of the tensor, whose entries come first.
         sums: all open sums.
-        own: name of a tensor -> equations of it alone; none of some.
+        own: name of a tensor -> its own equations, possibly none.
 
     Returns:
-        None if the tensor is in no open sum, or all together have too many entries for a normal matrix.
+        The equations; None if the tensor is in no open sum, or if all together have too many entries for a normal
+        matrix.
     """
     sizes: dict[str, int] = {name: 0}
     reached: list[OpenSum] = []

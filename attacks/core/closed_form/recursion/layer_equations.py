@@ -1,8 +1,8 @@
-"""Equations of a layer's input: W x = z - b from its output, and K x = g from the gradient that it shared.
+"""Equations of a layer's input x: W x = z - b from its output z, and K x = g from the gradient g of its weight.
 
-K is linear in the derivatives k by the layer's output: k (x) . for a linear layer, correlations with k for a
-convolution. R-GAP calls them gradient and weight constraints (section 3.2). Entries that are known up to noise are
-weighted by their variance if the solver uses it.
+K is linear in the derivatives k of the loss with respect to the layer's output: the outer product k (x) . for a linear
+layer, correlations with k for a convolution. R-GAP calls W x = z - b the weight constraints and K x = g the gradient
+constraints (section 3.2). Noisy entries are weighted by the inverse of their variance if the solver uses weights.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .maps import Coefficients, LinearMap, OuterProduct
 from .observed_gradients import LayerGradient
 
 EXACTLY = 1e-24
-"""Variance of exact values, over their mean square: rounding is left."""
+"""Variance attributed to exact values, over their mean square, for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class Known:
 def of_result(
     linear: LinearMap, known: Known, *, source: Literal["output", "branch"], layer: int, weighted: bool
 ) -> Equations:
-    """Returns equations of an argument from the known entries of its image under a linear map.
+    """Returns equations of a tensor from the known entries of its image under a linear map.
 
     Args:
         linear: the map.
         known: the image.
-        source: a layer's own output, or the remainder of a sum.
+        source: `output`, the image is a layer's output; `branch`, it is the remainder of a sum.
         layer: number of the layer, for errors.
         weighted: whether entries are weighted by their variance.
     """
@@ -60,12 +60,12 @@ def of_result(
 def of_gradient(
     own: LayerGradient, linear: LinearMap, slopes: Tensor, *, layer: int, weighted: bool
 ) -> list[Equations]:
-    """Returns equations of a layer's input by its shown weight gradient: entries, and coefficients in bases.
+    """Returns equations of a layer's input from its weight's gradient: released entries, and coefficients in bases.
 
     Args:
-        own: shown part of the gradient.
+        own: observed part of the gradient.
         linear: the layer without its bias.
-        slopes: derivatives by its output.
+        slopes: derivatives of the loss with respect to the layer's output.
         layer: its number, for errors.
         weighted: whether entries are weighted by the variance of their noise.
     """
@@ -89,7 +89,8 @@ def of_gradient(
 
 
 def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
-    """Returns the relative distance of a layer's bias gradient from the sum of the derivatives k; 0 if unseen."""
+    """Returns the relative distance of a layer's bias gradient from that predicted by the derivatives k; 0 if unseen.
+    """
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
     predicted = _in_bias(linear, slopes)
@@ -98,14 +99,14 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
 
 
 def gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], WeightGradient | OuterProduct]:
-    """Returns the map from a layer's input to the seen entries of its weight's gradient."""
+    """Returns a function of a mask -> map from a layer's input to those entries of its weight's gradient."""
     if isinstance(linear, Convolved):
         return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
     return lambda seen: OuterProduct(slopes, linear.unknowns, seen)
 
 
 def _in_bias(linear: LinearMap, slopes: Tensor) -> Tensor:
-    """Returns the gradient of a layer's bias."""
+    """Returns the gradient of a layer's bias from the derivatives with respect to its output."""
     return slopes.flatten(1).sum(dim=1) if isinstance(linear, Convolved) else slopes
 
 

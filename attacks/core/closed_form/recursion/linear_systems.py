@@ -1,8 +1,8 @@
 """Least squares over equations given as linear maps: Cholesky of the normal matrix, or LSMR for large systems.
 
-The normal matrix squares the condition number, and two steps of refinement on the residual itself recover the digits
-(measured on CNN6: 1e-10 without, 1e-20 with). The spectrum decides whether the equations determine the unknowns, never
-a count of rows: equations of a convolution's gradient and of its output depend on each other.
+The normal matrix squares the condition number, and two steps of iterative refinement on the residual recover the lost
+digits (measured on CNN6: 1e-10 without, 1e-20 with). The spectrum decides whether the equations determine the unknowns,
+never a count of rows: equations of a convolution's gradient and of its output are linearly dependent.
 """
 
 import math
@@ -23,10 +23,10 @@ LARGEST_GRAM = 6000
 """Unknowns up to which the normal matrix is formed: 288 MB."""
 
 RANK_TOLERANCE = 1e-10
-"""Threshold of eigenvalues of the normal matrix, relative to the largest: 1e-5 of singular values."""
+"""Threshold of eigenvalues of the normal matrix, relative to the largest; for singular values of the equations 1e-5."""
 
 BORDERLINE = 0.1
-"""Pivots between this multiple of the tolerance and its inverse decide nothing."""
+"""Pivots between this multiple of the tolerance and the tolerance divided by it leave the rank to eigenvalues."""
 
 REFINEMENTS = 2
 
@@ -41,8 +41,8 @@ class Equations:
         map: map of the unknown tensor.
         target: in the map's `shape_out`.
         weights: weights of single equations, as inverse variances; None for 1.
-        layer: their layer, counted from 1 at the input.
-        source: `gradient` of the layer's weight, its `output`, a `prior`, the sum of a `branch`.
+        layer: number of the layer, from 1 at the input.
+        source: `gradient` of the layer's weight, its `output`, a `prior`, or the sum at a `branch`.
     """
 
     map: LinearMap
@@ -62,16 +62,16 @@ class Equations:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """Tensor that fits equations.
+    """Least squares solution of equations.
 
     Attributes:
-        x: the tensor.
-        residual: weighted length of the residual, relative to the targets.
-        deficit: dimensions that the equations leave open; `x` is the shortest solution then. -1 if not computed,
-            because there are too many unknowns for a spectrum.
+        x: the solution, a tensor.
+        residual: weighted norm of the residual, relative to that of the targets.
+        deficit: number of dimensions that the equations leave undetermined. -1 if not computed, because there are too
+            many unknowns for a spectrum.
         converged: False if an iteration stopped early.
         variance: mean posterior variance of an entry; None unless the weights are inverse variances.
-        determined: bool, in the shape of `x`: entries outside of the open dimensions; None for all.
+        determined: bool, in the shape of `x`: entries without a component in the undetermined dimensions; None for all.
     """
 
     x: Tensor
@@ -87,11 +87,11 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
 
     Args:
         equations: equations of a tensor.
-        balanced: every set of equations gets the same mean square; else the factors are 1. A gradient is as small as
-            the loss's derivative, which does not reflect the quality of its equations.
+        balanced: whether sets of equations are scaled to the same mean square; else the factors are 1. A gradient's
+            equations scale with the derivative of the loss, which says nothing about their accuracy.
     """
     total, factors = equations[0].map.like.new_zeros(()), [1.0] * len(equations)
-    # A gradient's last: its normal matrix is made in place, that of an output in twice the memory.
+    # Gradients come last: their normal matrix is built in place, that of an output takes twice the memory.
     for number in sorted(range(len(equations)), key=lambda i: isinstance(equations[i].map, WeightGradient)):
         system = equations[number]
         gram = system.map.gram(system.weights)
@@ -105,7 +105,7 @@ def normal_matrix(equations: Sequence[Equations], *, balanced: bool = True) -> t
 
 @dataclass(frozen=True, kw_only=True)
 class Factored:
-    """Normal matrix and its Cholesky factor, if it exists.
+    """Rank of a normal matrix, and its Cholesky factor if the rank is full.
 
     Attributes:
         factor: lower triangular; None if the matrix is singular to the working precision.
@@ -119,7 +119,7 @@ class Factored:
 
 
 def factored(gram: Tensor) -> Factored:
-    """Decides the rank of equations by their normal matrix."""
+    """Computes the rank of equations from their normal matrix, and its Cholesky factor."""
     size, largest = len(gram), float(gram.diagonal().max())
     factor, failed = torch.linalg.cholesky_ex(gram)
     # The smallest pivot bounds the smallest eigenvalue from above; a singular matrix has a pivot of the size of
@@ -131,7 +131,7 @@ def factored(gram: Tensor) -> Factored:
 
 
 def rank_of(gram: Tensor) -> int:
-    """Returns the rank by the pivots of a pivoted Cholesky factor, or by eigenvalues if a pivot is close.
+    """Returns the rank by the pivots of a pivoted Cholesky factor, or by eigenvalues if a pivot is near the tolerance.
 
     Pivots take a tenth of the time of eigenvalues. If all are well above or well below the tolerance, both agree.
     """
@@ -148,7 +148,7 @@ def rank_of(gram: Tensor) -> int:
 
 
 def condition(gram: Tensor, factor: Tensor) -> float:
-    """Returns the condition number of the equations: the root of the normal matrix's, by power iterations."""
+    """Estimates the condition number of the equations, the root of the normal matrix's, by power iterations."""
     start = torch.linspace(1.0, 2.0, len(gram), dtype=gram.dtype, device=gram.device)
     largest, smallest = start / start.norm(), start / start.norm()
     top = bottom = 1.0
@@ -168,10 +168,11 @@ def solve(
     """Solves weighted least squares.
 
     Args:
-        equations: equations of a tensor, at least a set.
-        weighted: the weights are inverse variances, whose scale means something; else sets are balanced.
-        shortest: whether the shortest solution is computed if there are many; else it is 0.
-        leading: number of leading unknowns that deficit and variance are about; None for all. The others may stay open.
+        equations: sets of equations of a tensor, at least one set.
+        weighted: whether the weights are inverse variances, whose scale matters; else sets are balanced.
+        shortest: whether to compute the solution of smallest norm if the rank is not full; else `x` is 0.
+        leading: number of leading unknowns that deficit and variance refer to; None for all. The others may stay
+            undetermined.
     """
     direct = None if weighted else _direct(equations)
     if direct is not None:
@@ -199,7 +200,7 @@ def solve(
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
-    del gram  # a solution copies the factor, and a third matrix would be the peak
+    del gram  # a solve copies the factor; a third matrix in memory would set the peak
     for _ in range(1 + REFINEMENTS):
         pulls = [
             f * system.map.adjoint(system.weighted(system.misfit(x))[None])[0]
@@ -219,7 +220,7 @@ def solve(
 
 
 def leading_rank(gram: Tensor, leading: int) -> int:
-    """Returns the number of dimensions of the first unknowns that a larger normal matrix determines, for any others."""
+    """Returns the number of dimensions of the leading unknowns that a normal matrix of more unknowns determines."""
     if factored(gram).rank == len(gram):
         return leading
     values, vectors = torch.linalg.eigh(gram)
@@ -227,12 +228,12 @@ def leading_rank(gram: Tensor, leading: int) -> int:
 
 
 def _open(null: Tensor) -> int:
-    """Returns the dimensions in which some unknowns are open, by their entries of an orthonormal null-space basis."""
+    """Returns the undetermined dimensions of some unknowns, from their rows of an orthonormal null-space basis."""
     return int((torch.linalg.svdvals(null) > math.sqrt(RANK_TOLERANCE)).sum()) if null.numel() else 0
 
 
 def _direct(equations: Sequence[Equations]) -> Solution | None:
-    """Solves from a linear layer's whole gradient k x^T: x = g^T k / |k|^2 needs nothing else."""
+    """Solves from a linear layer's whole gradient g = k x^T, if there is one: x = g^T k / |k|^2."""
     for system in equations:
         if isinstance(system.map, OuterProduct) and system.map.seen is None and float(system.map.slopes.norm()) > 0:
             x = system.map.adjoint(system.target[None])[0] / system.map.slopes.square().sum()
@@ -242,7 +243,7 @@ def _direct(equations: Sequence[Equations]) -> Solution | None:
 
 
 def residual(equations: Sequence[Equations], factors: Sequence[float], x: Tensor) -> float:
-    """Returns the weighted length of the residual, relative to the targets."""
+    """Returns the weighted norm of the residual, relative to that of the targets."""
     squared_error = whole = 0.0
     for factor, system in zip(factors, equations, strict=True):
         squared_error += factor * float((system.weighted(system.misfit(x)) * system.misfit(x)).sum())
@@ -266,7 +267,7 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
         .sum(dim=0)
         .flatten()
     )
-    # An upper bound of the largest eigenvalue, which a power iteration is not.
+    # The largest row sum bounds the largest eigenvalue from above; a power iteration would not.
     length = 1 / float(gram.abs().sum(dim=1).max())
     x = ahead = start.flatten().clamp(low, high)
     momentum = 1.0
@@ -281,7 +282,7 @@ def boxed(equations: Sequence[Equations], start: Tensor, low: float, high: float
 
 
 def _iterated(equations: Sequence[Equations]) -> Solution:
-    """Runs LSMR on balanced equations, with the Cholesky factors of single channels as right preconditioner."""
+    """Runs LSMR on balanced equations, right-preconditioned by Cholesky factors of single channels."""
     maps, shape, n = [system.map for system in equations], equations[0].map.shape_in, equations[0].map.unknowns
     like = maps[0].like
     roots = [None if system.weights is None else system.weights.sqrt() for system in equations]
@@ -325,7 +326,7 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 
 def _gain(equations: Equations) -> float:
-    """Estimates the root mean square of the map's singular values by a random vector, to balance equations."""
+    """Estimates the root mean square gain of the map by a random vector, to balance equations."""
     coins = torch.Generator().manual_seed(0)
     probe = torch.randn(equations.map.shape_in, generator=coins, dtype=torch.float64).to(equations.map.like)
     response = equations.map.apply(probe[None])[0]
@@ -334,12 +335,12 @@ def _gain(equations: Equations) -> float:
 
 
 def _preconditioner(equations: Sequence[Equations], scales: Sequence[float]) -> Tensor | None:
-    """Returns Cholesky factors [channels, pixels, pixels] of the gradient's equations and a share of the others'."""
+    """Returns Cholesky factors [channels, pixels, pixels] of a gradient's equations, with a diagonal for the others."""
     for system, scale in zip(equations, scales, strict=True):
         if isinstance(system.map, WeightGradient) and system.map.geometry.pixels <= LARGEST_GRAM:
             grams = scale**2 * system.map.channel_grams(system.weights)
             grams = grams.repeat_interleave(system.map.shape_in[0] // len(grams), dim=0)
-            # The other equations are balanced to a mean square of 1 in each column.
+            # The other sets are approximated by their balanced diagonal, 1 each.
             grams.diagonal(dim1=1, dim2=2).add_(max(1, len(equations) - 1))
             return torch.linalg.cholesky(grams)
     return None

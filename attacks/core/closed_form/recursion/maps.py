@@ -1,7 +1,7 @@
-"""Linear maps between tensors, with their normal matrices: a layer's output and its weight gradient, by its input.
+"""Linear maps between tensors, with their normal matrices, such as from a layer's input to its output or gradient.
 
-Every map takes and gives batches, [b, *shape], and has an adjoint, so that least squares need no matrix. `gram` is the
-normal matrix M^T D M over the flat unknowns; subclasses build it from their structure, not from M.
+Every map takes and returns batches, [b, *shape], and has an adjoint, so that least squares need no explicit matrix.
+`gram` is the normal matrix M^T D M over the flat unknowns; subclasses build it from their structure, not from M.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 24
-"""Numbers in a batch of unit vectors, if a normal matrix is built column by column: 128 MiB."""
+"""Largest number of entries of a batch of unit vectors, if a normal matrix is built column by column: 128 MiB."""
 
 
 class LinearMap:
@@ -18,7 +18,7 @@ class LinearMap:
 
     Attributes:
         like: any tensor on its device; float64.
-        lossy: whether it is known to have fewer dimensions in its range than in its domain, as pooling has.
+        lossy: whether the range is known to have fewer dimensions than the domain, as for pooling.
     """
 
     lossy = False
@@ -81,7 +81,7 @@ class IdentityMap(LinearMap):
 
 
 class Factors(LinearMap):
-    """Elementwise factors, by channel or entry, as of a batch norm of evaluation."""
+    """Elementwise product with factors per channel or entry, such as of a batch norm in evaluation mode."""
 
     def __init__(self, factors: Tensor, shape: tuple[int, ...]) -> None:
         super().__init__(shape, shape, factors)
@@ -102,7 +102,7 @@ class Factors(LinearMap):
 
 
 class Reshaped(LinearMap):
-    """Another map of a tensor in another shape, as after a flattening."""
+    """Composition of a reshape and another map, such as after flattening."""
 
     def __init__(self, inner: LinearMap, shape_in: tuple[int, ...]) -> None:
         super().__init__(shape_in, inner.shape_out, inner.like)
@@ -160,11 +160,11 @@ class Dense(LinearMap):
 class OuterProduct(LinearMap):
     """Gradient of a linear layer's weight as a map of its input: k x^T, at released entries.
 
-    K^T K is diagonal: each entry of the input has equations of its own.
+    K^T K is diagonal, because each equation contains a single entry of the input.
     """
 
     def __init__(self, slopes: Tensor, size: int, observed: Tensor | None) -> None:
-        """Builds the map from the derivatives by the layer's output.
+        """Builds the map from the derivatives with respect to the layer's output.
 
         Args:
             slopes: k, [outputs].
@@ -195,7 +195,7 @@ class OuterProduct(LinearMap):
 
 
 class Coefficients(LinearMap):
-    """Inner products of another map's result with the columns of a basis."""
+    """Inner products of a map's result with the columns of a basis."""
 
     def __init__(self, inner: LinearMap, basis: Tensor) -> None:
         """Builds the map from a basis of the flat range.
@@ -217,6 +217,6 @@ class Coefficients(LinearMap):
         return self.inner.adjoint((y @ self.basis.T).view(-1, *self.inner.shape_out))
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """Builds the matrix from as many rows as the basis has columns."""
+        """Returns the normal matrix, computed from as many rows as the basis has columns."""
         rows = self.inner.adjoint(self.basis.T.reshape(-1, *self.inner.shape_out)).flatten(1)
         return rows.T @ (rows if weights is None else weights[:, None] * rows)

@@ -1,6 +1,6 @@
-"""Observed part of each layer's gradient: entries of it, or coefficients in bases of the layer's own.
+"""Observed part of each layer's gradient: entries, or coefficients in bases of that layer alone.
 
-Coefficients of a basis that spans several layers mix them, and a recursion from layer to layer cannot use them.
+Coefficients in a basis of several layers mix their gradients, and a recursion from layer to layer cannot use them.
 """
 
 import math
@@ -16,7 +16,7 @@ from ...threat_model.attack_errors import NotApplicable
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """Coefficients of a layer's gradient: values = of_weight^T dL/dW + of_bias^T dL/db.
+    """Coefficients of a layer's gradient in a basis: values = of_weight^T dL/dW + of_bias^T dL/db.
 
     Attributes:
         of_weight: [entries of the weight, k]; None if the basis is of the bias alone.
@@ -36,15 +36,16 @@ class LayerGradient:
     """Observed gradient of a layer.
 
     Attributes:
-        weight: values in the weight's shape, 0 if unseen.
-        seen: bool in that shape; None for all.
+        weight: gradient of the weight, in its shape; 0 if not released.
+        seen: bool, released entries of `weight`; None for all.
         std: standard deviations of the noise on `weight`.
-        bias: values, 0 if unseen; None if the layer has none, none is released, or they are bounded apart from the
-            weight.
-        bias_seen: bool; None for all.
+        bias: gradient of the bias, 0 if not released; None if the layer has no bias, none of it is released, or it is
+            bounded apart from the weight.
+        bias_seen: bool, released entries of `bias`; None for all.
         bias_std: standard deviations of the noise on `bias`.
-        directions: coefficients.
-        group: number of the part that its values come from; values of one part share a clip factor. -1 without values.
+        directions: coefficients in bases.
+        group: number of the released part that the entries come from; entries of a part share each example's clip
+            factor. -1 without entries.
     """
 
     weight: Tensor
@@ -76,7 +77,7 @@ def shown(
     Args:
         structure: structure of the update.
         released: [m], undivided sums, float64.
-        noise_std: [m], on them.
+        noise_std: [m], standard deviations of the noise on these sums.
         layers: operations with parameters.
 
     Raises:
@@ -84,11 +85,11 @@ def shown(
         InconsistentObservation: the update has another number of entries than its parts.
     """
     structure.check_length(released)
-    # Parts of other kinds keep their place, and contain no entries.
+    # Parts of other kinds stay in the list, so that offsets hold, but count as having no entries.
     entries = tuple(replace(p, of_gradient=p.of_gradient and p.kind == "coordinates") for p in structure.parts)
     mixed = [part for part in structure.parts if part.of_gradient and part.kind == "other"]
     if mixed or not any(part.of_gradient for part in structure.parts):
-        # Raises the structure's own sentence about the release.
+        # This call raises the structure's own error about the release.
         structure.gradients(released)
     empty = dict.fromkeys(structure.names)
     entry_structure = replace(structure, parts=entries)
@@ -121,7 +122,7 @@ def shown(
         whole, rest = [d for d in directions[operation.name] if _square(d)], []
         for d in directions[operation.name]:
             if d in whole and d.of_weight is not None:
-                # A full basis hides nothing: back to entries.
+                # A square basis hides nothing, and is decoded to entries.
                 weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
                 where = torch.ones(shape, dtype=torch.bool, device=released.device)
                 if d.of_bias is not None:
@@ -172,7 +173,7 @@ def _bases(part: ReleasedPart) -> list[tuple[int, int, Tensor, int]]:
 def _directions(
     structure: Structure, layer: Operation, spans: Mapping[str, tuple[int, int]], released: Tensor, noise_std: Tensor
 ) -> list[Direction]:
-    """Returns coefficients of bases that lie inside a layer."""
+    """Returns coefficients in bases of this layer alone."""
     directions = []
     for part in structure.parts:
         if not (part.of_gradient and part.kind == "directions"):

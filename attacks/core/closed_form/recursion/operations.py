@@ -1,7 +1,7 @@
-"""Operations that closed forms know: the modules of each kind, and its result, its inverse or its linear part.
+"""Operations that closed forms can invert: modules by kind, and for each kind its result, inverse or linear part.
 
-To add a kind, add its modules to `KINDS`, its settings to `_settings`, and a case to `result_of` and to `affine` or
-`invert`: the network's description, the forward pass and the recursion read no other place.
+To add a kind, add its modules to `KINDS`, its name to the tuples below whose property it has (`ACTIVATIONS`,
+`HOMOGENEOUS`, ...), its settings to `_settings`, and a case to `result_of` and to `affine` or `invert`.
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,14 @@ from .convolution import Convolved, KernelGeometry, pooled
 from .maps import Dense, Factors, IdentityMap, LinearMap, Reshaped
 
 CLAMP = 1e-12
-"""Smallest distance of a result of tanh or sigmoid from the end of its range, in float64."""
+"""Smallest distance of a result of tanh or sigmoid from the ends of its range; nearer results are clamped."""
 
 POSITIVE = 1e-9
-"""Threshold of positive results of a ReLU, relative to the largest: less may be an error of the solution."""
+"""Threshold above which a result of a ReLU counts as positive, relative to the largest; less may be a numerical error.
+"""
 
 ABOVE = 30.0
-"""Largest error of a single entry, over the relative misfit of the equations."""
+"""Assumed ratio of the largest relative error of an entry to the relative misfit of the equations."""
 
 KINDS: Mapping[Any, str] = {
     **{nn.Linear: "linear", nn.Conv2d: "conv2d", nn.AvgPool2d: "avg_pool2d", nn.Flatten: "flatten"},
@@ -41,13 +42,15 @@ ACTIVATIONS = ("leaky_relu", "relu", "tanh", "sigmoid")
 KINKED = ("relu", "leaky_relu")
 """Activations without second derivatives."""
 HOMOGENEOUS = (*LAYERS, *KINKED, "input", "avg_pool2d", "flatten", "identity", "add")
-"""Operations that, without a bias, map a multiple of their argument to that multiple of their result."""
+"""Positively homogeneous operations, if they have no bias: a multiple of the argument gives that multiple of the
+result.
+"""
 INJECTIVE = ("input", "flatten", "identity", "batch_norm", "leaky_relu", "tanh", "sigmoid", "linear")
-"""Operations whose result may determine their argument."""
+"""Operations that may be injective, depending on their parameters."""
 
 
 def of_module(name: str, module: nn.Module) -> dict[str, Any]:
-    """Returns kind, parameters and settings of a module, as attributes of its `Operation`; `other` if unknown."""
+    """Returns kind, parameter names and settings of a module, as arguments of `Operation`; `other` if unknown."""
     words = f"{name} ({type(module).__name__})"
     # Hooks and parametrizations change the function that the class computes.
     foreign = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -60,7 +63,7 @@ def of_module(name: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _settings(name: str, module: nn.Module) -> dict[str, Any] | str:
-    """Returns a module's settings; a text, for messages, if an `Operation` cannot express them."""
+    """Returns a module's settings; a text for messages, possibly empty, if an `Operation` cannot express them."""
     match module:
         case nn.LeakyReLU():
             return {"slope": float(module.negative_slope)}
@@ -92,15 +95,15 @@ def _settings(name: str, module: nn.Module) -> dict[str, Any] | str:
 
 
 def result_of(operation: Operation, arguments: list[Tensor], values: Mapping[str, Tensor]) -> Tensor:
-    """Returns the result of an operation, [b, *its shape].
+    """Returns the result of an operation, [b, *shape].
 
     Args:
-        operation: no input.
+        operation: any but `input`.
         arguments: the results that it takes.
         values: values of the parameters.
 
     Raises:
-        NotApplicable: it is of unknown kind.
+        NotApplicable: the operation is of unknown kind.
     """
     x, s = arguments[0], operation.settings
     weight, bias = _parameters(operation, values)
@@ -130,16 +133,16 @@ def result_of(operation: Operation, arguments: list[Tensor], values: Mapping[str
 def affine(
     operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor], like: Tensor
 ) -> tuple[LinearMap, Tensor]:
-    """Returns the linear part of an operation, and its shift.
+    """Returns the linear part of an affine operation, and its shift.
 
     Args:
         operation: the operation.
         below: shape of its argument.
         values: parameters by name.
-        like: for dtype and device.
+        like: a tensor of the wanted dtype and device.
 
     Raises:
-        NotApplicable: it is not affine.
+        NotApplicable: the operation is not affine, or of unknown kind.
     """
     weight, bias = _parameters(operation, values)
     zero = like.new_zeros(())
@@ -160,7 +163,7 @@ def affine(
 
 
 def of_norm(operation: Operation, below: tuple[int, ...], values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns factors and shift of a batch norm of evaluation, by channel.
+    """Returns factors and shift of a batch norm in evaluation mode, expanded from channels.
 
     Args:
         operation: the operation.
@@ -183,14 +186,14 @@ def _parameters(operation: Operation, values: Mapping[str, Tensor]) -> tuple[Ten
 
 @dataclass(frozen=True, kw_only=True)
 class Inverted:
-    """Argument of an activation.
+    """Argument of an activation, computed from its result.
 
     Attributes:
-        before: its argument, in the shape of the result.
-        slope: its derivative there.
+        before: the argument, in the shape of the result.
+        slope: derivative of the activation there.
         slope_of_inverse: derivative of the inverse, for the propagation of errors.
-        known: bool, entries with a known argument; None for all.
-        clamped: number of results outside of the range.
+        known: bool, entries whose argument is determined; None for all.
+        clamped: number of results outside of the activation's range, which were clamped.
     """
 
     before: Tensor
@@ -203,21 +206,21 @@ class Inverted:
 def invert(operation: Operation, result: Tensor, *, error: float = 0.0) -> Inverted:
     """Returns the argument of an activation, from its result alone.
 
-    A leaky ReLU, tanh and sigmoid are injective. A ReLU is invertible at positive results; elsewhere only its
-    derivative, 0, is known. Rounding may push a result out of the open range of tanh or sigmoid: it is clamped, and
-    counted.
+    Leaky ReLU (of positive slope), tanh and sigmoid are injective. A ReLU is invertible at positive results; elsewhere
+    only its derivative, 0, is known. Rounding may push a result out of the open range of tanh or sigmoid; such results
+    are clamped and counted.
 
     Args:
         operation: the activation.
         result: its result.
-        error: relative error of the result; for a ReLU, entries that are not well above it are taken for 0.
+        error: relative error of the result; entries of a ReLU that are not well above it count as 0.
 
     Raises:
-        NotApplicable: it is not injective.
+        NotApplicable: the activation has no inverse.
     """
     match operation.kind:
         case "leaky_relu" if (a := float(operation.settings["slope"])) > 0:
-            # Two Python numbers in `where` would meet in float32.
+            # `where` of two Python numbers would be float32.
             slope = torch.where(result > 0, torch.ones_like(result), a)
             return Inverted(before=result / slope, slope=slope, slope_of_inverse=1 / slope)
         case "relu":

@@ -1,4 +1,4 @@
-"""Order in which a network is walked backwards, and the operations with equations of their own."""
+"""Order in which a network is traversed backwards."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from .operations import LAYERS
 
 
 def without_identities(network: Network) -> Network:
-    """Returns the network without its identities, so that no sum has an identity between its terms."""
+    """Returns the network without its identity operations, which would hide the layers that a sum adds."""
     instead: dict[str, str] = {}
     kept = []
     for operation in network.operations:
@@ -22,8 +22,8 @@ def without_identities(network: Network) -> Network:
 def backwards(network: Network) -> list[Operation]:
     """Returns the operations between the input and the head, from the last to the first.
 
-    The terms of a sum come directly after it, before the layers that are solved for: their gradient may be needed
-    there.
+    Layers whose results a sum adds come directly after the sum, before other operations, because solving for a summand
+    may need their gradients.
     """
     takers = {
         operation.name: [each for each in network.operations if operation.name in each.inputs]

@@ -1,14 +1,14 @@
-"""Rank analysis: whether a recursion from the gradient determines the input of every layer, without any data.
+"""Rank analysis: whether the equations of a recursive inversion determine the input of every layer, without data.
 
-A layer's equations are those of its weight's gradient, K x = g, and of its output, W x = z - b. Counting them decides
-nothing, because they depend on each other: for every pair of filters one row too many, and more. The ranks are
-therefore those of matrices, with K from a forward and backward pass on random inputs. Under a mask K loses the rows of
-the dropped entries, while W stays: weights are public.
+A layer's equations are those of its weight's gradient, K x = g, and of its output, W x = z - b. Counting them is not
+enough, because they are linearly dependent: at least one row for every pair of filters is redundant. Ranks are
+therefore computed from the matrices, with K from a forward and backward pass on a random input. A mask removes the rows
+of dropped entries from K, but none from W, because weights are public.
 
 Later layers restrict a layer's input further, if the layer has more outputs than its own input has dimensions: outputs
 lie in the range of W. The recursion does not use these virtual constraints, which are linear in the output and not in
 the input; a search for inputs does. R-GAP, section 4, calls deficits less virtual constraints RA-i. Caveat: no public
-code computes that index, and its sign and sums here are this project's.
+code computes that index; its sign and its sums here are this project's reading.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,19 +37,20 @@ class RankReport:
     """Rank of the equations of one layer's input.
 
     Attributes:
-        layer: counted from 1 at the input.
-        words: its description in the model's own words.
+        layer: number of the layer, from 1 at the input.
+        words: description by the model's own names.
         unknowns: dimensions of its input.
-        outputs: equations of its output. Before a sum with another layer's: the number of dimensions by which these,
-            and the other's gradient, raise the rank, if the layer's own gradient is not enough.
+        outputs: number of equations of its output. If another layer's output is added to it and its own gradient is not
+            sufficient: the number of dimensions by which the sum and the other layer's gradient raise the rank.
         rank_outputs: their rank.
-        gradients: equations of its weight's gradient that the release shows.
+        gradients: number of released equations of its weight's gradient.
         rank_gradients: their rank.
         rank: rank of both together.
-        condition: condition number of both, each scaled to a mean square of 1; None if the rank is not full.
+        condition: condition number of both, each scaled to a mean square of 1; None if not computed, as if the rank is
+            not full.
         deficit: unknowns less rank.
-        virtual: outputs beyond their rank: virtual constraints on inputs of later layers.
-        index: deficit less the virtual constraints of all layers before (RA-i): if positive, no attack on these
+        virtual: `outputs` less `rank_outputs`, the virtual constraints on inputs of later layers.
+        index: deficit less the virtual constraints of all layers before (RA-i); if positive, no attack on these
             equations can succeed.
     """
 
@@ -72,10 +73,10 @@ class RankReport:
 
 
 def random_mask(network: Network, sparsity: float, seed: int = 0) -> dict[str, Tensor]:
-    """Draws a uniformly random set of the layers' coordinates of a fixed size, by parameter: True is released.
+    """Draws a uniformly random mask of fixed size over the layers' coordinates, by parameter; True is released.
 
     Args:
-        network: all of its layers are trained.
+        network: a network whose layers are all trained.
         sparsity: fraction dropped.
         seed: seed of the draw.
     """
@@ -100,13 +101,13 @@ def rank_analysis(
     """Returns a report for every layer, from the input to the last.
 
     Args:
-        network: a network with at most one input.
+        network: a network with exactly one input.
         observed: name of a parameter -> bool in its shape, the released entries of its gradient; None for all.
-        seed: seed of the normal random input for K.
-        like: reports of the same network and seed under another mask, whose ranks of outputs are the same.
+        seed: seed of the standard normal input from which K is computed.
+        like: reports of the same network and seed under another mask; their ranks of outputs are reused.
 
     Raises:
-        NotApplicable: an operation is of unknown kind, or the last is no linear layer.
+        NotApplicable: an operation is of unknown kind, or the last is not a linear layer.
     """
     network = without_identities(network)
     layers = layers_of(network)
@@ -150,7 +151,8 @@ def rank_analysis(
 def _behind(
     network: Network, operation: Operation, output: LinearMap, inversions: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
-    """Returns the map to the known part of a layer's output, and the known entries; None before a sum."""
+    """Extends the map of a layer's output to the next result that is recovered; returns map and mask, None at a branch.
+    """
     while True:
         takers = [each for each in network.operations if operation.name in each.inputs]
         if len(takers) != 1 or takers[0].kind == "add":
@@ -175,11 +177,12 @@ def _with_branch(
     values: Mapping[str, Tensor],
     inversions: Mapping[str, Tensor],
 ) -> list[Equations] | None:
-    """Returns equations of the inputs of both layers that are added, this layer's first; None if only one is added."""
+    """Returns joint equations of the inputs of two layers that are added, this layer's first; None without such a sum.
+    """
     by_name = {each.name: each for each in network.operations}
 
     def added(name: str) -> tuple[Operation, LinearMap] | None:
-        """Returns the layer that a summand comes from, and the map of the layer's input."""
+        """Returns the layer behind a summand, and the map from the layer's input to the summand."""
         last, norms = by_name[name], []
         while last.kind == "batch_norm":
             below = by_name[last.inputs[0]].shape
@@ -278,7 +281,7 @@ def _head(
     bias_observed: Tensor | None,
     virtual: int,
 ) -> RankReport:
-    """Reports the last layer: k is unknown, and the input follows from the rank of 1, and from the logits."""
+    """Reports the last layer: k is unknown, and the input follows from the gradient's rank of 1 and from the logits."""
     weight = values[str(operation.weight)]
     follows = weight.shape[1]
     if observed is not None:

@@ -1,11 +1,11 @@
 """Recursion from the result of the last operation back to the input, one operation after another.
 
-For every tensor of the network the walk collects equations from the layers that take it: their output, once that is
-known, and the gradient of their weight, which needs only the derivatives k by their output. It solves them when all
-takers have been passed. At a sum, one summand is found by its own layer's gradient, and the other is the rest (skip
-connections whose activation follows the sum); if that gradient leaves dimensions open, both layers' equations are
-solved together with the sum. R-GAP, Algorithm 1, for graphs; K = k (x) . and the recursion k <- (W^T k) * phi' are the
-paper's.
+For every tensor of the network the walk collects equations from the layers that take it as input: of their output, once
+that is known, and of the gradient of their weight, which needs only the derivatives k of the loss with respect to their
+output. The tensor is solved for when all operations that take it have been passed. At a sum (skip connections whose
+activation follows the sum), one summand is found by its own layer's gradient, and the other is the remainder; if that
+gradient is not sufficient, both layers' equations are solved together with the sum. The method is R-GAP's Algorithm 1,
+generalised to graphs; K = k (x) . and the recursion k <- (W^T k) * phi' are the paper's.
 """
 
 import math
@@ -45,22 +45,23 @@ class Belief:
 
 @dataclass(kw_only=True)
 class Walk:
-    """Walk from the head to the input, for an explanation of the head.
+    """Walk from the last layer (head) to the input, for a candidate input of the head.
 
     Attributes:
-        network: every operation of it has an inverse.
-        gradients: shown gradient of each layer, in units of an example's gradient.
-        solver: `ls`: least squares; `gls`: weighted by the noise and by the errors of the following layer; `map`: with
-            a Gaussian prior on every tensor, and a box around the input.
-        allow_min_norm: whether undetermined tensors get the shortest solution instead of an error.
-        priors: by name of the operation whose result they are about, for `map`.
+        network: a network of operations that can be inverted.
+        gradients: observed gradient of each layer, divided by the clip factor.
+        solver: `ls`: least squares; `gls`: generalised least squares, weighted by the noise and by the errors of the
+            following layer; `map`: maximum a posteriori, with a Gaussian prior on every tensor and a box around the
+            input.
+        allow_min_norm: whether undetermined tensors get the solution of smallest norm instead of an error.
+        priors: priors of results, by name of the operation, for `map`.
         box: (low, high) of the input, for `map`.
         solutions: by layer, in the order in which they were found.
         largest_residual: largest residual of the solutions.
         degraded: reasons why the result is not exact; empty if it is.
-        determined: bool, in the shape of the input: entries that are right all the same; None for all.
-        units: number of inverted results of activations.
-        clamped: number of those outside of the activation's range.
+        determined: bool, in the shape of the input: entries that the equations determine; None for all.
+        units: number of results of activations that were inverted.
+        clamped: number of these outside of the activation's range.
     """
 
     network: Network
@@ -89,7 +90,7 @@ class Walk:
         self.sums: dict[str, Known] = {}
 
     def begin(self, x: Tensor, slopes: Tensor, variance: float | None = None, unknown: Tensor | None = None) -> None:
-        """Starts below the head, from its input and the derivatives by it; unknown entries are 0."""
+        """Starts from the head's input and the derivatives with respect to it; unknown entries are 0."""
         (below,) = self.network.operations[-1].inputs
         shape = self.by_name[below].shape
         if unknown is not None and bool(unknown.any()):
@@ -126,7 +127,7 @@ class Walk:
             self._pass_linear(operation)
 
     def input(self) -> Tensor:
-        """Returns the network's input, when all operations are passed."""
+        """Returns the network's input, after all operations are passed."""
         (first,) = (operation.name for operation in self.network.operations if operation.kind == "input")
         if first not in self.known:
             raise NotApplicable("the logits must depend on the input")
@@ -148,7 +149,7 @@ class Walk:
         solution = solve(equations, weighted=self.solver != "ls", shortest=self.allow_min_norm)
         number = equations[0].layer
         if solution.deficit > 0 or self.solver != "ls":
-            # Alone first: it is exact wherever it can be, with fewer unknowns.
+            # The tensor's own equations come first: if sufficient, they are exact, with fewer unknowns.
             together = self._with_branches(operation)
             solution = together if together is not None and together.deficit <= solution.deficit else solution
         if solution.deficit > 0:
@@ -172,7 +173,7 @@ class Walk:
         return Known(value=x, variance=variance)
 
     def _restrict(self, operation: Operation, determined: Tensor | None) -> None:
-        """Restricts the determined entries: in the input to the given entries, after any other layer to none."""
+        """Restricts the determined entries of the input: to `determined` if `operation` is the input, else to none."""
         (first,) = (each for each in self.network.operations if each.kind == "input")
         if operation is not first or determined is None or self.determined is not None:
             determined = torch.zeros(first.shape, dtype=torch.bool, device=next(iter(self.values.values())).device)
@@ -183,7 +184,7 @@ class Walk:
         sums = []
         for name, whole in self.sums.items():
             inputs = self.by_name[name].inputs
-            # A sum with a known summand has given the other already.
+            # If a summand is known, the other has been computed already.
             if any(each in self.known for each in inputs):
                 continue
             (first, a, shift), (second, b, other) = map(self._argument, inputs)
@@ -199,7 +200,7 @@ class Walk:
         return replace(solution, x=solution.x[:size].view(operation.shape), determined=determined)
 
     def _argument(self, name: str) -> tuple[str, LinearMap, Tensor]:
-        """Returns the tensor that a result is an affine function of, as far as it is passed: name, map and shift."""
+        """Returns the tensor that a result is an affine function of, through passed operations: name, map and shift."""
         operation = self.by_name[name]
         like = next(iter(self.slopes.values()))
         if name not in self.passed or operation.kind not in (*LAYERS, "batch_norm"):
@@ -217,7 +218,7 @@ class Walk:
         return equations
 
     def _learn(self, name: str, known: Known) -> None:
-        """Records a result; operations that were passed without it are completed now."""
+        """Records a result, and completes operations that were passed before it was known."""
         self.known[name] = known
         if name in self.passed:
             operation = self.by_name[name]
@@ -227,7 +228,7 @@ class Walk:
                 self._learn(operation.inputs[0], self._before_norm(operation, known))
             else:
                 raise NotApplicable(f"a summand must be a layer's output, and {operation.words or name} is none")
-        # Operations that were passed with an unknown argument have it now.
+        # Operations that were passed before their argument was known can be computed now.
         for taker in self.network.operations:
             if name in taker.inputs and taker.name in self.passed and taker.name not in self.known:
                 self._forward(taker)
@@ -241,7 +242,7 @@ class Walk:
         self._learn_summand(operation.name, linear.apply(given[None])[0] + shift)
 
     def _learn_summand(self, name: str, value: Tensor) -> None:
-        # Not `_learn`: its own equations would add nothing.
+        # `_learn` is not used: equations of the summand's own would add nothing.
         self.known[name] = Known(value=value)
         for taker in self.network.operations:
             if name not in taker.inputs or taker.name not in self.passed:
@@ -258,7 +259,7 @@ class Walk:
         if name in self.passed:
             self._learn(name, rest)
             return
-        # The tensor of an identity skip has other takers, whose equations join.
+        # The tensor of an identity skip has other consumers, whose equations are combined with these.
         shape = tuple(rest.value.shape)
         self._pose(name, IdentityMap(shape, rest.value), rest, source="branch", layer=self._below(name))
 
@@ -316,7 +317,7 @@ class Walk:
             self._pose_output(operation, known)
 
     def _pass_on(self, operation: Operation, linear: LinearMap, equations: Equations) -> None:
-        """Turns equations of a linear operation's result into equations of its argument."""
+        """Rewrites equations of a linear operation's result as equations of its argument."""
         _, shift = self._linear(operation)
         if operation.kind == "flatten":
             own: LinearMap = Reshaped(equations.map, linear.shape_in)
@@ -326,7 +327,7 @@ class Walk:
         self.equations.setdefault(operation.inputs[0], []).append(replace(equations, map=own, target=target))
 
     def _pose_output(self, operation: Operation, known: Known) -> None:
-        """Adds W x = z - b."""
+        """Adds the equations W x = z - b."""
         linear, shift = self._linear(operation)
         self._pose(
             operation.inputs[0], linear, replace(known, value=known.value - shift), "output", self._number(operation)
@@ -343,7 +344,7 @@ class Walk:
         return of_result(linear, known, source=source, layer=layer, weighted=self.solver != "ls")
 
     def _pose_gradient(self, operation: Operation, linear: LinearMap, slopes: Tensor) -> None:
-        """Adds K x = g, and uses the bias's gradient as a check of k."""
+        """Adds the equations K x = g, and checks k against the bias's gradient."""
         own, weighted = self.gradients[operation.name], self.solver != "ls"
         made = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
         if made:
@@ -371,7 +372,7 @@ class Walk:
         return min((self.layer[each.name] for each in after if each.name in self.layer), default=0)
 
     def _below(self, name: str) -> int:
-        """Returns the number of the first layer that takes a tensor."""
+        """Returns the smallest number of the layers that take a tensor as input."""
         takers = (operation.name for operation in self.network.operations if name in operation.inputs)
         return min((self.layer[taker] for taker in takers if taker in self.layer), default=0)
 
