@@ -1,5 +1,4 @@
-"""SSIM and LPIPS of reconstructed images; without the extra `images` or LPIPS weights, the reason replaces the values.
-"""
+"""SSIM and LPIPS of reconstructed images; without the extra `images` or weights, the reason replaces the values."""
 
 from __future__ import annotations
 

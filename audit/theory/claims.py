@@ -1,5 +1,4 @@
-"""Table of all claims, file by file; a new claim is a function with the decorator `claim` in the file of its subject.
-"""
+"""Table of all claims, file by file; a new claim is a function decorated by `claim` in the file of its subject."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ..kinds import KINDS
 from .validation import OpenFields, convert
 
 
-class Task(OpenFields):
+class RecordedTask(OpenFields):
     """Resolved task of a record.
 
     Attributes:
@@ -50,7 +50,7 @@ class CanarySettings(OpenFields):
     kind: str = ""
 
 
-class TrainingTask(Task):
+class TrainingTask(RecordedTask):
     """Task of a trained model.
 
     Attributes:
@@ -79,7 +79,7 @@ class TrainingTask(Task):
     canaries: CanarySettings | None = None
 
 
-class UpdateTask(Task):
+class UpdateTask(RecordedTask):
     """Task of a shared update.
 
     Attributes:

@@ -63,7 +63,7 @@ class Forked(subprocess.Popen):
     _requests: socket.socket | None = None
     _turn = threading.Lock()
 
-    def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], cwd: str, **_: Any) -> None:
+    def __init__(self, command: list[str], *, pass_fds: list[int], env: dict[str, str], cwd: str, **pipes: Any) -> None:
         *_, path, name, _ = command
         (stdin, held), (output, stdout) = os.pipe(), os.pipe()
         request: dict[str, Any] = {"path": json.loads(path), "name": name, "env": env, "cwd": cwd}
@@ -72,14 +72,14 @@ class Forked(subprocess.Popen):
         os.close(stdin)
         os.close(stdout)
 
-    def wait(self, timeout: float = 60) -> int:
-        limit = time.monotonic() + timeout
+    def wait(self, timeout: float | None = None) -> int:
+        limit = time.monotonic() + (timeout or 60)
         while self._status is None:
             pid, status = self._ask({"wait": self.pid}, [])
             if pid:
                 self._status = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > limit:
-                raise subprocess.TimeoutExpired("an attack", timeout)
+                raise subprocess.TimeoutExpired("an attack", timeout or 60)
             else:
                 time.sleep(0.005)
         return self._status

@@ -71,8 +71,7 @@ class ReleaseMatch:
         return any(self.left(times * inputs, labels) <= least for times in STRETCHED)
 
     def stretched(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Returns the largest multiple of the inputs in the box of valid inputs if it explains the update, else None.
-        """
+        """Returns the largest multiple of the inputs in the box if it explains the update, else None."""
         low, high = self.target.input_low, self.target.input_high
         most, least = float(inputs.max()), float(inputs.min())
         if (most > 0 and high <= 0) or (least < 0 and low >= 0):

@@ -54,6 +54,5 @@ class Box:
         return point.clamp_(-2.0, 2.0)
 
     def clamp(self, inputs: Tensor) -> Tensor:
-        """Returns the nearest valid inputs, in model-input units; removes rounding of `inputs` at the edges of the box.
-        """
+        """Returns the nearest valid inputs, in model-input units; removes rounding at the edges of the box."""
         return inputs.clamp(self.low, self.high)

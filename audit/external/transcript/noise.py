@@ -226,8 +226,7 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
 
 
 def lowest(measurements: tuple[NoiseFound, ...], share: float) -> NoiseFound | None:
-    """Returns the most significant deficit of noise; None if no test, at a joint error probability of `share`, has one.
-    """
+    """Returns the most significant deficit of noise; None if no test has one at a joint error of `share`."""
     if not measurements or measurements[0].p_value > share / len(measurements):
         return None
     return measurements[0]

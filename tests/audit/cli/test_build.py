@@ -6,6 +6,7 @@ import pytest
 
 from leakbench.audit.cli import app as cli
 from leakbench.leaderboard.records.record import MethodUsed, Metric, Provenance, Record, RecordedClaim, write
+from leakbench.leaderboard.records.task import TrainingTask
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def results(tmp_path):
     """A folder of one record."""
     record = Record(
         id="0" * 16, suite="toy", suite_digest="d", kind="utility", defense=MethodUsed(name="dp_sgd"), seed=0,
-        task={"data": "digits", "model": "mlp"}, device="cpu", seconds=1.0,
+        task=TrainingTask({"data": "digits", "model": "mlp"}), device="cpu", seconds=1.0,
         provenance=Provenance(version="0.1.0", source="0" * 64),
         metrics={"accuracy": Metric(value=0.9, low=0.8, high=1.0, better="higher")},
         claim=RecordedClaim(epsilon=3.0, delta=1e-5, relation="add_remove", sampling="poisson", accountant="PLD"),

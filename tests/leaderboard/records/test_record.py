@@ -18,6 +18,7 @@ from leakbench.leaderboard.records.record import (
     Provenance,
     Record,
     RecordedClaim,
+    RecordedRequirements,
     RecordError,
     Reported,
     read,
@@ -60,7 +61,7 @@ def test_any_record_is_read_back_equal(settings, value, seconds):
         attack=MethodUsed(name="a", settings={"x": (1, 2)}),
         metrics={"m": Metric(value=value, low=value, high=value, better="lower", detail=Detail({"fp": 3}))},
         provenance=Provenance(version="1", source="0" * 64), seconds=seconds,
-        requires={"knows": ("OTHERS",)}, flags=("f",),
+        requires=RecordedRequirements({"knows": ("OTHERS",)}), flags=("f",),
         claim=RecordedClaim(epsilon=None, delta=1e-5, relation="add_remove", sampling="full", accountant="PLD",
                     events=("one", "two"), reason="no noise"),
         reported=(Reported(metric="auc", value=0.5, source="Table 1"),),
@@ -146,7 +147,7 @@ def test_a_key_that_is_there_twice_is_refused(record):
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_torn_file_is_never_taken_for_a_record(share):
     whole = Record(
-        id="0123456789abcdef", suite="s", suite_digest="d", kind="utility", seed=0, device="cpu", task={},
+        id="0123456789abcdef", suite="s", suite_digest="d", kind="utility", seed=0, device="cpu", task=TrainingTask({}),
         defense=MethodUsed(name="sgd"), metrics={"accuracy": Metric(value=0.5, better="higher")},
         provenance=Provenance(version="1", source="0" * 64), seconds=1.0,
     ).to_json().strip()  # fmt: skip

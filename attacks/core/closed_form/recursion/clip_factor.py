@@ -43,8 +43,7 @@ def untold(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
 
 
 def identifiable(network: Network, gradients: Mapping[str, LayerGradient]) -> bool:
-    """Returns whether the layers before the last can determine the clip factor: not homogeneous, and clipped together.
-    """
+    """Returns whether layers before the last determine the clip factor: not homogeneous, and clipped together."""
     *body, _ = without_identities(network).operations
     fixed = any(operation.kind not in HOMOGENEOUS or operation.bias is not None for operation in body)
     groups = {own.group for own in gradients.values() if own.group >= 0}

@@ -156,8 +156,7 @@ class WeightGradient(LinearMap):
         return matrix
 
     def channel_grams(self, weights: Tensor | None = None) -> Tensor:
-        """Returns K0^T D K0 for each input channel, or for each group if its channels share it, [.., pixels, pixels].
-        """
+        """Returns K0^T D K0 for each input channel, or each group if its channels share it, [.., pixels, pixels]."""
         g, matrix = self.geometry, self.channel_matrix()
         if self.seen is None and weights is None:
             rows = matrix.flatten(1, 2)

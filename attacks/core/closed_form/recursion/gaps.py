@@ -222,8 +222,7 @@ def _label_among(factors: RankOne) -> int | None:
 def _from_below(
     network: Network, head: Operation, gradients: Mapping[str, LayerGradient], factors: RankOne, weight: Tensor
 ) -> RankOne:
-    """Completes undetermined columns from the layer before; changes nothing if that does not determine its own input.
-    """
+    """Completes undetermined columns from the layer before, if that determines its own input."""
     chain = _chain_below(network, head)
     if chain is None or not bool(factors.rows.all()):
         return factors
@@ -274,8 +273,7 @@ def _through(
     known: Tensor,
     slopes: Tensor,
 ) -> tuple[float, Tensor] | None:
-    """Returns the misfit and the head's whole input, by the layer before; None if that layer's input is undetermined.
-    """
+    """Returns misfit and the head's whole input, by the layer before; None if its input is undetermined."""
     by_name, values = {operation.name: operation for operation in network.operations}, doubled(network)
     value, dark = torch.where(known, x, 0.0), torch.zeros_like(known)
     for operation in chain[:-1]:

@@ -209,8 +209,7 @@ def _head_gradient(
     allow_min_norm: bool,
     number: int,
 ) -> tuple[HeadGradient, Tensor]:
-    """Returns the last layer's gradient, completed under a mask, and a mask of the undetermined entries of its input.
-    """
+    """Returns the last layer's gradient, completed under a mask, and a mask of its input's undetermined entries."""
     own = gradients[head.name]
     if own.directions:
         raise NotApplicable(
@@ -244,8 +243,7 @@ def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadC
 
 
 def _homogeneous(network: Network) -> bool:
-    """Returns whether the network is homogeneous: a positive multiple of the input gives that multiple of every result.
-    """
+    """Returns whether the network is homogeneous: a positive multiple of the input multiplies every result."""
     return all(operation.kind in HOMOGENEOUS and operation.bias is None for operation in network.operations)
 
 

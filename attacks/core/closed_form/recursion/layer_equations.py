@@ -89,8 +89,7 @@ def of_gradient(
 
 
 def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
-    """Returns the relative distance of a layer's bias gradient from that predicted by the derivatives k; 0 if unseen.
-    """
+    """Returns the relative distance of a layer's bias gradient from that predicted by k; 0 if unseen."""
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
     predicted = _in_bias(linear, slopes)

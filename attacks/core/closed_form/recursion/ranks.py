@@ -151,8 +151,7 @@ def rank_analysis(
 def _behind(
     network: Network, operation: Operation, output: LinearMap, inversions: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
-    """Extends the map of a layer's output to the next result that is recovered; returns map and mask, None at a branch.
-    """
+    """Extends the map of a layer's output to the next recovered result; returns map and mask, None at a branch."""
     while True:
         takers = [each for each in network.operations if operation.name in each.inputs]
         if len(takers) != 1 or takers[0].kind == "add":
@@ -177,8 +176,7 @@ def _with_branch(
     values: Mapping[str, Tensor],
     inversions: Mapping[str, Tensor],
 ) -> list[Equations] | None:
-    """Returns joint equations of the inputs of two layers that are added, this layer's first; None without such a sum.
-    """
+    """Returns joint equations of the inputs of two added layers, this layer's first; None without such a sum."""
     by_name = {each.name: each for each in network.operations}
 
     def added(name: str) -> tuple[Operation, LinearMap] | None:
