@@ -1,4 +1,4 @@
-"""Table of the kinds of result: the subjects of a record, and the words for them on boards and pages and in checks.
+"""Table of the kinds of result: what a record measures (utility, membership, ...), and its words on boards and pages.
 
 Records and manifests validate their kind against it; rows, controls, text and page loop over it. A new kind is a row
 here, its metrics (`metrics.py`) and the code that computes it (CONTRIBUTING.md names its files). Standard library only.
@@ -36,17 +36,17 @@ class KindOfResult:
 
     Attributes:
         name: in records and manifests.
-        main: metric that compares attacks and judges controls, and whose n is the number counted; it has a column of
-            the board.
-        counts: unit of n of its metrics, in the plural.
+        main: metric by which attacks are compared and controls judged; it has a column of the board, and its n is the
+            sample size that a board states.
+        counts: unit of that sample size, in the plural.
         attacked: whether its records have an attack.
         target: subject of the attack if it is not the trained model; empty for the trained model. Records of such a
             kind have tasks of their own, and join the row of every training of the same suite, defense and budget.
         variants: forms in which the target is released; empty for a single form.
         question: the attacks' question, as a predicate; empty without attacks.
-        absent: sentence on a page for a table without this kind; empty for none.
-        powerless: sentence on a page for an attack near chance on a positive control, with "{}" for the defense; empty
-            if chance is no single value.
+        absent: phrase for a table without this kind, completed on a page by "in these records"; empty for none.
+        powerless: predicate for an attack near chance on a positive control, with "{}" for the defense; empty if
+            chance is no single value.
         controls: roles of the controls that it judges.
         pictured: whether its arrays are images, which a page shows next to their originals.
     """

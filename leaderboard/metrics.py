@@ -17,7 +17,7 @@ Better = Literal["higher", "lower"]
 """Direction that is good for the defender."""
 
 CLAIM = "claim"
-"""Stands in for a kind: the ledger's epsilon, which is in the claim of every record of a training."""
+"""Replaces the kind for epsilon, which is no measurement: it is in the claim of every record of a training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,10 @@ class KnownMetric:
         saturates: value that stands for itself and everything beyond, shown as "≥120.0"; None without such a value.
         chance: value of an attack without information; None if that is no single number.
         floor: replaces `chance` if the baseline differs between records.
-        over_attacks: "worst" over the attacks tried, or the value of the "leading" attack if no attack decides it.
+        over_attacks: "worst" for the extreme over the attacks tried; "leading" for a floor or a bound, which is taken
+            from the attack that is worst by the kind's main metric.
         columns: of the board; empty for a metric that appears only in JSON and the page's details.
-        scale: ends of its strips on the page; values beyond them extend the strip.
+        scale: ends of the strip that draws a value and its interval on the page; values beyond them extend it.
         reported: whether papers report it, so that a paper's figure can be shown next to ours.
         pictured: whether it is shown with the pictures of an attack.
         in_violations: whether the sentence about a refuted claim states it.
@@ -167,7 +168,7 @@ _TABLE = (
     ),
     KnownMetric(name="loss", kind="utility", label="loss", unit="nats", better="lower", most=math.inf),
     KnownMetric(
-        # No column: it describes the training, not its quality. Every row has to give a direction.
+        # No column: it describes the training, not its quality. `better` has no meaning here and is a required field.
         name="successive_cosine", kind="utility", label="cosine of successive updates", short="cosine",
         better="higher", least=-1.0, scale=(-0.1, 1.0),
     ),
@@ -240,8 +241,8 @@ _TABLE = (
         name="psnr_match", kind="reconstruction", label="PSNR of the best public match", unit="dB", better="lower",
         most=math.inf, digits=1, over_attacks="leading", reported=False, saturates=120.0,
     ),
-    # Paired by image. A leak exceeds both floors; a sentence for each defense, not a column, names the attack that
-    # leaks.
+    # Differences are paired by image. A leak exceeds both floors, so the board reports them in a sentence for each
+    # defense, not in a column.
     KnownMetric(
         name="gain_over_mean", kind="reconstruction", label="PSNR gained over the mean public image", unit="dB",
         detail=GainDetail, better="lower", least=-math.inf, most=math.inf, digits=1, chance=0.0, reported=False,
@@ -270,7 +271,7 @@ _TABLE = (
         name="label_accuracy", kind="reconstruction", label="labels", better="lower", digits=2, pictured=True
     ),
     KnownMetric(
-        # Chance is 1 / |D|, which is in the metric's detail.
+        # Image identifiability (Yin et al., CVPR 2021). Chance is 1 / number of images compared, in the detail.
         name="iip", kind="reconstruction", label="identified", better="lower", digits=2, pictured=True,
     ),
     KnownMetric(
@@ -291,7 +292,7 @@ _TABLE = (
         ),
     ),
     KnownMetric(
-        # Bound from the ledger for anybody who picks the image out of as many candidates.
+        # Largest success that the claim allows any attack with as many candidates, from the executed steps.
         name="rero_bound", kind="reconstruction", label="identified at most", better="lower", digits=2,
         over_attacks="leading", reported=False, pictured=True, in_violations=True,
     ),

@@ -1,6 +1,6 @@
 """leakbench: differentially private training, privacy attacks on its releases, and audits of the remaining leakage.
 
-The parts are `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
+Subpackages: `leakbench.defenses`, `leakbench.attacks`, `leakbench.audit`, `leakbench.benchmarks` and
 `leakbench.leaderboard`. Public names are imported on first use, so `import leakbench` takes a millisecond.
 """
 
@@ -13,7 +13,7 @@ from .mkl import fix_order_of_sums
 
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "defenses").is_dir():
-    # The parts lie next to this folder in a checkout, and inside it in a wheel.
+    # The subpackages lie next to this folder in a checkout, and inside it in a wheel.
     __path__.append(str(_checkout))
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _public_name, _names = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part or a public name on first use."""
+    """Imports a subpackage or a public name on first use."""
     if name in _PARTS:
         return import_module(f"{__name__}.{name}")
     if name == "__version__":

@@ -1,7 +1,8 @@
 """Public names of a package, each imported on first use.
 
-A package states its names once, as the imports under `if TYPE_CHECKING` in its `__init__.py`, which type checkers and
-editors read too. At run time they are read from the source, in about a millisecond, and imported when used.
+A package declares its names once, as imports under `if TYPE_CHECKING` in its `__init__.py`, which type checkers and
+editors read too. At run time the declarations are parsed from the source, in about a millisecond, and a name is
+imported when it is used.
 """
 
 import ast

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 
 KEPT_BYTES = 2**30
-"""Most freed memory that a process keeps at the end of its heap, bytes."""
+"""Largest amount of freed memory that a process keeps at the end of its heap, bytes."""
 
 _FROM_HEAP = 2**25  # largest block taken from the heap, bytes: glibc's maximum
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # as in malloc.h
@@ -21,10 +21,10 @@ _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLE
 
 
 def keep_freed_memory() -> bool:
-    """Keeps up to `KEPT_BYTES` of freed memory for the next step; irreversible, so only for processes of our own.
+    """Keeps up to `KEPT_BYTES` of freed memory for the next step; irreversible, so only for leakbench's own processes.
 
-    Steps on batches of 256 images take up to a third less time (`benchmarks/README.md` has figures), independent of
-    the earlier allocations of the process; small batches gain little.
+    Steps on batches of 256 images then take up to a third less time (`benchmarks/README.md` has figures), and their
+    time no longer depends on earlier allocations of the process; small batches gain little.
 
     Returns:
         True if the limits were set: needs glibc, and an environment that does not set them itself.

@@ -1,4 +1,4 @@
-"""Packages with a method per file: `leakbench.defenses.dp_sgd` is the function `dp_sgd` of the file of that name."""
+"""Packages with one method per file: `leakbench.defenses.dp_sgd` is the function `dp_sgd` of `dp_sgd.py`."""
 
 import pkgutil
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _MethodPackage(ModuleType):
-    """Package whose attributes are the functions that its files are named after."""
+    """Package whose attributes are the functions of its files, each named as its file."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Python sets an imported module as an attribute of its package.

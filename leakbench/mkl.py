@@ -1,4 +1,4 @@
-"""Order of summation in Intel's MKL, which must be fixed before MKL is called for the first time.
+"""Reproducible order of summation in Intel's MKL, which must be set before the first call of MKL.
 
 `leakbench.defenses.core.gradients.numerics.mkl_determinism` explains why, and measures it.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def fix_order_of_sums() -> None:
-    """Sets MKL's conditional numerical reproducibility, unless the environment has chosen.
+    """Sets MKL's conditional numerical reproducibility (CNR), unless the environment sets it.
 
-    In time if MKL has not been called before, because MKL reads the variable at its first call.
+    Has an effect only before the first call of MKL, which reads the variable then.
     """
-    # "AUTO": the processor's own kernels, in an order of summation independent of position. Without "STRICT" 171 of
-    # 2,430 products depended on the position on an Intel Xeon with AMX, with up to 16 examples.
+    # "AUTO": this processor's kernels, with an order of summation that does not depend on an example's position in the
+    # batch. Without "STRICT", on an Intel Xeon with AMX, 171 of 2,430 products of up to 16 examples did depend on it.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT" if _of_intel() else "AUTO")
 
 

@@ -1,7 +1,7 @@
-"""Catalogue of data sets and architectures by name: a file of that name, or a row in the table of a family's file.
+"""Catalogue of data sets and architectures by name.
 
-The module `digits` holds the function `digits`. The module `resnet` holds a table `VARIANTS`, name -> `Variant`: the
-networks of a family differ in a few numbers, so a new network is a new row.
+An entry is a module with a function of its own name (`digits.digits`), or a row of the table `VARIANTS`, name ->
+`Variant`, in the module of a family (`resnet`): its networks differ in a few numbers, so a new network is a row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Natural:
-    """Data for which an architecture is quoted: NATURAL in its file, or in its row of a family's table.
+    """Reference data of an architecture, at which its parameter count is stated: NATURAL in its file, or in its row.
 
     Args:
         input_shape: of a single input.
-        classes: number of logits; 1 for a network with a binary logit, which may then be built so.
-        settings: of the architecture, over its defaults.
+        classes: number of logits; 1 for a network with a binary logit, which `build` then accepts.
+        settings: of the architecture, if they differ from its defaults.
     """
 
     input_shape: tuple[int, ...]
@@ -39,8 +39,8 @@ class Variant:
 
     Attributes:
         function: builds the family; also called with `model`, the row's name, for errors.
-        natural: data for which this variant is quoted.
-        title: description and users of the variant, in a line.
+        natural: reference data of this variant.
+        title: the variant and the papers that use it, in a line.
         summary: its layers and its size, in a line; the first line of the function's docstring where empty.
         fixed: arguments that define the variant; the function's remaining arguments are settings.
     """
@@ -65,7 +65,7 @@ class Variant:
         # Bound arguments are no settings: `defaults` reads settings and their values off this signature.
         own = [p for p in signature.parameters.values() if p.name not in fixed]
         vars(build)["__signature__"] = signature.replace(parameters=own)
-        # Lists show the first line, and the family's own describes none of its variants.
+        # Lists show the first line of the docstring, and the family's first line describes no single variant.
         first, _, rest = doc.partition("\n")
         build.__doc__ = f"{self.summary or first}\n{rest}"
         return build
@@ -109,7 +109,7 @@ class Catalogue:
         return variants[name].factory(name) if variants else getattr(module, name)
 
     def natural(self, name: str) -> Natural:
-        """Returns the data for which an architecture is quoted; raises as `module`."""
+        """Returns the reference data of an architecture; raises as `module`."""
         module = self.module(name)
         variants = _variants(module)
         return variants[name].natural if variants else module.NATURAL

@@ -1,4 +1,4 @@
-"""Open-ended names of architectures: classifiers of torchvision, and functions in a user's own files."""
+"""Names of architectures outside the catalogue: classifiers of torchvision, and functions in a user's own files."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ PATTERNS = {
     f"{TORCHVISION}NAME": "Any classifier of torchvision, untrained; needs the extra 'images'.",
     "FILE.py:FUNCTION": "A function of yours, called with input_shape and classes, that returns an nn.Module.",
 }
-"""Pattern of a kind of names -> a line about it."""
+"""Pattern of a kind of name -> a line about it."""
 
 
 def is_torchvision(name: str) -> bool:

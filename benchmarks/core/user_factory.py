@@ -1,7 +1,7 @@
-"""Factories of a user's own networks: `nets/mine.py:build` is the function `build` of that file.
+"""Users' own networks: `nets/mine.py:build` names the function `build` of that file.
 
-The function is called with its settings and with `input_shape` and `classes` if its signature takes them, and returns
-an `nn.Module`. The file is run anew for every model, as a script, so it may import from its own folder.
+The function is called with its settings, and with `input_shape` and `classes` if its signature takes them, and returns
+an `nn.Module`. The file is executed anew for every model and may import from its own folder, as a script may.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from .nets.shapes import first_line, refuse_misfit
 from .open_names import Answers, as_they_are
 
 DECIDED = ("input_shape", "classes")
-"""Arguments of a factory that the data decide and that are never settings."""
+"""Arguments of a factory that follow from the data and are therefore never settings."""
 
 
 def check(name: str) -> None:
@@ -110,7 +110,7 @@ def _arguments(
 
 @contextmanager
 def _running(name: str, path: Path) -> Iterator[Any]:
-    """Runs the user's file as a module, which can be looked up by its classes and imports from its own folder."""
+    """Executes the user's file as a module in `sys.modules`; meanwhile it may import from its own folder."""
     # The module stays in sys.modules under a unique name: dataclasses and pickle look up the module of a class by name
     # when a model is copied.
     label = f"leakbench_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"

@@ -1,7 +1,7 @@
 """Data sets by name: `load("digits", seed=0)`. Each file here is a data set; adding a file needs no other edit.
 
 Users' own data are named by kind and path: `folder:PATH`, `parquet:PATH`, `npz:PATH`, `features:PATH`; each file in
-`own` is a kind. `folder:PATH?size=32` resizes images of different sizes.
+`own` is a kind. Options follow a question mark: `folder:PATH?size=32` resizes images of different sizes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def factory(name: str) -> Callable[..., Splits]:
 
 
 def examples_reader(start: bytes) -> Callable[..., StoredExamples] | None:
-    """Returns the reader, for audits, of files that begin with these bytes; None without one."""
+    """Returns the audits' reader of files that begin with these bytes; None for an unknown format."""
     modules = (_OWN.module(kind) for kind in _OWN.names())
     return next((module.read_examples for module in modules if start in getattr(module, "STARTS", ())), None)
 

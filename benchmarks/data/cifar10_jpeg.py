@@ -1,10 +1,10 @@
-"""CIFAR-10 with each image stored as JPEG: its labels and its content, with slightly lossy pixels.
+"""CIFAR-10 with each image re-encoded as JPEG: the same labels, and slightly different pixels.
 
-A Parquet file for each part, as on the Hugging Face Hub. It is not CIFAR-10: its results have to be shown under this
-name.
+A Parquet file for each part, as on the Hugging Face Hub. Pixels differ from CIFAR-10's, so results have to be
+reported under this name.
 
-The check covers the JPEG images and labels. Decoders may differ by a grey level, so pixels are not checked; they are in
-the digest of the splits, which every record carries.
+The SHA-256 check covers the JPEG images and labels. Decoders may differ by a grey level, so pixels are not checked; the
+digest of the splits, which every record carries, covers them.
 """
 
 from ..core.data.data_paths import VARIABLE, data_folder

@@ -43,7 +43,7 @@ def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     return Splits.cut(
         inputs,
         labels,
-        # Trap: the seed moves the public pool as well, unlike in `LabelledImages.deal`, which came later.
+        # Trap: the seed decides the public pool too, unlike in `LabelledImages.deal`; a change would alter digests.
         choose(torch.arange(len(labels)), dealt, salt=f"digits/{seed}"),
         name="digits",
         classes=10,

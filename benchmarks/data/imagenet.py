@@ -1,9 +1,9 @@
 """ImageNet (ILSVRC 2012): 1,281,167 and 50,000 photographs in 1,000 classes, resized and cropped to squares.
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015, for non-commercial research;
-torchvision's ImageNet, which unpacks the archives but cannot download them. The test set is the validation part. All of
-it is decoded once and stays in memory, which at 224 pixels is more than most machines have; data that do not fit are
-refused before decoding.
+torchvision's ImageNet, which unpacks the archives but cannot download them. The test set is the validation part. All
+images are decoded once and stay in memory; at 224 pixels they need more than most machines have, and data that do not
+fit are refused before decoding.
 """
 
 import tarfile

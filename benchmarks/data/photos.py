@@ -2,16 +2,16 @@
 
 `china.jpg` and `flower.jpg`, 427x640 pixels each, Flickr photographs under CC BY 2.0. The grid of crops, without
 overlap, has 13 rows and 20 columns per photograph; the class is the photograph and one of its five horizontal bands.
-Columns are dealt in ranges: the public crops lie to the left of the target crops, with a whole column between them, so
-that no attacker's prior contains a strip of the target image. Members and non-members are dealt from the same columns,
-because their position could otherwise reveal the pool.
+Public crops are those of columns 0 to 7, and members and non-members are dealt from columns 9 to 19: the column between
+them keeps an attacker's prior from containing a strip of the target image. Members and non-members come from the same
+columns, because otherwise position could reveal membership.
 
-Crops without features (blurred background, empty sky) are excluded: a flat guess would count as their reconstruction,
+Featureless crops (blurred background, empty sky) are excluded: a constant image would count as their reconstruction,
 and public and target crops would be near-copies. The remaining classes are not balanced: class 0 (the sky over the
 roofs) has only public crops, class 9 (the foot of the flower) only target crops.
 
-The check covers the JPEG files. Decoders may differ by a grey level, so pixels are not checked; they are in the digest
-of the splits, which every record carries.
+The SHA-256 check covers the JPEG files. Decoders may differ by a grey level, so pixels are not checked; the digest of
+the splits, which every record carries, covers them.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ CROP, ROWS, COLUMNS, BANDS = 32, 13, 20, 5
 PUBLIC_COLUMNS = range(8)  # column 8 is the gap
 TARGET_COLUMNS = range(9, COLUMNS)
 PRIVATE, NON_MEMBER = 64, 64
-# Standard deviation of the pixels, mean over colours, inputs in [0, 1]. No crop is within 0.0007 of it, far more than a
-# decoder's rounding changes.
+# Smallest standard deviation of pixels in [0, 1], averaged over colours. No crop is within 0.0007 of this threshold,
+# which is far more than the rounding of a decoder.
 FEATURELESS = 0.048
 
 

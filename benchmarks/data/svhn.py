@@ -23,7 +23,7 @@ def svhn(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     Raises:
         ValueError: the data are not there, or damaged.
     """
-    # A folder of our own: torchvision puts SVHN's files directly into its root, while CIFAR has folders.
+    # A subfolder, because torchvision puts the files of SVHN, unlike those of CIFAR, directly into its root.
     dataset = checked("svhn", "SVHN", data_folder(), FILES, below="svhn", classes=10)
     about = "SVHN, cropped digits (Netzer et al., 2011, non-commercial use), by torchvision"
     return dataset.deal(name="svhn", about=about, seed=seed, sizes=sizes, defaults=SIZES)

@@ -1,8 +1,8 @@
 """Architectures by name: `build("mlp", input_shape=(1, 8, 8), classes=10, seed=0)`.
 
 Each file here is an architecture, or a family with a table of its variants; adding one needs no other edit. None has
-BatchNorm, which mixes the examples of a batch, so that there are no per-example gradients to bound. Two kinds of names
-are open-ended: `torchvision:NAME` and `FILE.py:FUNCTION`.
+BatchNorm, which mixes the examples of a batch, so that per-example gradients do not exist. Names outside the catalogue
+are `torchvision:NAME` and `FILE.py:FUNCTION`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def names() -> tuple[str, ...]:
 
 
 def patterns() -> dict[str, str]:
-    """Returns the open-ended kinds of names, each with a line about it."""
+    """Returns the patterns of names outside the catalogue, each with a line about it."""
     return PATTERNS
 
 
@@ -85,7 +85,7 @@ def factory(name: str) -> Callable[..., torch.nn.Module]:
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """Returns the settings of an architecture with defaults, none for the open-ended kinds; raises as `check`."""
+    """Returns the settings of an architecture with defaults, none outside the catalogue; raises as `check`."""
     check(name)
     return _CATALOGUE.defaults(name) if _kind(name) is None else {}
 
@@ -93,7 +93,7 @@ def defaults(name: str) -> dict[str, Any]:
 def takes(name: str, setting: str) -> bool:
     """Returns whether an architecture may have a setting of that name.
 
-    For the open-ended kinds only building can tell, so every name is accepted except those that the data decide.
+    Outside the catalogue only building shows that, so every name is accepted except arguments that the data determine.
 
     Raises:
         ValueError, ModuleNotFoundError: as `check`.
@@ -103,7 +103,7 @@ def takes(name: str, setting: str) -> bool:
 
 
 def natural(name: str) -> Natural:
-    """Returns the input, number of classes and settings for which an architecture is quoted.
+    """Returns the input shape, number of classes and settings at which an architecture's parameter count is stated.
 
     Raises:
         ValueError: the name is not in `names()`.
@@ -147,8 +147,8 @@ def build(
         name: in `names()`, or of a kind in `patterns()`.
         input_shape: of a single input, (channels, height, width) for convolutional networks.
         classes: number of classes, at least 2; 1, for a binary logit, if `natural(name)` has it.
-        fewest_classes: smallest number accepted; 1 for networks that are never trained here, as others' binary
-            classifiers.
+        fewest_classes: smallest number accepted; 1 for networks that are audited and not trained, such as binary
+            classifiers with one output.
         answers: extracts the logits from the output of a user's network, whose shape is checked; None for no check.
         seed: of the initial weights; the same seed gives the same weights, and torch's own generator is left unchanged.
         **settings: of the architecture, see `defaults(name)`.
@@ -161,7 +161,7 @@ def build(
 
     check(name)
     kind, shape = _kind(name), tuple(input_shape)
-    # A single logit is for the networks of R-GAP, whose loss is binary.
+    # A single logit is accepted only for networks that R-GAP attacks, whose loss is binary.
     least = fewest_classes if kind else min(fewest_classes, natural(name).classes)
     if classes < least:
         raise ValueError(f"classes must be at least {least}, got {classes}")
@@ -180,7 +180,7 @@ def build(
 
 
 def _kind(name: str) -> Any:
-    """Module that builds an open-ended kind of name; None for a name that should be in `names()`."""
+    """Module that builds networks outside the catalogue; None for a name that should be in `names()`."""
     if is_torchvision(name):
         return import_module("leakbench.benchmarks.core.nets.torchvision_models")
     return import_module("leakbench.benchmarks.core.user_factory") if is_factory(name) else None

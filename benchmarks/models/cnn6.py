@@ -1,8 +1,9 @@
 """Networks that R-GAP inverts layer by layer: convolutions without biases, each followed by a leaky ReLU.
 
-Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021. A leaky ReLU has an inverse, and without
-biases the gradient of a layer is linear in its input, given the derivatives by its output. With a single logit, the
-last layer shares a scalar that determines the loss's derivative.
+Zhu & Blaschko, "R-GAP: Recursive Gradient Attack on Privacy", ICLR 2021. A leaky ReLU has an inverse, and the gradient
+of a layer's weight is linear in the layer's input, given the derivatives by its output. With a single logit and no
+bias, the inner product of the last layer's weight with its gradient is the logit times the loss's derivative, a scalar
+equation for the logit.
 
 On CNN6, with torch's initial weights, gradient and weights together determine the input of every layer. On CNN6-d,
 whose second convolution has 20 instead of 36 channels, 280 of the 3468 dimensions of that layer's input stay
@@ -18,8 +19,7 @@ from ..core.nets.shapes import features, image_shape
 
 BINARY = Natural((3, 32, 32), classes=1)
 SLOPE = 0.2
-"""Slope of the negative half; a Python number, so that it is 0.2 in float64 too, because an inversion multiplies its
-error."""
+"""Slope of the negative half; a Python number, so 0.2 to the precision of float64: inversion amplifies errors."""
 
 
 def leaky_relu_cnn(

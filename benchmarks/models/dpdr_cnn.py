@@ -1,10 +1,10 @@
-"""Networks of DPDR.
+"""Convolutional networks of DPDR, with four and five layers and group normalisation.
 
 Liu et al., "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning",
 arXiv:2406.02744.
-Deviation: only the number of layers and the group normalisation are known here. The network of four layers is DP-CNN/S
-with a group norm after each convolution; in the network of five, widths, tanh and pooling are our choice, as are groups
-of 8 channels.
+Deviation: of the paper's networks only the number of layers and the group normalisation are known. The network of four
+layers is DP-CNN/S with a group norm after each convolution; in the network of five, widths, tanh and pooling are our
+choice, as are groups of 8 channels in both.
 """
 
 from torch import nn

@@ -18,7 +18,7 @@ def mlp(*, input_shape: tuple[int, ...], classes: int, hidden: int = 32) -> nn.M
         hidden: width of the hidden layer.
 
     Returns:
-        `hidden * (inputs + 1) + classes * (hidden + 1)` parameters: 2,410 on `digits`.
+        A network with `hidden * (inputs + 1) + classes * (hidden + 1)` parameters: 2,410 on `digits`.
 
     Raises:
         ValueError: `hidden` is not positive.

@@ -1,4 +1,4 @@
-"""Softmax regression on ScatterNet features, the smallest model on them.
+"""Softmax regression on ScatterNet features.
 
 Tramèr & Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021. Features are
 normalised within each example, which uses no other example and so costs no privacy; with `groups = 0` they are not

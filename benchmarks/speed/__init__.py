@@ -1,9 +1,10 @@
 """Speed and memory of private training steps against plain SGD and other tools: `python -m leakbench.benchmarks.speed`.
 
-`harness.py` compares ways of doing the same work, `memory.py` measures a way in its own process, `part.py` has what
-parts share, `report.py` and `plot.py` write the results. Parts: whole DP-SGD steps (`step.py`), of every network
-(`architectures.py`) and every defense (`methods.py`), their noise (`noise.py`), norms of masked gradients
-(`masked.py`), public subspaces (`projection.py`), inversions of a gradient (`rgap.py`, `inversion.py`), shadow models
-(`shadows.py`), scores of an informed adversary (`informed.py`). These are no tests: a missed target is only shown, and
-a ratio that no processor here can lower is a fact, shown with its bound.
+A "way" is an implementation of some work. `harness.py` times the ways of doing the same work against one another,
+`memory.py` measures each in its own process, `part.py` has the code that all benchmarks share, and `report.py` and
+`plot.py` write the results. Benchmarks: DP-SGD steps (`step.py`), on every network (`architectures.py`) and by every
+defense (`methods.py`), their noise (`noise.py`), norms of masked gradients (`masked.py`), public subspaces
+(`projection.py`), gradient inversion (`rgap.py`, `inversion.py`), shadow models (`shadows.py`), scores of an informed
+adversary (`informed.py`); `kernels.py` has a command of its own. Benchmarks are no tests: a missed target is only
+reported, and a ratio bound by arithmetic is reported with its bound and has no target.
 """

@@ -71,7 +71,7 @@ def speed(
             step.refuse_unknown(case or (), way or (), quick=quick)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    # Same as in the command `leakbench`: otherwise measurements depend on the memory that the process has freed before.
+    # Set in the command `leakbench` too; otherwise times depend on the memory that the process freed before.
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)

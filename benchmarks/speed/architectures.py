@@ -1,4 +1,4 @@
-"""DP-SGD step on every network of the catalogue, against plain SGD in the faster of its two memory formats."""
+"""DP-SGD steps on networks of fewer than 5 million parameters, against plain SGD in its faster memory format."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLAIN = ("sgd", "sgd-channels-last")
 OURS = "auto"
 BATCHES = (64, 256)
 LIMIT = 1.3
-# A network without convolutions: plain training is products over the batch alone, and DP-SGD adds another.
+# Without convolutions a plain step is a few matrix products, to which DP-SGD adds a further one of the same size.
 LIMIT_OF_LINEAR = 2.0
-_MOST_PARAMETERS = 5_000_000  # wider networks have narrower variants of the same code
+_MOST_PARAMETERS = 5_000_000  # larger networks use the same layers as smaller variants that are measured
 _QUICK = 30_000
 _LEAST = 0.02  # seconds of consecutive steps, as in a run
 

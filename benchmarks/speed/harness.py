@@ -1,8 +1,8 @@
-"""Comparison of the speed of several ways of doing the same work, in one process, interleaved round by round.
+"""Interleaved timing of several implementations ("ways") of the same work, in one process.
 
-The speed of a machine drifts from minute to minute by more than the differences of interest. So each way runs once in
-every round, in an order that rotates, and two ways are compared by the median of their ratios within a round, in which
-drift cancels. A way that fails has a reason instead of a number.
+The speed of a machine drifts from minute to minute by more than the differences of interest. So each way runs in every
+round, in a rotating order, and two ways are compared by the median over rounds of the ratio of their times, in which
+drift cancels. A way that fails has a reason instead of times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .memory import Memory, Probe, measured
 
 TimedCall = Callable[[], object]
 
-# The budget never cuts a comparison below this number of rounds, so that medians remain meaningful.
+# Least number of rounds, whatever the budget, so that medians remain meaningful.
 FEWEST_ROUNDS = 3
 
 
@@ -84,8 +84,8 @@ def interleaved(
         rounds: largest number of rounds.
         budget: seconds after which no further round begins, once there are three.
         warmup: calls of each way before the first round.
-        least: seconds for which a way is called repeatedly in each round; its time is then the mean. A run takes its
-            steps consecutively; a single short step would find the caches as another way left them.
+        least: seconds for which a way is called repeatedly in each round; its time is then the mean. A single short
+            step would find the caches as another way left them, unlike the consecutive steps of a training.
         clock: seconds, at which all work on the device has ended. PyTorch's `Timer` has the same clock; its `timeit`
             would call a way twice more in every round.
         wall_clock: seconds, without waiting for the device; for `least` and the budget.
@@ -129,11 +129,11 @@ def interleaved(
     for number in range(rounds):
         if number >= FEWEST_ROUNDS and wall_clock() > end:
             break
-        # The first way of a round finds the caches as the previous round left them.
+        # The order rotates, because the first way of a round finds the caches as the previous round left them.
         turn = number % max(1, len(steps))
         for name in [*list(steps)[turn:], *list(steps)[:turn]]:
             attempt(name, partial(timed, name))
-    # Such as the engine that was chosen.
+    # Notes say, for example, which engine was chosen.
     notes = {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
     return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=notes, failed=failed)
 
@@ -173,8 +173,8 @@ class SpeedComparison:
         name: of the work.
         about: its sizes.
         measurements: way by way.
-        peer: way against which the speed-up of the others is measured.
-        floor: way with the least cost to be expected; None for none.
+        peer: way relative to which speed-ups are stated.
+        floor: way relative to which costs are stated, such as plain SGD; None for none.
     """
 
     name: str
@@ -227,8 +227,8 @@ def compare(
         name: of the work.
         probes: way -> its probe.
         peer: way with which others are compared.
-        floor: way with the least cost to be expected.
-        about: sizes, for the record.
+        floor: way relative to which costs are stated; None for none.
+        about: sizes of the work, for the report.
         device: "cpu" or "cuda".
         rounds: largest number of rounds.
         budget: seconds for the rounds.

@@ -1,8 +1,8 @@
 """Cost of an informed adversary's score: inner product and norm of every example's bounded contribution.
 
-The same direction, the noise of a step, serves all candidates. The baseline is the cost of training an example, its
-share in a clipped sum. The direct way forms every contribution and multiplies it, with memory proportional to examples
-times parameters.
+All candidates of a step are multiplied with the same direction, its noise. The baseline is the cost of an example in
+the clipped sum of a training step. The direct way forms all contributions before multiplying them, with memory
+proportional to examples times parameters.
 """
 
 from __future__ import annotations

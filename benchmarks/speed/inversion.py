@@ -1,10 +1,10 @@
-"""Gradient inversion: an iteration of a search for an image, with several restarts in turn or side by side.
+"""Gradient inversion: an iteration of Inverting Gradients, with restarts in sequence or batched.
 
-The timed work is the gradient of 1 - cos(update of the guess, shared update) + total variation in the guesses, nearly
-all of an iteration. In turn, each restart has its own backward pass and the pass through it. Side by side is
-`leakbench.defenses.core.gradients.candidate_gradients`: one pass for all, which for a dense update forms no parameter
-gradient. Masked updates keep half of the coordinates, projected updates are coefficients along random orthonormal
-directions.
+The timed work, nearly all of an iteration, is the gradient by the guesses of 1 - cos(update of the guess, shared
+update) + total variation. "In turn", each restart has its own backward and double-backward pass. "Side by side" is
+`leakbench.defenses.core.gradients.candidate_gradients`: a single pass for all restarts, which for a dense update forms
+no parameter gradient. Masked updates keep half of the coordinates; projected updates are coefficients along random
+orthonormal directions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Encode = Callable[[Tensor], Tensor]
 
 
 def measure(**options: Unpack[Options]) -> dict[str, Any]:
-    """Times both ways of every case, all restarts together; only the smaller network if quick.
+    """Times an iteration of all restarts in both ways for every case; only the smaller network if quick.
 
     Args:
         options: see `Options`.

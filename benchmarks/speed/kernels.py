@@ -1,10 +1,10 @@
-"""Worth of each compiled kernel: time of a whole DP-SGD step without it, over that of the step with all of them.
+"""Ablation of compiled kernels: time of a DP-SGD step without a kernel, over that of the step with all kernels.
 
     OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m leakbench.benchmarks.speed.kernels dp_cnn-64 resnet20-64 --masked
 
-A step without a kernel takes PyTorch's way beside it, which also serves other devices. Ways take turns in one process,
-round by round, and are timed by the process's CPU time; "same" is all kernels once more, so its deviation from 1 is the
-noise. The rule that follows from the ratios, and a table, are in the kernels' README.
+Without a kernel, a step takes the fallback in PyTorch that also serves other devices. Ways take turns in one process,
+round by round, and are timed by CPU time; "same" has all kernels, so its deviation from 1 is measurement noise. The
+kernels' README has a table, and the rule by which kernels are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAYERWISE = _CORE + "gradients.layerwise."
 
 
 Replacement = tuple[str, str, Any]
-"""(module, attribute, the value that it has in a step without a kernel)."""
+"""(module, attribute, value that replaces it in a step without a kernel)."""
 
 
 def _off(place: str, value: Any) -> Replacement:
@@ -142,7 +142,7 @@ def measure(network: str, batch: int, *, masked: bool, rounds: int, seconds: flo
         batch: number of examples.
         masked: True for a plan that releases a random half of the coordinates.
         rounds: in each of which every way takes a few steps.
-        seconds: of a way's turn, about; at least one step.
+        seconds: approximate duration of a way's turn, at least one step.
         only: keys of `WITHOUT`.
     """
     step = _step(network, batch, masked)

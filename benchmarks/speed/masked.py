@@ -1,7 +1,7 @@
 """Norms and clipped sums under a mask shared by all examples, as random sparsification needs in a linear layer.
 
-The direct way forms, masks and measures the gradients s xᵀ of all examples. The closed form forms none of them: |M ∘ (s
-xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of scaled signals and inputs.
+The direct way forms and masks the gradients s xᵀ of all examples and takes their norms. The closed form forms no
+gradient: |M ∘ (s xᵀ)|² = (s∘s)ᵀ M (x∘x), and the clipped sum is M ∘ the product of scaled signals and inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT = 0.3
 BOOK, CLOSED = "per-example gradients", "closed form"
 NORMS = "norms by "
 WAYS = (NORMS + BOOK, NORMS + CLOSED, BOOK, CLOSED)
-# Number of weights in a layer from which on the closed form has to be far ahead.
+# Least number of weights of a layer for which the closed form has the target `GAIN`.
 MANY_WEIGHTS = 2**18
 GAIN = 50.0
 

@@ -1,8 +1,9 @@
 """Peak memory of a callable in its own process, beyond the memory in use before its first call.
 
-On a CPU it is the kernel's high-water mark of the resident set (Linux only), on CUDA the allocator's. The mark includes
-memory that an allocator keeps for later, which a machine needs all the same. Libraries run once before, so that their
-permanent workspaces are not counted; about a megabyte remains uncertain.
+On a CPU it is the operating system's high-water mark of the resident set (Linux only), on CUDA that of PyTorch's
+allocator. The resident set includes memory that an allocator keeps for reuse, which the machine has to provide all the
+same. Libraries are called once before, so that their permanent workspaces are not counted. Results are uncertain by
+about a megabyte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cost of ten training steps of every defense relative to plain DP-SGD, including sampling and optimizer.
 
-Methods are found by their files and run at their default settings. A method that keeps its directions for some steps
-has a second way that keeps them for ten, so that the time includes a refresh; a method with two ways of drawing
-directions is measured with both.
+Methods are found by their files and run at their default settings. A method that can keep its directions for several
+steps is also timed with directions kept for ten, so that the ten steps include a refresh; a method that draws random
+directions is timed with Gaussian ones and with those of a count sketch.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from .targets import SpeedTarget
 
 PLAIN = "plain DP-SGD"
 KEPT = 10
-"""Number of steps per call, for which the second way of such methods keeps its directions."""
+"""Number of steps per call, and of steps for which the second way of such methods keeps its directions."""
 AFTER = f", kept {KEPT} steps"
 SKETCHED = ", sketch"
-"""Suffix of a method with random directions: they are those of a count sketch instead of Gaussian."""
+"""Suffix of a method with random directions that are those of a count sketch instead of Gaussian."""
 
 CASES = (Workload("dp_cnn_small", 256),)
 QUICK_CASES = (Workload("dp_cnn_small", 32),)
@@ -121,7 +121,7 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         execution=Execution(device=torch.device(device)),
         recording=Recording(),
     )
-    # Images other than the private ones, which would be refused as public data.
+    # Shifted by 1, because public images that equal private ones are refused.
     training = OngoingRun(load.model(), load.data(), (public[0] + 1, public[1]), settings)
     numbers = count(training.begin())  # after a release before the first step, if there is one
 

@@ -1,6 +1,6 @@
 """Workloads of the speed benchmarks: networks of the papers, two families of growing width, random data.
 
-Speed depends on the shape of a network alone, so weights are fresh and data random.
+Speed depends on the shapes of network and data alone, so weights are untrained and data random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cost of the noise of a step: each of our kinds against Opacus', from a sum in float32 to a release in float32.
+"""Cost of the noise of a step: each of our sources against Opacus', from a sum in float32 to a release in float32.
 
 Opacus adds normals in float32, or, in its secure mode, half the sum of four normals. Ours are rounded to a public unit:
 `os` adds normals in float64, `secure` discrete Gaussians to whole numbers. Further costs of `secure`, sums without

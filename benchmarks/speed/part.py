@@ -1,4 +1,4 @@
-"""A part of the benchmarks: the settings that all parts share, its comparisons and targets, and its document."""
+"""Run of a benchmark ("part"): settings shared by all benchmarks, its comparisons and targets, and its document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = (
 
 
 class Options(TypedDict, total=False):
-    """Settings that all parts share; every part has its own value where one is absent or None.
+    """Settings shared by all benchmarks; a benchmark has its own value for an absent setting or None.
 
     Attributes:
         device: "cpu" or "cuda"; "cpu" if absent.
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 
 class SpeedPart:
-    """Run of a part, which collects what its document holds.
+    """Run of a benchmark, which collects comparisons and targets for its document.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -81,7 +81,7 @@ class SpeedPart:
         self._say = options.get("say", lambda _line: None)
         self.comparisons: list[SpeedComparison] = []
         self.targets: list[SpeedTarget] = []
-        self._environment = report.environment(self.device)  # read first: later the load is our own
+        self._environment = report.environment(self.device)  # read first: later the load includes this benchmark
 
     def say(self, line: str) -> None:
         """Sends a progress message."""

@@ -1,4 +1,4 @@
-"""Public subspaces: the leading directions of public gradients, and the projection of a private batch on them.
+"""Public subspaces: leading directions of public gradients, and the projection of a private batch on them.
 
 The bases of `leakbench.defenses.core.plan.linear_algebra.basis` are compared with PyTorch's, a full singular value
 decomposition and `svd_lowrank`. A step's projection by the codec, coefficients of every row and one product back for

@@ -106,7 +106,8 @@ def write(path: Path, content: str | Callable[[Any], None]) -> Path:
         content: text, or a function that writes bytes into an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Same as `leakbench.leaderboard.records.files.write_bytes`, which this leaf may not import.
+    # Like `leakbench.leaderboard.records.files.write_whole`, which this leaf may not import, without fsync and the
+    # refusal of links.
     draft = path.with_name(f".{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with draft.open("xb") as file:

@@ -1,8 +1,8 @@
-"""R-GAP on CNN6, one image: our inversion against dense least squares of the same equations in float32.
+"""R-GAP on CNN6, one image: structured inversion in float64 against dense least squares in float32.
 
 The paper's code writes the equations of a layer as a dense matrix in float32 and solves it by singular values (LAPACK's
-gelsd). The baseline here does the same with matrices from the same maps as ours, which is much faster than filling them
-entry by entry, and without the rows for padded pixels, so that only the arithmetic is compared.
+gelsd). The baseline here does the same, but builds the matrices from the linear maps of our inversion, which is much
+faster than filling them entry by entry, and omits the rows for padded pixels, so that only the arithmetic is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES, FULL_SIZES, QUICK_SIZES = (24,), (32,), (16,)
 DENSE, OURS = "dense float32, gelsd", "structured float64"
 WAYS = (DENSE, OURS)
 LARGEST_ERROR = 1e-15
-"""Limit on the mean squared error of our image; that of float32 is reported."""
+"""Limit on the mean squared error of the image by the structured inversion; that of the dense one is only reported."""
 
 Inversion = Callable[[], Tensor]
 """Inversion of a gradient; returns the image found."""

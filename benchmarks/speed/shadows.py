@@ -1,9 +1,9 @@
-"""Training of many shadow models: as `leakbench` does it, against a plain loop of the same trainer over the models.
+"""Training of many shadow models: stacked or in parallel processes, against a loop of the same trainer over the models.
 
 Chains of linear layers are trained as one stack, with a leading model axis, and so are convolutional networks on CUDA.
-On a CPU stacking slows the latter down, which is timed too: there, processes with a thread each, one per core, run
-against a loop in one process that has all threads. The start of a process is not counted, because a run starts them
-once.
+On a CPU stacking slows convolutional networks down, which is timed too, and `leakbench` trains them in single-threaded
+processes, as many as there are cores; the loop has all threads of a single process. The start of processes is not
+counted, because a run starts them once.
 """
 
 from __future__ import annotations

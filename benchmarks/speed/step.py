@@ -1,7 +1,7 @@
-"""DP-SGD step: ours by every engine, Opacus' two ways, and plain SGD, on the networks that papers train.
+"""DP-SGD steps of every engine of leakbench, of Opacus with hooks and with ghost clipping, and of plain SGD.
 
-Every way takes whole steps on its own model: norms, clip, sum, noise, division, update. `auto` is the default of
-`train`.
+Networks are those of the papers. Every way takes whole steps on its own model: norms, clip, sum, noise, division,
+update. `auto` is the default of `train`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Targets: limits on ratios, and whether a run meets them; a missed target is shown and is no error.
+"""Targets: limits on ratios of time and memory, and whether a run meets them; a missed target is reported, no error.
 
-A ratio that is bound by arithmetic, on any processor here, has its bound instead of a limit: it is a fact, neither met
-nor missed.
+A ratio whose arithmetic alone exceeds any such limit on the processors measured has that bound instead of a limit, and
+is neither met nor missed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class SpeedTarget:
 
     Attributes:
         case: name of the comparison.
-        way: that is to reach it.
-        against: other way.
+        way: way that the limit is on.
+        against: way that it is compared with.
         quantity: "speed-up" is the other way's time over ours, "time" and "memory" are ours over the other's.
-        limit: on the median; a minimum for a speed-up, a maximum otherwise; None if no processor here can reach one.
-        bound: why it has no limit, as "41 Mflop an example".
+        limit: on the median; a minimum for a speed-up, a maximum otherwise; None with a bound.
+        bound: arithmetic that rules a limit out, as "41 Mflop an example"; empty with a limit.
     """
 
     case: str

@@ -1,8 +1,8 @@
-"""Ways of taking a DP-SGD step: ours, Opacus' two, and plain SGD as the floor.
+"""Implementations of a DP-SGD step: leakbench's engines, Opacus with hooks and with ghost clipping, and plain SGD.
 
-All private ways clip per-example gradients at norm 1, sum, add noise at multiplier 1, divide by the batch and take an
-SGD step, on their own model, which they change. Data stay on the device; sampling and loading are left out, because
-they cost the same in all.
+All private implementations clip per-example gradients at norm 1, sum, add noise at multiplier 1, divide by the batch
+and take an SGD step, each on its own model. Data stay on the device; sampling and loading are left out, because they
+cost the same for all.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ WAYS: dict[str, StepBuilder] = {
     "opacus-hooks": opacus_hooks,
     "opacus-ghost": opacus_ghost,
 }
-# `auto` is `layerwise` for every network here and is noted as such, so `layerwise` is not timed again. `secure` is not
-# usual: exact sums are computed an example at a time, which takes longer than all other ways together.
+# `auto` chooses `layerwise` for every network here, so `layerwise` is not timed again. `secure` is left out by default:
+# exact sums are computed example by example, which takes longer than all other ways together.
 USUAL = tuple(way for way in WAYS if way not in ("layerwise", "secure"))
 
 

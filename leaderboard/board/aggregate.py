@@ -1,10 +1,10 @@
 """Means over seeds with their intervals, and the worst case over attacks.
 
-The strongest attack is a maximum over all attacks tried, and a maximum of noisy numbers is biased upwards, the more so
-the more there are. So attacks are compared on one half of the candidates, and the number of the strongest is from the
-other half, if records have both. The intervals of all attacks compared are simultaneous (Bonferroni over the number of
-looks), so the largest high end covers the strongest attack, whichever it is. A missing measurement has no value, never
-0.
+The value of the strongest attack is a maximum over the attacks tried, and a maximum of noisy numbers is biased upwards,
+the more so the more there are. So the strongest attack is selected on one half of the candidates, and its value is
+measured on the other half, if records have both. The intervals of all attacks compared are simultaneous (Bonferroni
+over the number of looks), so the largest high end covers the strongest attack, whichever it is. A missing measurement
+has no value, never 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from ..records.fields import Metric
 from ..records.record import Record
 
 LOW_END = "no interval: it is a low end by itself"
-"""Reason why a proved bound has no interval."""
+"""Reason for the absence of an interval: a proved bound is itself a lower confidence bound."""
 
 
 class BoardError(ValueError):
@@ -29,13 +29,13 @@ class BoardError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BoardCell:
-    """A defense against an attack (or its utility, without an attack) at a task, over seeds.
+    """Results of a defense against an attack (or of its utility) on a task, over seeds.
 
     Attributes:
         kind: as in the records.
         attack: label of the attack, with settings if attacks of the same name differ; None for utility.
-        noise: variant, if its kind has several: "none" is the release without its noise.
-        records: seed -> its "ok" record.
+        noise: variant of the release, if its kind has several: "none" is the release without its noise.
+        records: seed -> its record with status "ok".
     """
 
     kind: str
@@ -55,13 +55,13 @@ class Estimate:
         high: upper end.
         seeds: the seeds measured.
         looks: number of attacks compared.
-        attack: that reached the value.
+        attack: label of the attack that reached the value.
         interval: "seeds" (Student t over seeds), "own" (the records' intervals, averaged), None.
-        reason: why there is no value or no interval, or what is excluded from the value.
+        reason: why there is no value or no interval, or which seeds the value lacks.
         largest: largest value that the claim allows any test, mean over the same seeds; None if a record lacks it.
         largest_note: caveat about that bound; empty for none.
-        chosen_on: basis of the choice among attacks: the calibration half (the value is then from the other half), or
-            the same scores; None without a choice.
+        chosen_on: scores on which the strongest attack was selected: the calibration half (the value is then from the
+            other half), or the same scores as the value; None without a selection.
     """
 
     metric: str
@@ -106,11 +106,11 @@ class Estimate:
 
 
 def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: Half | None = None) -> Estimate:
-    """Mean of a metric over the seeds of a cell, with a 95 % interval.
+    """Computes the mean of a metric over the seeds of a cell, with a 95 % interval.
 
-    The interval is Student's t over seeds. With a single seed, or with seeds that agree to the last digit (t would then
-    claim certainty), it is the mean of the records' own intervals, widened for `looks` as a normal interval would be.
-    Both are clipped to the metric's range. For proved bounds the estimate is the least, without an interval.
+    The interval is Student's t over seeds. With a single seed, or with equal values (whose t interval would have no
+    width), it is the mean of the records' own intervals, widened for `looks` as a normal interval would be. Both are
+    clipped to the metric's range. For proved bounds the estimate is the least value, without an interval.
 
     Args:
         name: the metric.
@@ -131,14 +131,15 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: Half | None 
         return Estimate(metric=name, value=None, attack=cell.attack, looks=looks, reason=reason)
     values = [m.value for m in measured.values() if m.value is not None]
     if name in METRICS and METRICS[name].proved:
-        # Each bound errs with its own chance; the mean or the largest errs with the chance of all of them.
+        # The least of several lower bounds holds with the confidence of each. Their mean and their maximum hold only if
+        # all of them do, so their error probabilities add up.
         reason = gaps or ("the least of its seeds, which is proved as each is" if len(values) > 1 else LOW_END)
         return Estimate(
             metric=name, value=min(values), seeds=tuple(measured), attack=cell.attack, looks=looks, reason=reason
         )
     center = min(max(fmean(values), min(values)), max(values))  # rounding must not leave the values' range
     ends, kind = student(values, looks=looks), "seeds"
-    # Equal values have no spread over seeds, and t would claim certainty; each record's own interval does not.
+    # Equal values, or a single value, have no spread over seeds, so the records' own intervals are used.
     if ends is None:
         ends, kind = _own_interval(list(measured.values()), looks), "own"
     if ends is None:
@@ -154,30 +155,30 @@ def over_seeds(name: str, cell: BoardCell, *, looks: int = 1, half: Half | None 
 
 
 def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
-    """Estimate of the strongest attack, with an interval that covers the strongest attack, whichever it is.
+    """Computes the worst case over attacks, with an interval that covers the strongest attack, whichever it is.
 
     Args:
         name: of a metric; `better` in its records gives the direction that is bad for the defense.
         cells: a cell for each attack compared.
-        missing: reason to give if there is nothing to compare.
+        missing: reason to give if there is no attack to compare.
 
     Returns:
-        Estimate of the attack with the worst mean, on the half of the candidates that had no part in the choice if
-        records have it; [low, high] covers the strongest attack, whichever it is.
+        Estimate of the attack with the worst mean, from the half of the candidates that had no part in its selection if
+        records have halves.
     """
     looks = sum(over_seeds(name, cell).value is not None for cell in cells)
     if not looks:
         reasons = [over_seeds(name, cell).reason for cell in cells]
         reason = "; ".join(dict.fromkeys(r for r in reasons if r)) or missing
         return Estimate(metric=name, value=None, reason=reason)
-    # Computed again, and wider: the maximum of k means leaves its own interval up to k times as often (Bonferroni).
+    # Computed again with wider intervals: the maximum of k means leaves its own interval up to k times as often.
     compared = [_Compared(cell, over_seeds(name, cell, looks=looks)) for cell in cells]
     compared = [attack for attack in compared if attack.estimate.value is not None]
     estimates = [attack.estimate for attack in compared]
     sign = 1 if _better(name, cells) == "lower" else -1
     strongest, chosen = _strongest(compared, sign), None
     if looks > 1 and (chosen := _chosen_on_a_half(name, compared, sign)) is not None:
-        # Attacks without halves are compared by their own numbers: they are few, and none is hidden.
+        # Attacks without halves are compared by their values on all candidates, so that none is left out.
         strongest = _strongest([chosen, *(attack for attack in compared if not _has_halves(name, attack))], sign)
     of_half, strongest = strongest is chosen, strongest.estimate
     low, high, interval, reason = None, None, None, strongest.reason
@@ -187,7 +188,7 @@ def worst_case(name: str, cells: list[BoardCell], *, missing: str) -> Estimate:
         low = pick(e.low for e in estimates if e.low is not None)
         high = pick(e.high for e in estimates if e.high is not None)
         interval = strongest.interval
-    # An attack without an interval may be the strongest, so the intervals of the others cover nothing.
+    # An attack without an interval may be the strongest, so the intervals of the others need not cover it.
     elif strongest.low is not None:
         without = next(e.attack for e in estimates if e.low is None)
         reason = f"no interval: {without} was compared too and has none"
@@ -220,8 +221,8 @@ class _Compared:
 def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
     """Returns the attack with the worst mean, provided it is also worst on the seeds that it shares with others.
 
-    Runs differ in how much they leak. So an attack with fewer seeds must be worse by its mean, and also worse than the
-    attack that it displaces on the seeds that both have: a single lucky seed must not beat a mean over three.
+    Runs differ in how much they leak. So an attack with fewer seeds replaces another only if its mean is worse over all
+    of its seeds and also over the seeds that both have: a single lucky seed must not beat a mean over three.
 
     Args:
         compared: attacks with values; not empty.
@@ -261,19 +262,19 @@ def _chosen_on_a_half(name: str, compared: Sequence[_Compared], sign: int) -> _C
 
 
 def _bare(estimate: Estimate) -> Estimate:
-    """Drops the interval: the first of equal means is then taken."""
+    """Drops the interval, so that among equal means the first attack is selected."""
     return replace(estimate, low=None, high=None)
 
 
 def _reaching(chosen: Estimate, end: float | None, sign: int) -> Estimate:
-    """Estimate of an attack on the report half, with an interval that covers the strongest attack.
+    """Extends the interval of the selected attack on the report half so that it covers the strongest attack.
 
-    The better end is the attack's own: the strongest attack is at least as strong. The worse end is that of all attacks
-    on all candidates: a calibration half of few candidates may have chosen a weaker attack.
+    The end that favors the defense is the attack's own, because the strongest attack is at least as strong. The other
+    end is that of all attacks on all candidates, because a small calibration half may select a weaker attack.
 
     Args:
         chosen: estimate on the report half.
-        end: worse end, simultaneous over all attacks; None if an attack has no interval.
+        end: end unfavorable to the defense, simultaneous over all attacks; None if an attack has no interval.
         sign: 1 if larger values are worse, else -1.
     """
     if chosen.low is None or chosen.high is None or end is None or chosen.value is None:

@@ -1,8 +1,8 @@
-"""Choice attacks, which pick the image out of given candidates, judged apart from attacks that reconstruct images.
+"""Attacks that identify the image among given candidates, judged separately from attacks that reconstruct images.
 
 The image is among the candidates, so a right choice is an exact copy, whose PSNR cannot be compared with that of a
-reconstruction. Records of choices have the share of right choices instead, the chance level of a guess from the
-candidates alone, and the bound that the claim puts on any choice.
+reconstruction. Records of such attacks have the share of right choices instead, the success of a guess from the
+candidates alone, and the bound that the claim puts on any choice (reconstruction robustness).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .aggregate import BoardCell, over_seeds
 SUCCESS, BOUND = METRICS["prior_success"], METRICS["rero_bound"]
 
 MARGIN = 0.2
-"""Margin over chance by which a positive control must pick right."""
+"""Margin over chance that the success rate of a positive control must exceed."""
 
 
 def is_choice(cell: BoardCell) -> bool:
@@ -23,7 +23,7 @@ def is_choice(cell: BoardCell) -> bool:
 
 
 def chance(cell: BoardCell) -> float:
-    """Success rate of a guess from the candidates alone: the largest of the cell's records."""
+    """Success rate of a guess from the candidates alone: the largest among the cell's records; 1 if unknown."""
     picked = [r.metrics[SUCCESS.name] for r in cell.records.values() if SUCCESS.name in r.metrics]
     known = [kappa for metric in picked if (kappa := ChoiceDetail.of(metric.detail).kappa) is not None]
     return max(known, default=1.0)

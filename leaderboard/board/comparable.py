@@ -1,7 +1,7 @@
-"""Comparability of records in a table: the same attacks, the same training split, the same code.
+"""Comparability of the rows of a table: equal attacks, training splits and code.
 
-A folder may hold several complete requests of a suite, under which defenses were trained or attacked differently: by
-`--set`, by a changed suite file, or by another version of the code for some of the seeds.
+A folder may hold several complete requests of a suite under which defenses were trained or attacked differently: with
+`--set`, with a changed suite file, or with another version of the code for some of the seeds.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from ..records.record import Record
 
 
 def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[str, tuple[str, str]]:
-    """Returns the attacks that were run, including failures, as all of their settings -> (kind, name).
+    """Returns the attacks that ran, failures included: key of kind, name and settings -> (kind, name).
 
-    A skipped attack, as with a missing extra, measured nothing, so a row without it lacks nothing.
+    Skipped attacks, for example without an extra, do not count: a row is not at a disadvantage for them.
 
     Args:
         records: of a row, of any status.
-        refused: whether to count attacks that answered that they do not apply to this release. A row is then attacked
-            by as many as others, though its worst case may be worse than measured.
+        refused: whether to count attacks that refused the release as outside their scope. Such a row was attacked by as
+            many as others, though its worst case may be worse than measured.
     """
     attacks = {}
     for record in records:
@@ -32,7 +32,7 @@ def attacks_tried(records: Iterable[Record], *, refused: bool = False) -> dict[s
 
 
 def same_splits(records: Iterable[Record]) -> bool:
-    """Returns whether all have equally many examples and the same model, and records of a seed the same examples.
+    """Returns whether the records have equal fixed settings of the task, and those of a seed the same split.
 
     Args:
         records: of a section.
@@ -45,10 +45,10 @@ def same_splits(records: Iterable[Record]) -> bool:
 
 
 def mixed(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Suite -> packages and code, in words, in which its records differ; suites of uniform code are left out.
+    """Lists the packages and code in which a suite's records differ, by suite; suites of uniform code are left out.
 
-    A package that some records lack is no difference, as when old records are kept. Settings of each defense may be
-    tuned separately.
+    A package that some records lack is no difference, as when old records are kept. Digests of tuning are not compared,
+    because defenses may be tuned separately.
 
     Args:
         records: of a board; records without numbers do not count.

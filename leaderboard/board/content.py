@@ -1,7 +1,7 @@
-"""Content of the written board, independent of the format (text, Markdown, LaTeX): headers, cells, footnotes.
+"""Content of the board independent of its text format (terminal, Markdown, LaTeX): headers, cells, footnotes.
 
 A cell is a tuple of parts (value, interval), which a format joins with a space, or with a line break in narrow columns.
-Reasons become numbered footnotes, each once.
+Reasons become numbered footnotes; equal reasons share a number.
 """
 
 import math
@@ -42,7 +42,7 @@ class Content:
     Attributes:
         alarms: sentences to read first: failed controls, violated claims, absent controls.
         headers: column -> parts of its header, in the order of the columns.
-        halves: columns of the two tables for narrow terminals; the first column of each names the row.
+        halves: columns of the two tables into which narrow terminals split the board; the first names the row.
         sections: title and rows of each group of comparable rows; a row is column -> parts.
         footnotes: texts of the superscripts in the cells, from 1.
         notes: how to read the numbers.
@@ -83,7 +83,7 @@ def content(
         controls: all results of controls.
         violations: all refuted claims.
         unranked: records that failed or were skipped.
-        gaps: missing cells, a sentence each.
+        gaps: sentences of `notes.gaps`.
 
     Returns:
         The content, ready for any format.
@@ -92,7 +92,7 @@ def content(
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     page.halves = halves(rows)
     headers: dict[str, CellWords] = {
-        # From a copy: the number of deltas decides below whether each row states its own.
+        # From a copy, because `deltas` is used again below: with several, each row states its own.
         "epsilon": ("claimed", f"ε, δ={_short(deltas.copy().pop())}") if len(deltas) == 1 else ("claimed", "ε"),
         "attack": ("strongest", "attack"),
         **{column.key: column.header for _, column in shown_columns(rows)},
@@ -154,7 +154,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
 
 
 def strongest_words(row: Row) -> tuple[str, str]:
-    """Returns the strongest attack on a row (empty if none), and a remark on metrics that have another strongest."""
+    """Returns the strongest attack on a row (empty if none), and a remark on metrics by which another is strongest."""
     leads = {kind.name: next((e.attack for e in row.main(kind) if e.attack), "") for kind in attacked()}
     others = [
         f"by {column.header[-1]} the strongest is {by_it}"
@@ -209,7 +209,7 @@ def claim_remark(claim: RecordedClaim) -> str:
 
 
 def at_least(row: Row, estimate: Estimate) -> bool:
-    """True if a worst case may be worse, because attacks of its kind failed or are missing."""
+    """True if the worst case is only a lower limit, because attacks of its kind failed or are missing."""
     return METRICS[estimate.metric].kind in row.lacks
 
 

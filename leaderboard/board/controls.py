@@ -1,7 +1,7 @@
 """Controls of a board: positive controls must leak, negative controls must not. Also lists refuted claims.
 
-If plain SGD does not leak, the board says nothing about the defenses: its attacks are too weak or broken. If a model
-leaks that was not trained on the data, attacks or splits are broken.
+If plain SGD does not leak, the attacks are too weak or broken, and the board says nothing about the defenses. If a
+model that was not trained on the data leaks, attacks or splits are broken.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,20 +48,20 @@ class Violation:
 def check_controls(rows: Sequence[Row], records: Iterable[Record]) -> tuple[ControlResult, ...]:
     """Compares every control with its expectation.
 
-    Each kind of result is judged by its main metric. If chance is a single value (AUC: 0.5), the interval of some
-    attack on a positive control must lie beyond it, and that of no attack on a negative control. If the baseline of a
-    guess is measured in the same record (PSNR: the mean public image's), a positive control must exceed it by the
-    margin on average. A negative control must not exceed it significantly: the mean paired difference over seeds has an
-    interval that reaches 0, or, with a single seed, is within the margin. Choices among candidates are judged
-    separately, against the chance of a guess (`choices`).
+    Each kind of result is judged by its main metric. If chance is a single value (AUC: 0.5), the interval of at least
+    one attack on a positive control must lie beyond it, and the interval of no attack on a negative control may. If the
+    metric has a floor, measured in the same record (PSNR: that of the mean public image), the mean over seeds of a
+    positive control must exceed it by the margin, for at least one attack. A negative control must not exceed it
+    significantly: the interval of the mean paired difference reaches 0, or, with one seed, the difference is within the
+    margin. Choices among candidates are judged separately, against the chance of a guess (`choices`).
 
     Args:
         rows: of the board.
         records: all records, including those of controls that never succeeded and have no row.
 
     Returns:
-        A result for each control and kind of attack, and a failed result for each table without controls while other
-        tables have some, because those say nothing about it. Empty if the records have no control.
+        A result for each control and kind of result, and a failed result for each table without controls if other
+        tables have some, because controls say nothing about other tables. Empty if the records have no control.
     """
     records, results = list(records), []
     shown = set()
@@ -141,24 +141,24 @@ def _above_chance(name: str, row: Row, kind: KindOfResult) -> ControlResult:
     """Judges a control by intervals against chance, for a metric with the same chance level in every record."""
     metric, worst = METRICS[kind.main], row.main(kind)[0]
     expected = f"{metric.label} {_side(metric, row)} {metric.chance:g}"
-    # At the level of the worst case: each further attack is another chance to pass a control.
+    # Widened for the number of attacks: each further attack is another chance to cross the chance level.
     attacks = [over_seeds(metric.name, cell, looks=worst.looks) for cell in row.cells if cell.kind == kind.name]
     verdicts = [leaks(metric, attack) for attack in attacks if attack.value is not None]
     if worst.value is None:
         measured, ok = f"nothing: {worst.reason}", False
     else:
-        # Shows the judged numbers, of each attack on all candidates: the board's own may be of half of them.
+        # Controls are judged on all candidates, and the board's value may be from half of them.
         shown = worst if worst.chosen_on != "calibration half" else _nearest_to_a_leak(metric, attacks)
         ends = f" {shown.words(metric.digits).partition(' ')[2]}" if shown.ends else " without an interval"
         ends = " or more" if metric.proved else ends
         measured = f"{metric.label} {metric.words(shown.value or 0.0)}{ends} by {shown.attack}"
-        # None is an attack without an interval: it proves no leak, and clears no negative control.
+        # None is an attack without an interval, which neither shows a leak nor clears a negative control.
         ok = any(verdicts) if row.control == "positive" else all(leak is False for leak in verdicts)
     return ControlResult(name=f"{name}, {kind.name}", expected=expected, measured=measured, ok=ok)
 
 
 def _nearest_to_a_leak(metric: KnownMetric, attacks: Sequence[Estimate]) -> Estimate:
-    """Returns the attack whose better end (value without an interval) reaches farthest beyond chance."""
+    """Returns the attack whose lower limit of the leak (its value without an interval) is farthest beyond chance."""
 
     def reach(attack: Estimate) -> float:
         end = attack.low if metric.leak_sign > 0 else attack.high
@@ -210,7 +210,7 @@ def _gains(cell: BoardCell, metric: KnownMetric, floor: Floor) -> list[tuple[flo
 
 def _lower_end(values: list[float], *, looks: int, margin: float) -> float:
     ends = student(values, looks=looks)
-    # A single seed has no spread, so its gain must exceed a margin that chance does not reach.
+    # A single seed has no spread, so its gain has to exceed the margin instead.
     return fmean(values) - margin if ends is None else ends[0]
 
 

@@ -1,7 +1,7 @@
-"""Sentences around the tables: alarms and gaps on top, and below how to read the numbers and their assumptions.
+"""Sentences around the tables: alarms and gaps above them, explanations and assumptions below.
 
-Text formats and page share them, so that both say the same. Words that differ by kind of result or metric are in the
-tables of `kinds.py` and `metrics.py`.
+Text formats and page share these sentences. Words that depend on the kind of result or the metric are in the tables of
+`kinds.py` and `metrics.py`.
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from .rows import RANKED_BY, Row
 
 
 def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], gaps: Sequence[str] = ()) -> list[str]:
-    """Sentences of the banner; empty if there are controls, all of them held, and nothing is missing.
+    """Sentences of the banner; empty if there are controls, all held, no claim is violated, and there are no gaps.
 
     Args:
         controls: all results of controls.
         violations: all refuted claims.
-        gaps: missing cells, a sentence each.
+        gaps: sentences of `gaps`.
 
     Returns:
         The sentences.
@@ -42,15 +42,15 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
 
 
 def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
-    """Sentences on the cells that a folder lacks, with the command that computes them.
+    """Sentences on why a folder's results are incomplete or not comparable, with the command that mends it.
 
     Args:
         records: all records of the board.
         complete: manifests beside them.
 
     Returns:
-        A sentence for each request that lacks cells, or that nothing lists the expected cells; for each suite with
-        numbers of mixed code; and for each set of overrides of a suite.
+        A sentence for each suite with records of different code, for each set of overrides of a suite, for each request
+        that lacks cells, for failed records, and for records that no manifest lists.
     """
     said = [
         f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
@@ -219,7 +219,7 @@ def sizes_words(records: Sequence[Record]) -> str:
 
 
 def powerless(rows: Sequence[Row]) -> list[str]:
-    """Sentences on attacks that fail to show an effect on a positive control: their interval reaches chance."""
+    """Sentences on attacks without power: their interval on a positive control includes chance."""
     said = []
     for row in rows:
         for cell in row.cells if row.control == "positive" else ():
@@ -235,7 +235,7 @@ def powerless(rows: Sequence[Row]) -> list[str]:
 
 
 def needs_words(records: Sequence[Record]) -> dict[str, str]:
-    """Requirements of each attack (access, knowledge), because a worst case is only as realistic as they are."""
+    """Threat model of each attack in words: a worst case is only as realistic as its access and knowledge."""
     requirements = {}
     for record in records:
         if record.attack is not None and record.requires:

@@ -1,10 +1,10 @@
-"""Sentence per defense on the images that attacks find in its updates, or on the power of attacks that find none.
+"""Sentence per row of the board on the images that attacks reconstruct, or on the power of attacks that find none.
 
 An attack finds images if its PSNR exceeds that of the mean public image and that of the best public match, each by an
 interval over paired differences that holds over all attacks compared. If no attack does, the sentence states the gain
 that would have been detected (its power), because "nothing found" in a few images is no evidence of safety. A failed or
-skipped attack says nothing about the defense. Attacks that pick the image out of candidates reconstruct no picture;
-they are reported separately, with chance and the claim's bound.
+skipped attack is no evidence either. Attacks that identify the image among candidates are reported separately, with
+chance and the claim's bound.
 """
 
 from collections.abc import Sequence
@@ -104,7 +104,8 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
         )
     # The attack that came nearest to a leak.
     nearest = max(judged, key=lambda attempt: attempt.least)
-    # So large a gain in a few images is undecided, and "not shown to find more" would flatter the defense.
+    # A gain above the floor's margin that is not significant leaves the question open; "not shown to find more" would
+    # flatter the defense.
     if (floor := METRICS[KIND.main].floor) is not None and nearest.least > floor.margin:
         return (
             f"{words} it is UNDECIDED: {nearest.attack} gains {_decibels(nearest.least)} over public images, and "
@@ -136,7 +137,7 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
         quantile = float(stats.t.ppf(tail, free))
         error = (gain.ends[1] - gain.ends[0]) / 2 / quantile
         return (quantile + float(stats.t.ppf(POWER, free))) * error
-    # With the records' own intervals, which are averaged and not narrowed: the scorer's figure, widened for the looks.
+    # With the records' own intervals, averaged and not narrowed, it is the scorer's value, widened for `looks`.
     own = [GainDetail.of(record.metrics[gain.metric].detail).detectable for record in cell.records.values()]
     known = [value for value in own if value is not None]
     more = float(stats.norm.ppf(POWER))

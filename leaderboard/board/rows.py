@@ -34,11 +34,11 @@ class Row:
         suite: its name.
         defense: name and full settings.
         budget: as requested.
-        task: resolved, without values that a seed decides; the reconstruction's if nothing else was run.
+        task: resolved, without values that depend on the seed; that of a shared update if no training was recorded.
         control: whether the row must leak ("positive"), must not ("negative"), or is a contestant (None).
-        details: settings, budget and task in words, as far as rows of this defense differ in them.
-        variant: `details` without the budget, so that rows of a variant differ in their budgets alone.
-        claim: largest claim of its records; None without claims.
+        details: settings, budget and task in which rows of this defense differ, in words.
+        variant: `details` without the budget: rows that share it differ in their budgets alone.
+        claim: claim of its records with the largest epsilon; None without claims.
         noise_multiplier: noise std / sensitivity; None if not recorded or not a single number.
         cells: all measured cells.
         estimates: key of a column -> its estimate, for every column of `metrics.columns`.
@@ -46,7 +46,8 @@ class Row:
             mixed_code, claims_differ.
         unranked: its records that failed or were skipped.
         missing: requested cells without a record.
-        lacks: kinds of attack with a failed or missing cell, so that the worst case is at least the shown value.
+        lacks: kinds of result whose worst case is only a lower limit, because a cell failed, was refused or is missing,
+            or other rows have more attacks.
         rank: place among the contestants of its section, from 1; None without a rank.
         unplaced: why it has no rank; empty for controls and ranked rows.
     """
@@ -144,7 +145,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
     drafts = [draft for group in groups.values() for draft in _drafts(group)]
     families: dict[tuple[str, ...], list[_Draft]] = {}
     for draft in drafts:
-        # The mark of a control sets it apart already, so a contestant needs no details on its account.
+        # Controls are labelled as such, so a difference from them needs no details.
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
@@ -184,8 +185,8 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
         own = [*row.records, *row.unranked]
         absent = tried.keys() - attacks_tried(own).keys()
         lacks |= {tried[key][0] for key in absent}
-        # A refused closed form for some releases costs no rank, because ranks are by membership; a refused membership
-        # attack does.
+        # Ranks are by membership: a membership attack that refused the release costs the rank, a closed form that did
+        # not apply to it does not.
         own_attacks = attacks_tried(own, refused=True)
         if any(key not in own_attacks or tried[key][0] == RANKED_BY for key in absent):
             flags["uneven_attacks"] = None
@@ -200,7 +201,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
 def _held_against(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
-    """Returns the row with its missing cells, and with the reason why it cannot be ranked."""
+    """Returns the row with its missing cells, and with the reason, if any, why it cannot be ranked."""
     first = row.records[0]
     missing = tuple(cell for suite, cell in lacking if belongs(cell, suite, first, row.task))
     flags = dict.fromkeys((*row.flags, *(["missing_cells"] if missing else [])))
@@ -254,7 +255,7 @@ class _Draft:
 
 
 def _drafts(group: list[Record]) -> list[_Draft]:
-    """Splits the records of a defense by training task; records with a task of their own join each of them."""
+    """Splits the records of a defense by training task; records with a task of their own join every part."""
     ok = [record for record in group if record.status == "ok"]
     rest = [record for record in group if record.status != "ok"]
     shared = [record for record in ok if _own_task(record)]
@@ -324,7 +325,7 @@ def _row(draft: _Draft, details: str, variant: str) -> Row:
 
 
 def _refused_seeds(records: Iterable[Record], kind: str) -> frozenset[int]:
-    """Seeds on which attacks of a kind answered that they do not apply, as to a mask; empty for the ranking kind."""
+    """Seeds on which attacks of a kind refused the release as outside their scope; empty for the ranking kind."""
     if kind == RANKED_BY:
         return frozenset()
     return frozenset(record.seed for record in records if record.kind == kind and record.attack_refused)
@@ -337,7 +338,7 @@ def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: boo
     for metric, column in sorted(columns(), key=lambda pair: pair[0].over_attacks == "leading"):
         matching = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
-            # Attacks on different shared tasks have different labels, images and floors.
+            # From the leading attack, because attacks on different shared updates have different images and floors.
             main = [estimates[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
             lead = next((estimate.attack for estimate in main if estimate.attack), None)
             matching = [cell for cell in matching if cell.attack == lead][:1]
@@ -388,7 +389,7 @@ def _attack_labels(firsts: list[Record]) -> list[str | None]:
 
 
 def _claim(records: list[Record]) -> tuple[RecordedClaim | None, bool]:
-    """Returns the largest claim, and whether claims differ; a training's claim goes before a simulated update's."""
+    """Returns the claim with the largest epsilon, and whether claims differ; claims of trainings have precedence."""
     # Trainings before shared updates, and among those the release with noise before the release without.
     rank = [(_own_task(r) + (r.task.noise == "none"), r.claim) for r in records if r.claim]
     claims = [claim for place, claim in rank if place == min(place for place, _ in rank)]

@@ -1,7 +1,7 @@
 """Leaderboard of defenses: accuracy, claimed epsilon and the strongest attacks, computed from records alone.
 
-A row is a suite, a defense with its settings, a budget and a task; it holds the worst case over attacks, as means over
-seeds. The top of a board says whether its controls failed or a claim was violated, and missing measurements are n/a.
+A row is a suite, a defense with its settings, a budget and a task; its values are means over seeds, of attacks the
+worst. The top of a board says whether its controls failed or a claim was violated. Missing measurements are n/a.
 """
 
 import csv
@@ -41,7 +41,7 @@ class Board:
         controls: expectation of every control, and whether it held.
         violations: records whose claim was refuted.
         unranked: records that failed or were skipped.
-        gaps: missing cells and the command that computes them, or that completeness is unknown; a sentence each.
+        gaps: sentences on missing and failed cells, differing code, changed suites and unknown completeness.
     """
 
     rows: tuple[Row, ...]
@@ -221,7 +221,7 @@ def _by_field(row: Row) -> dict[str, Estimate]:
 
 
 def _at_least(row: Row) -> list[str]:
-    """Kinds of attack whose true worst case may be worse than the shown value."""
+    """Kinds of result whose worst case is only a lower limit."""
     return sorted(row.lacks & {kind.name for kind in attacked()})
 
 

@@ -1,4 +1,4 @@
-"""Written formats of a board: text for terminals, Markdown, LaTeX without packages."""
+"""Text formats of a board: plain text for terminals, Markdown, LaTeX without packages."""
 
 import io
 import re
@@ -12,12 +12,12 @@ from rich.text import Text
 
 from .content import SUPERSCRIPTS, CellWords, Content, superscript
 
-# Columns of words, which may wrap. All other columns are numbers, which may not.
+# Columns of words, which may wrap. All other columns hold numbers, which must not.
 _LEFT = ("defense", "attack", "flags")
 
 
 def text(page: Content, *, width: int, color: bool = False) -> str:
-    """Lays the board out for a terminal: as a single table if it fits, else as halves, else also with two-line cells.
+    """Lays the board out for a terminal: as one table if it fits, else as two, else as two with two-line cells.
 
     Args:
         page: board in words.
@@ -55,7 +55,7 @@ def text(page: Content, *, width: int, color: bool = False) -> str:
     for title, parts in tables:
         console.print(Text(title, style="bold"))
         for part in parts:
-            # Rich measures less than it lays out; overrunning the terminal is better than losing a column.
+            # Rich may lay a table out wider than measured; overrunning the terminal is better than losing a column.
             console.print(part, crop=False)
             console.print()
     for line in _under(page):

@@ -1,4 +1,4 @@
-"""Axes of plots: titles and ends, and the place of infinity behind the upper end."""
+"""Axes of plots: titles, ranges, ticks, and the strip for infinite values beyond the upper end."""
 
 import math
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ class Axis:
         title: quantity, with its unit.
         low: left or lower end, in the unit of the data.
         high: right or upper end of the finite values, above `low`.
-        log: whether equal ratios are equally far apart; `low` is then positive.
-        infinity: whether a strip behind `high` holds infinite values.
+        log: whether the scale is logarithmic; `low` is then positive.
+        infinity: whether a strip beyond `high` holds infinite values.
     """
 
     title: str
@@ -81,7 +81,7 @@ def axis_over(
         return Axis(title=title, low=low / margin, high=high * margin, log=True, infinity=infinity)
     # Equal values span nothing: the margin is then a tenth of the value, or a half for 0.
     margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.5
-    # Half a mark beyond the range, so that a mark at its very end is not cut.
+    # The axis extends half a mark beyond the range, so that a mark at its very end is not cut.
     rim = 0.02 * (high - low + 2 * margin)
     return Axis(
         title=title, low=max(low - margin, least - rim), high=min(high + margin, most + rim), infinity=infinity

@@ -1,7 +1,7 @@
-"""Page of a run: one HTML file that works without a network, with the board as CSV and JSON beside it.
+"""HTML page of a run: one file that works offline, with the board as CSV and JSON beside it.
 
-Everything on it comes from the records and the arrays beside them, and the same records give the same bytes. Records
-may come from third parties, so all of their text is escaped and none of it enters a script or a link target; a content
+All of its content comes from the run's folder (records, arrays, tuning, self-test), and equal folders give equal bytes.
+Records may come from third parties, so their text is escaped and none of it enters a script or a link target; a content
 security policy forbids the page to load anything.
 """
 
@@ -52,7 +52,7 @@ MANY = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """First attacked picture of the run, with its reconstruction from each method's release."""
+    """First attacked image of the run, with its reconstruction from each method's release."""
 
     original: str
     title: str
@@ -75,13 +75,13 @@ def build(results: str | os.PathLike[str], out: str | os.PathLike[str], verify: 
     Args:
         results: output of the run, with its records in `records/`, or that folder itself.
         out: folder of the page; created if absent, and files of the same names are replaced.
-        verify: recomputes numbers from scores.
+        verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Returns:
         The path of the page.
 
     Raises:
-        RecordError: no records, a bad record, or a bad file in `tuning/`.
+        RecordError: no records, a bad record, a bad file in `tuning/`, or a bad self-test.
         BoardError: the records do not form a board.
     """
     results, out = Path(results), Path(out)
@@ -110,8 +110,8 @@ def render(
         board: made from the records.
         records: all records.
         folder: of their arrays.
-        tunings: searches on public data.
-        selftest: of the tool; None if the records have none beside them.
+        tunings: searches for settings on public data.
+        selftest: results of the tool's self-test; None if the run's output has none.
 
     Returns:
         The document.
@@ -270,7 +270,7 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
 
 
 def _opening(parts: Sequence[Part]) -> Opening | None:
-    """First image that was attacked, with its reconstruction from each release, with its noise if it has any."""
+    """First attacked image with its reconstruction from each release, in the variant with noise if there is one."""
     for part in parts:
         shown = sorted(
             (e for e in part.exhibits if e.control != "negative" and e.strips[0].tiles),
@@ -280,7 +280,7 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
             continue
         first = shown[0].strips[0]
         original = first.tiles[0].original
-        shots: dict[str, tuple[str, str, Shot]] = {}  # a method with several settings is shown with its first
+        shots: dict[str, tuple[str, str, Shot]] = {}  # of a method with several settings, the first row is shown
         others: dict[str, str] = {}  # methods to whose release the first attack does not apply
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:

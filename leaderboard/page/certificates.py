@@ -1,4 +1,4 @@
-"""Self-test of the tool, read from beside a run's records: planted bugs it caught, and correct trainers it accused."""
+"""Self-test of the tool, read from a run's output: planted bugs detected, and correct trainers accused."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ class CertificateLine:
         accused: number of accusations and of repetitions, in words.
         interval: of the share of accusations, 95 %.
         by: tests that accused it.
-        good: whether the result is as it should be.
+        good: whether the result is right: a planted bug is accused in more than half of the repetitions, a correct
+            trainer in none.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Certificate:
     """Results of a self-test.
 
     Attributes:
-        level: of the battery: the probability of accusing a correct trainer.
+        level: significance level of the battery: largest probability of accusing a correct trainer.
         bugs: trainers with planted bugs.
         others: correct trainers.
     """

@@ -1,7 +1,7 @@
 """Report on a model that was trained elsewhere: an HTML page and a Markdown summary, from the audit's files alone.
 
-A folder has `audit.json`, which holds the digests of the two Parquet files beside it: scores of all candidates, and
-pictures. Only the ROC curve is computed from the scores; every other number is the document's own.
+`audit.json` holds all results and the digests of two Parquet files beside it: scores of all candidates, and images.
+Only the ROC curves are computed here, from the scores; every other number is that of `audit.json`.
 """
 
 import io
@@ -148,7 +148,7 @@ def epsilon_words(bound: EpsilonBound | NoBound) -> str:
 
 
 def claim_words(report: AuditReport) -> list[str]:
-    """Sentences on the claim's bound, and whether the measured bound refutes it; if not, on the power of the test."""
+    """Sentences on the claim, and on whether the measured bound refutes it; if not, on the power of the test."""
     claim, bound = report.claim, report.epsilon
     if claim is None:
         return []

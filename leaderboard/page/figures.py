@@ -1,9 +1,9 @@
-"""Plots of a page: the numbers of the board that each plot shows, and its caption.
+"""Plots of a page: points, axes and caption of each plot, from the rows of a section of the board.
 
-A section of the board gets utility against leakage; for several budgets, accuracy against claimed epsilon and against
-the noise multiplier, with papers' figures; for sweeps over sparsities or ranks, the PSNR of reconstructed images; and
-the epsilon implied by attacks against the claimed epsilon. A plot that the records cannot fill becomes a sentence with
-the reason. Negative controls are in no plot, because their models were not trained on the members.
+Every section has utility against leakage, and the epsilon implied by attacks against the claimed epsilon; with several
+budgets also accuracy against claimed epsilon and against the noise multiplier, with papers' figures; with sweeps over
+sparsities or ranks the PSNR of reconstructed images. A plot without points becomes a sentence with the reason. Negative
+controls are in no plot, because their models were not trained on the members.
 """
 
 import math
@@ -21,7 +21,7 @@ from .sweep_points import SWEPT, sweep_points
 
 ACCURACY, AUC, IMPLIED = METRICS["accuracy"], METRICS["auc"], METRICS["implied_epsilon"]
 PSNR = METRICS["psnr"]
-"""Metrics that are drawn; plots ignore all others in the table."""
+"""Metrics that plots show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def figures(rows: Sequence[Row], style: Style, name: str) -> list[Figure]:
         name: unique on the page; a prefix of the plots' names.
 
     Returns:
-        Two to four plots, and one for each sweep of a setting under which images were attacked.
+        Two to four plots, and one for each swept setting and variant of the release, if images were attacked.
     """
     shown = [row for row in rows if row.control != "negative"]
     drawn = [_trade_off(shown, style, f"{name}-trade")]
@@ -120,7 +120,7 @@ def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     kept = [row for row in rows if row.noise_multiplier and row.accuracy.value is not None]
     ours = [
-        # Filled throughout: here outlines are papers' figures, elsewhere claims without proof.
+        # Filled marks only: here outlines are papers' figures, in other plots rows without a proved epsilon.
         _point(row, row.noise_multiplier, row.accuracy, path=_path(row), hollow=False)
         for row in kept
         if row.noise_multiplier
@@ -129,7 +129,7 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     caption = ["Bars are 95 % intervals."]
     if theirs:
         caption.append("Outlines are figures that papers report for the same setting; their sources are listed below.")
-    # Papers' points have the noise of our rows, so our rows span the axis.
+    # Papers' figures are drawn at the noise of our rows, so our rows span the axis.
     x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
     title = "Accuracy against the noise multiplier"
     points = [*ours, *theirs]
@@ -156,7 +156,7 @@ def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
                 span = least if least == most else f"{least} to {most}"
                 caption.append(f"The mean public image has {PSNR.with_unit(span)}: at or below that nothing was found.")
             title = f"{PSNR.label} against {swept.label}, {variant.label}"
-            # A line here joins several rows, so it has its own style.
+            # A series here is a sweep over several rows, so it gets its own colour and marker.
             style = styles({point.series: point.series.partition(",")[0] for point in points})
             said = [*caption, *left_out]
             drawn.append(_figure(f"{name}-{swept.name}-{variant.name}", title, points, x, y, style, said, dodge=True))
@@ -244,7 +244,7 @@ def _implied_by(row: Row) -> Estimate:
     worst = worst_case(IMPLIED.name, cells, missing=missing)
     if worst.value is None or worst.ends is not None:
         return worst
-    # A weak attack implies 0 with every seed, without any spread; the strongest attack's own interval is shown then.
+    # Weak attacks imply 0 under every seed, so they have no interval; the strongest attack's own is shown then.
     strongest = next(cell for cell in cells if cell.attack == worst.attack)
     own = over_seeds(IMPLIED.name, strongest, looks=worst.looks)
     if own.ends is None:

@@ -1,7 +1,7 @@
-"""Image pairs, original and reconstruction, from the arrays beside the records, with their PSNR recomputed.
+"""Pairs of original and reconstruction from the arrays beside the records, with their PSNR recomputed.
 
-Each PSNR is on [0, 1] and uses the record's matching (least total MSE within a target), so that a page can report a
-disagreement.
+PSNR is on [0, 1], under the matching of least total MSE within a target, as the scorer computes it, so that a page can
+report a record that disagrees with its arrays.
 """
 
 import base64
@@ -18,7 +18,7 @@ from ..records.files import read_bytes
 from ..records.record import Record
 
 RESOLUTION = 1e-12
-"""Lower limit of the MSE, which is 120 dB, as in the records."""
+"""Lower limit of the MSE: PSNR is capped at 120 dB, as in the records."""
 
 TOLERANCE = 0.02
 """Tolerance, dB, between the record's mean PSNR and that of its arrays, which are stored in single precision."""
@@ -30,7 +30,7 @@ class PictureError(ValueError):
 
 @dataclass(frozen=True)
 class ImagePair:
-    """Original and its reconstruction, both on [0, 1], with their place in the run."""
+    """Original and its reconstruction, both on [0, 1], with seed, target and position in the target's batch."""
 
     seed: int
     target: int

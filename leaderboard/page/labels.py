@@ -1,4 +1,4 @@
-"""Places of labels beside their marks, and of marks that would cover one another."""
+"""Placement of labels beside their marks, and horizontal shifts of marks that would cover one another."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from .axes import Axis
 from .plots import Point
 
 LabelPlace = tuple[float, float, str]
-"""Offset from the mark in x and in y, in pixels, and the alignment of the words."""
+"""Offset from the mark in x and y, in pixels, and the alignment of the text."""
 
 _SIDES = (
     *((8, -9, "left"), (-8, -9, "right"), (8, 10, "left"), (-8, 10, "right"), (10, 0, "left"), (-10, 0, "right")),
     *((0, -16, "center"), (0, 17, "center"), (8, -22, "left"), (8, 23, "left"), (-8, -22, "right"), (-8, 23, "right")),
     *((10, -36, "left"), (10, 37, "left"), (-10, -36, "right"), (-10, 37, "right")),
 )
-"""Places that are tried, the nearest first."""
+"""Candidate places of a label, the nearest first."""
 
 
 def shifts_of(points: Sequence[Point]) -> list[float]:
@@ -22,7 +22,7 @@ def shifts_of(points: Sequence[Point]) -> list[float]:
     for point in points:
         if point.series not in at.setdefault(point.x, []):
             at[point.x].append(point.series)
-    # 9 pixels: neighbours overlap by their rims alone. Many series fit into 36, the strip for infinity.
+    # 9 pixels apart, marks overlap only at their rims. Many series share 36 pixels, the strip for infinity.
     apart = {x: min(9.0, 36.0 / max(1, len(series) - 1)) for x, series in at.items()}
     return [round(apart[p.x] * (at[p.x].index(p.series) - (len(at[p.x]) - 1) / 2), 2) for p in points]
 

@@ -1,7 +1,7 @@
-"""Plots of a page: marks and lines, and their pictures without a browser.
+"""Marks and lines of plots, their styles, and the rendering of plots as SVG without a browser.
 
-A plot is a Vega-Lite specification (`specifications.py`) with colours that are variables of the page's style sheet, so
-that a picture in the page follows light, dark and print.
+A plot is a Vega-Lite specification (`specifications.py`). Its colours are variables of the page's style sheet, so the
+SVG follows the light, dark and print modes of the page.
 """
 
 import functools
@@ -37,13 +37,13 @@ class Point:
     """Mark of a plot.
 
     Attributes:
-        x: position; infinity if the axis has a place for it.
+        x: position; may be infinite if the axis has a strip for that.
         y: position.
         x_ends: ends of its interval in x; None without an interval.
         y_ends: ends of its interval in y; None without an interval.
         series: decides colour and marker.
         label: short words next to the mark; empty for none.
-        title: all its numbers in words, shown on hovering and read aloud.
+        title: its numbers in words, for tooltips and screen readers.
         path: marks of the same path are joined by a line, from left to right; empty for none.
         hollow: whether only its outline is drawn.
     """
@@ -66,7 +66,7 @@ class PlotLine:
     Attributes:
         places: (x, y) from left to right.
         series: decides the colour.
-        title: shown on hovering and read aloud.
+        title: text for tooltips and screen readers.
         bound: whether it is drawn dashed, as a bound and not a measurement.
     """
 
@@ -104,7 +104,7 @@ def marker(colour: int, shape: str, *, hollow: bool = False) -> Markup:
 
 
 def picture(specification: Mapping[str, Any]) -> Markup:
-    """Draws a plot as an <svg> element without identifiers; a mark's words are its tooltip, too."""
+    """Draws a plot as an <svg> element without identifiers, with the title of each mark as its tooltip."""
     import vl_convert
 
     svg = vl_convert.vegalite_to_svg(json.dumps(specification))
@@ -115,14 +115,14 @@ def picture(specification: Mapping[str, Any]) -> Markup:
 
 @functools.cache
 def bundle() -> str:
-    """Script of Vega, Vega-Lite and Vega-Embed, as the installed vl-convert brings it; sets `vegaEmbed`."""
+    """Script of Vega, Vega-Lite and Vega-Embed from the installed vl-convert; defines `window.vegaEmbed`."""
     import vl_convert
 
-    # In a function, because its hundreds of names are none of the page's.
+    # Wrapped in a function, so that its hundreds of names do not become globals of the page.
     return f"(() => {{{vl_convert.javascript_bundle('window.vegaEmbed = vegaEmbed;')}}})();"
 
 
 def _shorter(tag: re.Match[str]) -> str:
-    """Tag without what a page defines, and with hundredths of a pixel."""
+    """Shortens a tag: drops attributes that a page makes redundant, and rounds paths to hundredths of a pixel."""
     text = re.sub(r' (xmlns(:xlink)?|version|class)="[^"]*"', "", tag[0])
     return re.sub(r' (d|transform)="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), text)

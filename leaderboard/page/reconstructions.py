@@ -1,7 +1,7 @@
-"""Originals next to their reconstructions, for the page.
+"""Original images of a run next to their reconstructions, for the page.
 
-The pictures are the first in the order of the run, never a choice. If arrays contradict their record, the page says so,
-and missing pictures get a sentence with the reason.
+The images shown are the first in the order of the run; none is selected by its result. If arrays contradict their
+record, the page says so, and missing images get a sentence with the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from .plots import Style, marker
 from .tables import Value, value
 
 OPEN, MOST = 6, 24
-"""Tiles of a strip that are visible at once, and at most after unfolding; the rest is in the arrays alone."""
+"""Number of tiles of a strip visible at once, and the largest number after unfolding; the arrays have the rest."""
 
 BYTES = 3_000_000
 """Limit for the pictures of a page, in bytes of their encoded form."""
@@ -124,7 +124,7 @@ def exhibits(
     for row, kind in [(row, kind) for row in rows for kind in KINDS.values() if kind.pictured]:
         attacks: dict[str, dict[str, BoardCell]] = {}
         for cell in row.cells:
-            # A choice among candidates reconstructs nothing; its copy of the original would look like a reconstruction.
+            # Attacks that choose among candidates return a copy of the image, which would look like a reconstruction.
             if cell.kind == kind.name and not is_choice(cell):
                 attacks.setdefault(cell.attack or "", {})[cell.noise or ""] = cell
         first = next((estimate.attack for estimate in row.main(kind) if estimate.attack), None)
@@ -167,12 +167,12 @@ def _strip(
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
     made, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
-    # With a single image per target, titles need no second number.
+    # Titles have a second number only if a target has several images.
     several = any(key.place for key in made)
     # Images before seeds, so that the visible tiles cover all seeds.
     for key in sorted(made)[:MOST]:
         tile = _tile(key, made[key], cells, variants, several=several)
-        # Stops even if a smaller tile would fit: pictures are the first of the run, never a choice.
+        # Stops even if a later, smaller tile would fit: the images shown are always the first of the run.
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)

@@ -1,4 +1,4 @@
-"""Remarks of a page: papers' figures next to ours, assumptions of claims, tuned settings, provenance of the numbers."""
+"""Tables of a page besides the board: papers' figures, assumptions, tuning, unmeasured cells, provenance."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,7 +121,7 @@ def tunings(results: Path, records: Iterable[Record]) -> list[Tuning]:
 
     Args:
         results: output of the run.
-        records: of the page; a search that none of them names, as of a former grid, is left out.
+        records: of the page; a search that none of them names, such as one of a former grid, is left out.
 
     Returns:
         A search for each file; empty without that folder.

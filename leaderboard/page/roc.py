@@ -1,8 +1,8 @@
-"""ROC curves of a section, measured and as bounded by the claims, on logarithmic axes.
+"""ROC curves of membership attacks, measured and as bounded by the claims, on logarithmic axes.
 
-Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, for the axes: the true positive rate
-matters at low false positive rates. The measured curve is computed from the scores beside the records; the bound was
-computed with the claim, and is in the AUC's detail.
+Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, for the axes, because the true positive
+rate matters at low false positive rates. The measured curve is computed from the scores beside the records. The bound
+was computed with the claim, and is in the detail of the record's AUC.
 """
 
 import io
@@ -75,7 +75,7 @@ def roc_figures(rows: Sequence[Row], folder: Path, style: Style, name: str) -> l
 
 
 def roc_plot(lines: Sequence[PlotLine], style: Style) -> dict[str, Any] | None:
-    """Specifies ROC curves on logarithmic axes; None if there are none but those of equal scores.
+    """Specifies ROC curves on logarithmic axes; None if no measured curve has a point below a false positive rate of 1.
 
     Args:
         lines: measured, from one false positive on, and bounds.

@@ -1,8 +1,8 @@
 """Report on a shared update: an HTML page and a Markdown summary, from the files of `leakbench audit update`.
 
-A folder has `update.json`, which holds the digests of the arrays beside it: reconstructions, and the candidates'
-p-values. Nothing is computed here. The files do not hold the ground truth: a picture is shown with the evidence that
-its attack has.
+`update.json` holds all results and the digests of the files beside it: reconstructions, and the candidates' p-values.
+Nothing is computed here. The files do not hold the ground truth, so a reconstruction is shown with the evidence of its
+attack instead of its error.
 """
 
 import io
@@ -26,7 +26,7 @@ from .images import png, unit_images
 ARRAYS = UpdateReport.ARRAYS
 
 MOST_SHOWN = 32
-"""Largest number of pictures per attack, and of candidates, on the page; the files have all."""
+"""Largest number of images per attack, and of candidates, on the page; the files have all."""
 
 
 def build_update_report(folder: str | os.PathLike[str]) -> Path:

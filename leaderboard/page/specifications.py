@@ -1,6 +1,6 @@
-"""Vega-Lite specifications of plots, made by Altair in a single theme.
+"""Vega-Lite specifications of plots, built with Altair in a single theme.
 
-Text of records is data of a specification, never an expression.
+Text of records enters a specification as data, never as a Vega expression, which would be evaluated.
 """
 
 import math
@@ -154,9 +154,9 @@ def curves(lines: Sequence[PlotLine], *, x: Axis, y: Axis, style: Style) -> dict
 
 
 def _specification(layers: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    # Not validated, which takes longer than everything else: Vega-Lite would not compile a bad specification.
+    # Not validated by Altair, which takes longer than all other work: Vega-Lite refuses a bad specification anyway.
     specification = alt.layer(*layers).to_dict(validate=False)
-    del specification["$schema"]  # an address, which a page does not have
+    del specification["$schema"]  # a URL, and pages hold none
     size = {"width": WIDTH, "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}}
     params = [{"name": "narrow", "value": False}, *specification["params"]]
     return specification | size | {"params": params, "datasets": {_ROWS: list(rows)}, "config": THEME}

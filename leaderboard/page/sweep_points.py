@@ -1,7 +1,7 @@
 """Points of the plots of a swept setting: PSNR of reconstructions against sparsity, and against rank.
 
-A sweep is the rows of a defense that differ in a single setting; rows that also differ in another setting, such as the
-clip norm, form separate lines. A row whose attack failed, or gave no number, is named in the caption and not drawn.
+A sweep is a set of rows of a defense that differ in the swept setting alone; rows that also differ in another setting,
+such as the clip norm, form separate lines. A row whose attack has no value is named in the caption and not drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class SweptSetting:
         name: of the plot.
         label: in its title.
         title: of its axis.
-        settings: names of it in different defenses; the first that a defense has is used.
+        settings: its names in different defenses; the first that a defense has is used.
         log: whether the axis is logarithmic.
     """
 

@@ -1,7 +1,7 @@
-"""Tables of the page: cells with their sort order, the position of their interval on the scale, and their footnote.
+"""Tables of the page: cells with their sort key, the position of their interval on a scale, and their footnote.
 
-A number is shown with its interval, both in words and as a strip on the scale of its column. A missing measurement is
-n/a with a footnote that gives the reason, and is sorted last in either direction.
+A number is shown with its interval, as text and as a strip on the scale of its column. A missing measurement is n/a
+with a footnote that gives the reason, and is sorted last in either direction.
 """
 
 import math
@@ -30,7 +30,7 @@ from ..metrics import METRICS, KnownMetric, columns
 from .figures import epsilon_words
 from .plots import Style, marker
 
-# Bad: a number may be wrong or flattering; warn: right, but to be read with care. Other flags are remarks.
+# "bad": a number may be wrong or flattering; "warn": it is right but needs care. Flags without a tone are remarks.
 TONES = {
     "CLAIM VIOLATED": "bad", "incomplete": "bad", "diverged": "bad", "degraded": "warn", "uneven_seeds": "warn",
     "claims_differ": "warn", "distribution_shift": "warn", "missing_cells": "bad", "uneven_attacks": "bad",
@@ -210,7 +210,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
     Args:
         rows: in the order of the board.
         style: method -> (colour, marker).
-        notes: collects the reasons.
+        notes: footnotes, to which reasons are added.
 
     Returns:
         A section for each group of comparable rows.
@@ -221,7 +221,7 @@ def sections(rows: Sequence[Row], style: Style, notes: Footnotes) -> list[Sectio
         section.columns = _columns(section.rows)
         scales = {column.key: _scale(metric, section.rows) for metric, column in shown_columns(section.rows)}
         for row in section.rows:
-            # Apart from contestants, because sorting a table must not put a control at its top.
+            # Controls are in a table body of their own, so that sorting never puts one above the contestants.
             into = section.controls if row.control else section.contestants
             into.append(_line(row, style, scales, notes, {column.key for column in section.columns}))
         tables.append(section)

@@ -1,6 +1,6 @@
-"""Findings of an audit on membership: verdict, strongest attacks, bound on epsilon, the smallest leak that would show.
+"""Findings of a membership audit: verdict, strongest attacks, bound on epsilon, smallest detectable leak.
 
-The audit makes them, rules and pages read them. Standard library only.
+`audit` computes them; its rules and the pages read them. Standard library only.
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +21,10 @@ class AuditVerdict(CheckedFields):
         word: the answer; `within the claim` if attacks find something, but no more than the owner's claim allows.
         sentence: the evidence with its interval; without evidence, the leak that would have shown.
         by: the deciding attack; empty for none.
-        how: whether averages over all candidates decided, or answers to pairs, which are those of highest confidence.
-        weak: count of attacks that ran, if no leak was found and none of them had shadow models; empty otherwise.
+        how: evidence that decided: averages over all candidates, or the answers of highest confidence to pairs of a
+            member and a non-member.
+        weak: count of attacks that ran, as "3 of 10 attacks", if no leak was found and none of them had shadow models;
+            empty otherwise.
     """
 
     DERIVED: ClassVar = ("tone", "headline")
@@ -49,23 +51,23 @@ class AuditVerdict(CheckedFields):
 
     @property
     def headline(self) -> str:
-        """The word, with the count of attacks behind it if these are weak."""
+        """The word, followed by the count of attacks if none had shadow models."""
         return f"{self.word} by {self.weak}" if self.weak else self.word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strongest(CheckedFields):
-    """The strongest attack by a metric, measured on candidates that did not choose it.
+    """Strongest attack by a metric: chosen on one half of the candidates, measured on the other.
 
     Attributes:
         metric: of the comparison.
         attack: its name.
-        value: on the half that did not choose.
+        value: on the half that had no part in the choice.
         low: lower end of its 95 % interval.
         high: upper end.
         n: number of candidates in that half.
-        of_all: whether no half could choose, as with few candidates, so that the largest number on all candidates is
-            shown, which is biased in the attack's favor.
+        of_all: whether there were too few candidates for halves; the value is then the largest on all candidates, which
+            is biased in the attack's favor.
         chance: value of random scores.
         allowed: largest value that the claim allows any test, on average over runs; None without a claim.
     """
@@ -89,7 +91,7 @@ class Strongest(CheckedFields):
 
     @property
     def found(self) -> bool:
-        """True if it is above chance by its interval, each side of which errs in 2.5 % of all audits."""
+        """True if its interval lies above chance; each end errs in 2.5 % of audits."""
         return self.low is not None and not self.of_all and self.low > self.chance
 
 
@@ -99,16 +101,16 @@ class EpsilonBound(CheckedFields):
 
     Attributes:
         value: nats; 0 if nothing is shown.
-        ceiling: largest value that so many answers could show.
+        ceiling: value if all answers had been right.
         attack: name of the attack whose answers give the bound.
         pairs: number of pairs of a member and a non-member.
         guessed: number of pairs that were answered, fixed before scores were seen.
         correct: number of right answers.
-        looks: number of attacks tried, among which the level is divided.
+        looks: number of attacks tried; the error probability is divided by it (Bonferroni).
         level: confidence of the largest of their bounds.
         delta: of the bound.
-        split: the owner's statement on the draw.
-        claimed: epsilon that the claim implies if one record replaces another, at `delta`; None without a claim.
+        split: the owner's statement on how members were drawn.
+        claimed: epsilon that the claim implies under replace-one adjacency, at `delta`; None without a claim.
         needed: true share of right answers at which the claim would be refuted with a power of 0.8; None without a
             claim, or if no answers could refute it.
     """
@@ -156,17 +158,17 @@ class NoBound(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class SmallestLeak(CheckedFields):
-    """Smallest leak that groups of these sizes would show in four audits of five.
+    """Smallest leak that groups of these sizes detect with a power of 0.8.
 
     Attributes:
         members: number of examples.
         non_members: number of examples.
-        auc: on the half that is reported.
+        auc: on the half of the candidates that had no part in the choice of the attack.
         tpr_at_1pct_fpr: of all candidates; None with too few of either group.
         tpr_at_01pct_fpr: the same at a false positive rate of 0.1 %.
-        pairs: of a member and a non-member.
+        pairs: number of pairs of a member and a non-member.
         epsilon_ceiling: largest bound of these pairs by the best of the attacks; None with fewer than 10 pairs.
-        attacks: number of attacks, among which the bound takes the best.
+        attacks: number of attacks whose largest bound is reported.
     """
 
     members: int
@@ -181,7 +183,7 @@ class SmallestLeak(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ImpliedPrivacy(CheckedFields):
-    """Pair that a claim implies for another relation of neighbors."""
+    """Pair (epsilon, delta) that a claim implies under another neighboring relation."""
 
     epsilon: float
     delta: float
@@ -200,7 +202,7 @@ class ClaimReport(CheckedFields):
         sample_rate: expected fraction of the examples in a batch; None if not stated.
         noise_multiplier: standard deviation of the noise / clip norm; None if not stated.
         steps: number of steps; None if not stated.
-        implies: the claim if a record replaces another.
+        implies: the claim under replace-one adjacency.
         errors: contradictions within the claim, a sentence each.
     """
 
@@ -217,7 +219,7 @@ class ClaimReport(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleOutcome(CheckedFields):
-    """Rule of `--fail-if`, and the sentence on how it is broken; None if it is kept."""
+    """Rule of `--fail-if`; `broken` says how it is broken, and is None if it is kept."""
 
     text: str
     broken: str | None

@@ -99,9 +99,9 @@ class ShiftReport(CheckedFields):
     """Distribution shift between members and non-members, without the model.
 
     Attributes:
-        shift_p_value: of exchangeable groups; None with too few examples, as the next three.
+        shift_p_value: under exchangeable groups; None with too few examples, as the next three.
         shift_auc: of a classifier on held-out examples.
-        shift_detectable_auc: AUC that would be flagged in four cases of five.
+        shift_detectable_auc: AUC that would be flagged with a power of 0.8.
         shift_by: the test with the least p-value.
         shift_examples: number of examples tested.
         found: whether the groups differ significantly.
@@ -119,7 +119,7 @@ class ShiftReport(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ExposedExample(CheckedFields):
-    """Member that an attack is sure of.
+    """Member among those with the highest scores of an attack.
 
     Attributes:
         id: of the example.
@@ -142,7 +142,7 @@ class ExposureReport(CheckedFields):
 
     Attributes:
         attack: its name.
-        nobody: why no member is named; empty if some are.
+        nobody: why no member is listed; empty if some are.
         examples: the most exposed members first.
         classes: AUC among members and non-members of each class.
     """
@@ -197,7 +197,7 @@ class GradientsReport(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundSettings(CheckedFields):
-    """Settings of the bounds: delta if nothing is claimed, confidence, and the audit's seed."""
+    """Settings of the bounds: delta in the absence of a claim, confidence, and the audit's seed."""
 
     delta: float
     level: float
@@ -319,10 +319,10 @@ class AuditReport(VersionedReport):
         model: the audited file.
         data: sources of examples.
         preflight: checks before any attack.
-        smallest_leak: that would show.
+        smallest_leak: smallest leak that these groups could show.
         transcript: verdict of a transcript of the training; None without one.
         rules: each with its outcome.
-        not_tested: a sentence per attack or measurement that was not tested.
+        not_tested: a sentence per attack or measurement that was not run.
         command: words of the command line.
         files: digests of the files beside this one; None if no folder was written.
     """
@@ -404,7 +404,7 @@ class ScoresReport(VersionedReport):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedTrainingReport(VersionedReport):
-    """Report of a transcript that is held against its claim without the model; see `AuditReport`."""
+    """Report of an audit of a transcript against its claim, without the model; see `AuditReport`."""
 
     SCHEMA: ClassVar[str] = "leakbench-transcript/1"
 

@@ -1,6 +1,6 @@
 """Details of metrics: the facts beside a value, typed by the metric. Standard library only.
 
-`KnownMetric.detail` names the type of each metric. A detail has any further keys, as counts and methods.
+`KnownMetric.detail` names the type of each metric. A detail may have further keys, such as counts and methods.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def roc_key(fpr: float) -> str:
 
 @dataclass(frozen=True)
 class HalfNumber:
-    """Number of a metric on half of the candidates, with its interval; None for what the detail lacks."""
+    """Value of a metric on half of the candidates, with its interval; None for keys that the detail lacks."""
 
     value: float | None
     low: float | None
@@ -50,6 +50,9 @@ class Detail(OpenFields):
     Attributes:
         largest_under_claim: largest value that the claim allows any test; None without a claim.
         largest_note: caveat to print with it; empty for none.
+        calibration_value: value on the half of the candidates by which attacks are compared; None without halves, as
+            its interval (`calibration_low`, `calibration_high`) and `calibration_n`.
+        report_value: value on the other half, with `report_low`, `report_high` and `report_n`.
     """
 
     VALUES: ClassVar[Any] = float | int | str | None
@@ -67,7 +70,7 @@ class Detail(OpenFields):
 
     @classmethod
     def of(cls: type[D], detail: OpenFields) -> D:
-        """Returns a metric's detail as this type, which it has if the metric is in a record."""
+        """Converts a detail to this type; metrics of a record have the type already."""
         return convert(cls, detail, "detail")
 
     def on(self, half: Half) -> HalfNumber:
@@ -79,7 +82,7 @@ class CountDetail(Detail):
     """Detail of a share.
 
     Attributes:
-        correct: number of examples that count.
+        correct: number of examples in the numerator.
     """
 
     correct: int = 0
@@ -89,8 +92,8 @@ class AucDetail(Detail):
     """Detail of the AUC of an attack on membership.
 
     Attributes:
-        detectable: AUC that would be told from 0.5 in four runs of five; None without candidates.
-        shift_p_value: of exchangeable members and non-members; None with too few examples.
+        detectable: AUC that would be distinguished from 0.5 with a power of 0.8; None without candidates.
+        shift_p_value: under exchangeable members and non-members; None with too few examples.
     """
 
     detectable: float | None = None
@@ -108,8 +111,8 @@ class ProvedDetail(Detail):
     Attributes:
         method: of the bound.
         relation: of neighbors.
-        value_at_verdict: bound at the confidence of a verdict.
-        ceiling_at_verdict: largest bound that so many guesses could prove at that confidence.
+        value_at_verdict: bound at the higher confidence at which it may refute a claim.
+        ceiling_at_verdict: bound at that confidence if all guesses had been right.
         delta_at_verdict: delta of both.
         claimed: epsilon of the claim for this relation and delta; None without a finite claim.
     """
@@ -126,7 +129,7 @@ class GainDetail(Detail):
     """Detail of a gain over an image without information.
 
     Attributes:
-        detectable: smallest mean gain, dB, that would show in four runs of five; None for a single image.
+        detectable: smallest mean gain, dB, that would be detected with a power of 0.8; None for a single image.
     """
 
     detectable: float | None = None
@@ -136,7 +139,7 @@ class ChoiceDetail(Detail):
     """Detail of the success of choices among candidates.
 
     Attributes:
-        kappa: success of a guess from the candidates alone.
+        kappa: success probability of a guess from the candidates alone, without the update.
     """
 
     kappa: float | None = None

@@ -17,7 +17,7 @@ else:
     AnyDetail = Detail | Mapping[str, Any]
 
 SLACK = 1e-9
-"""Relative slack, for rounding, by which a value may lie outside of its interval."""
+"""Relative numerical slack by which a value may lie outside of its interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class Metric:
         n: number of examples, images or pairs of steps behind the value.
         better: direction that is good for the defender: accuracy "higher", auc "lower", mse "higher".
         reason: why there is no value (then required) or no interval.
-        detail: further facts about the number, as {"fpr": the realised rate, "fp": 3, "method": "DeLong"}; of the
-            metric's own type in a record.
+        detail: further facts about the number, such as {"fpr": 0.009, "fp": 3, "method": "DeLong"}; in a record it has
+            the type that `METRICS` names.
     """
 
     value: float | None
@@ -122,11 +122,11 @@ class RecordedClaim:
         sampling: of the batches, as "poisson".
         sample_rate: expected fraction of the data in a batch, in (0, 1].
         accountant: its name, with version and discretisation.
-        as_if_poisson: epsilon had the batches been Poisson; None if they were.
+        as_if_poisson: epsilon under the assumption of Poisson sampling; None if sampling was Poisson.
         events: mechanisms executed, in words.
         reason: why epsilon is infinite (then required), or a remark on the accounting.
         assumes: assumptions of the guarantee beyond the mathematics, a sentence each.
-        unverified: third-party parts of the run, a sentence each; the claim trusts them without a check.
+        unverified: third-party components of the run, which the claim trusts without a check; a sentence each.
     """
 
     epsilon: float | None

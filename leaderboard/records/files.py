@@ -1,7 +1,7 @@
-"""Files of a run: read and written whole, identified by digest, and never opened through a symbolic link.
+"""Atomic reading and writing of a run's files, their digests, and the refusal of symbolic links.
 
-Records may come from other people, and a link among them would read or overwrite any file that it points to. A failed
-write is an error that names the path and a way out. Standard library only.
+Records may come from third parties: a symbolic link among them could make the program read or overwrite any file. A
+failed write is an error that names the path and a way out. Standard library only.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
             f"cannot read {what} {path}: it is a symbolic link, and those are not followed; copy the file"
         )
     try:
-        # The check above is for its message; this flag cannot be raced. O_NONBLOCK, because opening a pipe blocks until
-        # it has a writer.
+        # The check above gives the clearer message; O_NOFOLLOW also holds if a link is put there in between.
+        # O_NONBLOCK, because opening a pipe blocks until it has a writer.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -112,7 +112,7 @@ def sweep(folder: Path) -> None:
     """Removes leftovers of killed processes: drafts, and arrays whose record was never written.
 
     Args:
-        folder: of a run, with no other process writing to it. Files with other names than ours stay.
+        folder: of a run, to which no other process writes. Files with other names stay.
 
     Raises:
         WriteError: the folder cannot be written to.

@@ -50,9 +50,9 @@ class Folder:
     """Contents of a results folder.
 
     Attributes:
-        records: by id; a record whose arrays are missing or altered has failed and has no numbers.
+        records: ordered by id; a record whose arrays are missing or altered counts as failed and has no numbers.
         complete: manifests that list the records that ought to exist.
-        path: of records and arrays.
+        path: folder of records and arrays.
     """
 
     records: list[Record]
@@ -65,7 +65,7 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
 
     Args:
         results: output of the run, with its records in `records/`, or that folder itself.
-        verify: also recomputes numbers from scores.
+        verify: compares a record's numbers with those recomputed from its scores; None to skip that.
 
     Raises:
         RecordError: as `read_all`, or a bad manifest.

@@ -1,4 +1,4 @@
-"""Short labels of settings: the values in which settings differ, and tasks without values that a seed decides."""
+"""Labels that distinguish settings by their differing values, and tasks without values that depend on the seed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def word(value: Any) -> str:
 
 
 def public(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the task without values that a seed decides: hashes of its split, and the seed itself."""
+    """Returns the task without values that depend on the seed: digests of its split, and the seed itself."""
     return {
         key: public(value) if isinstance(value, dict) else value
         for key, value in task.items()

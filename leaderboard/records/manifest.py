@@ -27,20 +27,20 @@ SUFFIX = ".manifest"
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Cell that ought to have a record.
+    """Cell of a request, which a complete folder has a record of.
 
     Attributes:
         id: of its record.
         kind: of its record.
-        control: as in its record.
+        control: role as a control; None for a contestant.
         defense: with complete settings.
         attack: the same; None for utility.
         budget: as requested.
-        training: task as requested; None for values that the data decide.
+        training: task as requested; values that depend on the data are None.
         noise: variant, if its kind has several (`KindOfResult.variants`); None otherwise.
-        secure: whether noise is from the operating system; such cells have a row of their own.
+        secure: whether the run uses secure noise (`--secure-noise`); such cells have a row of their own.
         seed: of the cell.
-        skip: why it cannot be run; empty if it can.
+        skip: reason why it cannot be run; empty if it can.
     """
 
     id: str
@@ -117,7 +117,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> Path:
     """
     path = folder / manifest.name
     content = json.dumps(dataclasses.asdict(manifest), indent=1).encode() + b"\n"
-    # A resumed run makes the same request; its manifest keeps its time.
+    # A resumed run makes the same request; the file is left as it is, with its modification time.
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content:
         return path
     return write_bytes(path, content)
@@ -178,7 +178,8 @@ def belongs(cell: Expected, suite: str, record: Record, task: TrainingTask | Upd
     row = (record.suite, record.defense.name, record.defense.settings, record.budget, record.control)
     if key_of(mine) != key_of((*row, record.noise == "secure")):
         return False
-    # None was left to the data. Rows of images alone have the task of the images, which cannot be compared.
+    # None stands for values that depend on the data. A row without a training has the task of its shared update, with
+    # which a training's task cannot be compared.
     requested_task = {key: value for key, value in public(cell.training).items() if value is not None}
     return isinstance(task, UpdateTask) or all(
         key_of(task.get(key, value)) == key_of(value) for key, value in requested_task.items()

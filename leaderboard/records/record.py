@@ -58,8 +58,8 @@ else:
 SCHEMA = 2
 
 DOES_NOT_APPLY = "does not apply: "
-"""Marks a refusal in the reason of a skipped record, after the attack's name: the attack ran its check, and this
-network or release is outside its scope. Other skipped attacks were never called, for example because an extra is
+"""Prefix, after the attack's name, of the reason of a skipped record whose attack was called and refused: the network
+or the release is outside its scope. Other skipped attacks were never called, for example because an extra is
 missing."""
 
 ADDED: dict[str, Any] = {"changes": []}
@@ -71,7 +71,7 @@ SEAL = "seal"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Cell of a suite: a defense, at most one attack, a task and a seed. README.md explains every field."""
+    """Cell of a suite: a defense, at most one attack, a task, a seed. `leaderboard/README.md` explains all fields."""
 
     schema: int = SCHEMA
     id: str

@@ -17,12 +17,12 @@ R = TypeVar("R", bound="VersionedReport")
 
 @dataclass(frozen=True, kw_only=True)
 class VersionedReport(CheckedFields):
-    """Audit's results, in the order of the keys of its file.
+    """Results of an audit; fields have the order of the file's keys.
 
     Attributes:
         FILE: name of the file in the folder of the audit.
-        SCHEMA: version of the layout.
-        schema: the same.
+        SCHEMA: version of the layout that this class reads.
+        schema: version of the layout in the file, equal to `SCHEMA`.
     """
 
     FILE: ClassVar[str]
@@ -91,7 +91,7 @@ class DataSource(CheckedFields):
     """Source of examples.
 
     Attributes:
-        source: as the owner named it.
+        source: path or name, as the owner gave it.
         sha256: of its bytes.
         n: number of its examples.
     """
@@ -103,15 +103,15 @@ class DataSource(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank(CheckedFields):
-    """Rank of the equations of one layer's input, from the gradient of one example.
+    """Rank of the linear equations that one example's gradient gives for the input of a layer (R-GAP).
 
     Attributes:
         layer: counted from 1 at the input.
-        words: its description in the model's own words.
+        words: description of the layer, from the model.
         unknowns: dimensions of its input.
-        outputs: equations of its output.
+        outputs: number of equations from its output.
         rank_outputs: their rank.
-        gradients: equations of its weight's gradient.
+        gradients: number of equations from its weight's gradient.
         rank_gradients: their rank.
         rank: rank of both together.
         condition: condition number of both; None if the rank is not full.

@@ -15,10 +15,10 @@ class RecordedTask(OpenFields):
 
     Attributes:
         data: name of the data set; empty if the cell failed before its task was resolved.
-        model: name of the architecture; empty as well.
+        model: name of the architecture; empty in the same case.
         digest: of the splits.
         noise: variant of the release; None for a training.
-        tuning_digest: of the search on public data behind the settings; None without a search.
+        tuning_digest: digest of the search on public data by which settings were chosen; None without a search.
         input_shape: of an example, channels first.
         input_range: least and largest value of inputs.
     """
@@ -58,8 +58,8 @@ class TrainingTask(RecordedTask):
         steps: number of steps.
         sampling: name of the sampler.
         sample_rate: expected batch / number of examples.
-        groups: parts of the examples that take turns, of `cyclic` sampling.
-        largest_batch: of `truncated_poisson` sampling; None for the others.
+        groups: number of parts of the examples that take turns in `cyclic` sampling.
+        largest_batch: limit of `truncated_poisson` sampling; None for other samplers.
         statistics: settings of the released feature statistics; None without them.
         canaries: None without canaries.
     """
@@ -84,7 +84,7 @@ class UpdateTask(RecordedTask):
 
     Attributes:
         step: number of the shared step.
-        steps: planned length; None for a run that ends at the shared step.
+        steps: planned number of steps; None for a run that ends at the shared step.
         batch: number of examples behind the update.
         local: settings of the client's local steps; None for a single step.
     """

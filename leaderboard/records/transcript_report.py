@@ -1,4 +1,4 @@
-"""Verdict of a transcript of the training on the owner's claim, as a part of the report of a model's audit."""
+"""Verdict on the owner's claim from a transcript of the training, as part of the report of a model's audit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,13 @@ from .validation import CheckedFields
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFound(CheckedFields):
-    """Noise measured on some coordinates, over all steps.
+    """Noise measured on a set of coordinates, over all steps.
 
     Attributes:
         where: the coordinates, in words.
         centred: whether the mean of earlier releases was subtracted.
-        coordinates: numbers examined, over all steps.
-        ratio: root of their mean energy: measured over stated standard deviation, signal included.
+        coordinates: count of values examined, over all steps.
+        ratio: root mean square of the values over the stated standard deviation of the noise, signal included.
         low: lower confidence bound on the ratio of the noise alone; None if there may be signal.
         high: upper confidence bound, valid whatever the signal.
         p_value: probability of this little energy, or less, at the stated noise.
@@ -44,8 +44,8 @@ class CanaryBound(CheckedFields):
         relation: neighboring relation.
         positives: trials with the record.
         negatives: trials without it.
-        looks: number of choices among which it was chosen.
-        ceiling: the largest value that as many trials can prove.
+        looks: number of looks (attempts) among which it was selected, for which its level is corrected.
+        ceiling: largest value that as many trials can prove.
         kind: `credible` for a quantile of a posterior.
         detail: counts, thresholds and parameters.
     """
@@ -81,7 +81,7 @@ class TranscriptReport(CheckedFields):
         noise: results of all noise tests.
         canaries: the lower bound on epsilon by canaries; None without canaries.
         sentence: the verdict.
-        sentences: of the page and the text: they contradict no refutation by other evidence.
+        sentences: the verdict for page and text, worded so that it does not contradict a refutation by other evidence.
     """
 
     word: str

@@ -19,7 +19,7 @@ class UpdateVerdict(CheckedFields):
 
     @property
     def tone(self) -> Literal["bad", "warn", "good"]:
-        """Colour of the word."""
+        """Tone of the word on a page."""
         return "bad" if self.word == "leaks" else "good" if self.word == "no leak shown" else "warn"
 
 
@@ -34,11 +34,11 @@ class ModelBeforeStep(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class ConventionReport(CheckedFields):
-    """Reading of the update.
+    """Convention under which the update is read as a gradient: sign, scale, weight decay.
 
     Attributes:
         words: the convention, in words.
-        factor: of the update over the mean gradient.
+        factor: ratio of the update to the mean gradient.
         weight_decay: coefficient that was removed.
         ambiguous: why no result can be trusted; empty if the convention is known.
         unreadable: why no gradient can be read; empty if it can be.
@@ -59,11 +59,11 @@ class UpdateFile(CheckedFields):
         file: its name.
         sha256: of its bytes.
         batch_size: examples in the batch.
-        lr: of the step; None if not given.
-        convention: its reading.
-        lacking: tensors that it lacks.
+        lr: learning rate of the step; None if not given.
+        convention: under which it is read.
+        lacking: names of the model's tensors that it lacks.
         training_mode: whether batch norms used the batch's statistics.
-        clip_norm: of each example; None without clipping.
+        clip_norm: bound on each example's gradient; None without clipping.
         noise_multiplier: noise standard deviation / clip norm.
     """
 
@@ -80,11 +80,12 @@ class UpdateFile(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class GuessComparison(CheckedFields):
-    """Part of an update that a reconstruction explains, compared with guesses made without the update.
+    """Comparison of a reconstruction with guesses made without the update, by how much of the update each explains.
 
     Attributes:
-        unexplained: squared whitened distance that the reconstruction leaves, over that of an update of zeros.
-        guessed: the least that a guess leaves, in the same unit.
+        unexplained: squared whitened distance from the reconstruction's update to the shared update, over that from an
+            update of zeros.
+        guessed: the same for the best guess.
         guesses: number of guesses.
         public: whether guesses are public examples; otherwise they are uniform in the range of inputs.
         better: whether the reconstruction is nearer than every guess, by more than a fit of the noise explains.
@@ -99,7 +100,7 @@ class GuessComparison(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateAttack(CheckedFields):
-    """Attack on an update; this class itself is of an attack that did not run.
+    """Attack on an update. An instance of this class itself did not run; subclasses have the results.
 
     Attributes:
         name: of the attack.
@@ -130,7 +131,7 @@ class ReconstructedInputs(UpdateAttack):
         certified: number of inputs proved to be in the batch; None if the attack proves nothing.
         proved: whether each input is; None if the attack proves nothing.
         objective: final mismatch; None if not finite.
-        residual_ratio: unexplained distance over that of the noise; None if unknown.
+        residual_ratio: unexplained distance over the distance expected of the noise; None if unknown.
         expected_error: largest root mean square error of the inputs under the noise; None if unknown.
         beside_guesses: comparison with guesses; None if there is none.
     """
@@ -168,7 +169,7 @@ class CandidateResult(CheckedFields):
     Attributes:
         name: the owner's id.
         p_value: its rank among public examples outside the batch.
-        q_value: the same, corrected for the number of candidates.
+        q_value: the p-value corrected for the number of candidates.
         shown: whether it is shown to have been in the batch.
     """
 
@@ -180,7 +181,7 @@ class CandidateResult(CheckedFields):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedCandidates(UpdateAttack):
-    """Candidates for membership in the batch, at the attack's part of the false discovery rate."""
+    """Candidates for membership in the batch, judged at the attack's share of the false discovery rate."""
 
     kind: Literal["membership"]
     false_discovery_rate: float

@@ -1,4 +1,4 @@
-"""Dataclasses that check their own types, and are built from parsed JSON without guessing.
+"""Dataclasses that check the types of their fields, and their construction from parsed JSON without coercion.
 
 A record is evidence: a misspelt key, a number in quotes or a NaN must raise instead of becoming a default. The
 annotations of the dataclass are the only schema. Standard library only.
@@ -65,7 +65,7 @@ class OpenFields(Mapping[str, Any]):
         Raises:
             RecordError: not an object, or a value is refused.
         """
-        # Another type's content was checked: an AUC's has forty keys.
+        # Content of another `OpenFields` is checked already, and checking is slow: an AUC's detail has forty keys.
         values = content.__dict__["_content"] if isinstance(content, OpenFields) else None
         values = convert(dict[str, self.VALUES], content, where) if values is None else values
         known = {key: convert(hint, values[key], f"{where}.{key}") for key, hint in _open(type(self)) if key in values}
@@ -87,7 +87,7 @@ class OpenFields(Mapping[str, Any]):
         return f"{type(self).__name__}({self.__dict__['_content']!r})"
 
     def __getattr__(self, name: str) -> Any:
-        # Called for absent attributes alone.
+        # Python calls this only for attributes that the instance and its class lack.
         raise (RecordError if name in dict(_open(type(self))) else AttributeError)(f"key {name!r} is missing")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -96,7 +96,7 @@ class OpenFields(Mapping[str, Any]):
 
 @functools.cache
 def _open(cls: type) -> tuple[tuple[str, Any], ...]:
-    """Annotated keys of `OpenFields` and their annotations."""
+    """Annotated keys of a subclass of `OpenFields`, with their annotations."""
     return tuple((name, hint) for name, hint in _hints(cls).items() if typing.get_origin(hint) is not ClassVar)
 
 
@@ -104,7 +104,7 @@ def conform(instance: Any) -> None:
     """Checks every field of a dataclass against its annotation and stores it in plain form.
 
     Plain form is as JSON returns it: tuples for `tuple` fields, lists inside free dictionaries, copies of dictionaries.
-    A record then equals the record read back from its file, and shares no object with its maker.
+    A record then equals the record read back from its file, and shares no mutable object with its caller.
 
     Args:
         instance: a dataclass (frozen or not), in its `__post_init__`.

@@ -1,4 +1,4 @@
-"""Client splits: the examples of a pool divided among clients of federated learning, at random, by class or between.
+"""Client splits: division of a pool's examples among clients of federated learning, from i.i.d. to a class each.
 
 - "iid": at random, sizes within one of each other.
 - "by_class": sorted by class and cut into shards, `classes_per_client` of them to a client: McMahan et al.,
@@ -39,8 +39,8 @@ def client_splits(
         clients: number of clients.
         how: "iid", "by_class" or "dirichlet".
         seed: the same seed gives the same splits.
-        alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 a class lies at almost a single
-            client, above 100 clients are nearly alike.
+        alpha: concentration of the Dirichlet distribution (dimensionless): below 0.1 most of a class belongs to a
+            single client, above 100 clients have nearly equal distributions.
         classes_per_client: number of shards of the sorted examples per client; a shard may span two classes.
         smallest: least number of examples of a client. Clients that get fewer by chance are filled with random examples
             of the largest.

@@ -1,4 +1,4 @@
-"""Paths of data: the folder of data sets, a user's own files, and the syntax of a data set's address."""
+"""Locations of data: the folder of data sets, users' own files, and the syntax of a data set's address."""
 
 import os
 import re
@@ -93,9 +93,9 @@ def refuse_pointer(file: Path) -> None:
 
 
 def stamp(files: list[Path]) -> int:
-    """Key of the files' state for caches of decoded images: it changes when a file does.
+    """Cache key of the files' state, which changes when a file does.
 
-    Size and modification time stand for the content, so that a cached data set is used without reading its files again.
+    It is computed from size and modification time, so that a cached data set is used without reading its files again.
     """
     # Trap: hashes of strings differ between processes, so this is a key for caches in memory alone.
     return hash(tuple((str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in files))

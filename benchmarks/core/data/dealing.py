@@ -1,4 +1,4 @@
-"""Whole data set in memory, from which the private, non-member and public pools are dealt."""
+"""Data set in memory, and its random division into the private, non-member and public pools."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,8 +23,8 @@ class LabelledImages:
         labels: classes, from 0.
         train: number of leading examples that are the training part; the others are the official test set.
         classes: number of classes.
-        source: SHA-256 of the encoded images and labels as stored, if they were read one by one; unlike the pixels it
-            does not depend on a decoder.
+        source: SHA-256 of the encoded images and labels as stored, which unlike that of pixels does not depend on a
+            decoder; empty if the reader does not compute it.
     """
 
     pixels: UInt8[Tensor, "examples channels height width"] | Float32[Tensor, "examples *shape"]
@@ -80,7 +80,7 @@ class LabelledImages:
 
     @cached_property
     def _looks(self) -> Int64[Tensor, " train"]:
-        """Hash of each training image, which identifies copies of an image."""
+        """Hash of each training image, by which duplicates are recognised."""
         # Exact pixels: near copies, such as another crop of a photograph, count as different images.
         content = self.pixels[: self.train].numpy()
         # 64 bits: a collision, improbable among a million images, would leave an additional image out of the deal.
@@ -89,9 +89,9 @@ class LabelledImages:
     def deal(self, *, name: str, about: str, seed: int, sizes: Sizes, defaults: Sizes | None = None) -> Splits:
         """Deals all three pools from the training part, so that members and non-members are exchangeable.
 
-        The public pool is dealt first and does not depend on the seed: settings tuned on it under one seed have then
-        used no member of another. The seed deals the rest, without images that equal a public image, because a public
-        image cannot be secret.
+        The public pool is dealt first and does not depend on the seed, so settings tuned on it use no member under any
+        seed. Members and non-members are dealt from the rest by the seed, without duplicates of public images, which
+        are not secret.
 
         Args:
             name: of the data set.
@@ -134,17 +134,17 @@ class LabelledImages:
 
 
 def pool_sizes(sizes: Sizes, defaults: Sizes | None, *, available: int, name: str, tested: bool) -> dict[str, int]:
-    """Number of examples in each pool: requested sizes, and for the other pools the remaining examples.
+    """Computes the number of examples in each pool.
 
-    A pool without a request has its default size, or shrinks in proportion to the remaining examples. It never shrinks
-    to 0, because an empty pool changes the meaning of a figure: 0 has to be requested.
+    A requested size is kept. Other pools have their default sizes, or shrink in proportion if fewer examples remain.
+    They never shrink to 0, because an empty pool changes the meaning of a result: 0 has to be requested.
 
     Args:
         sizes: requested sizes.
         defaults: of the data set; None: 40 %, 40 % and 20 % of the examples.
         available: number of examples to deal.
         name: of the data set, for errors.
-        tested: whether an official test set can stand in for the non-members.
+        tested: whether there is an official test set, which replaces an empty pool of non-members.
 
     Raises:
         ValueError: the request cannot be met.

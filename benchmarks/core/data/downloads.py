@@ -1,8 +1,8 @@
 """Data sets that torchvision reads from the data folder, or downloads into it.
 
-torchvision checks the MD5 sums of CIFAR and SVHN whenever it reads them. For MNIST and similar sets it has sums of the
-packed files alone, and reads unpacked files unchecked; so the packed files are checked, and unpacked afresh into a
-temporary folder. An interrupted download leaves nothing that passes for the data.
+torchvision checks the MD5 sums of CIFAR and SVHN whenever it reads them. For MNIST and similar sets it has MD5 sums of
+the packed files only and reads unpacked files unchecked, so the packed files are checked here and unpacked into a
+temporary folder. An interrupted download leaves no file that would be taken for the data.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from .dealing import LabelledImages
 from .images import reason
 
 PATIENCE = 30
-"""Seconds without an answer after which a download is given up."""
-# Raised by network, disk and torn archives; RuntimeError is torchvision's own.
+"""Timeout of a download, seconds without an answer."""
+# Errors of network, disk and truncated archives; RuntimeError is torchvision's own.
 FAILURES = (OSError, RuntimeError, http.client.HTTPException, tarfile.TarError, EOFError, zlib.error)
 
 Parts = TypeVar("Parts")
@@ -91,7 +91,7 @@ def packed(name: str, dataset: str, folder: Path, *, unpacked_too: bool) -> Labe
         name: of the data set.
         dataset: its name in torchvision.
         folder: data folder, which is torchvision's root.
-        unpacked_too: whether unpacked files alone suffice, because the caller checks their content.
+        unpacked_too: whether unpacked files suffice without the packed ones, because the caller checks the content.
 
     Raises:
         ValueError: it is neither there nor can be downloaded.
@@ -158,7 +158,7 @@ def obtain(parts: Callable[[bool], Parts], *, name: str, folder: Path, files: tu
 
 @contextlib.contextmanager
 def aside() -> Iterator[None]:
-    """Sends torchvision's output to standard error, and gives up on a server that is silent for `PATIENCE`."""
+    """Redirects torchvision's output to standard error, and sets `PATIENCE` as the timeout of sockets."""
     # torchvision opens addresses without a timeout, so only the default of all sockets can set it.
     patience = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)

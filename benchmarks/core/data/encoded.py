@@ -1,4 +1,4 @@
-"""Encoded images of a folder or a column: reads sizes from all headers first, then decodes all images alike."""
+"""Decoding of the images of a folder or a column, after a check of size and mode in all headers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Decoding of images into an array of bytes; images whose size or mode differs from the first are refused.
+"""Decoding of images into a uint8 array; images whose size or mode differs from the first are refused.
 
-Decoders are Pillow's. Images stored sideways with an orientation tag stay sideways, as in torchvision.
+Decoders are Pillow's. EXIF orientation is ignored, as in torchvision: images stored sideways stay sideways.
 """
 
 import io

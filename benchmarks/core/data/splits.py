@@ -1,7 +1,7 @@
 """Fixed splits of a data set into members, non-members and public examples, with checks of their content.
 
-A leakage figure is meaningful only if members and non-members come from the same distribution, if no example is in two
-pools, and if others can obtain the same pixels. So compared pools are exchangeable, all pools are disjoint by
+A measurement of leakage is meaningful only if members and non-members come from the same distribution, no example is in
+two pools, and others can obtain the same pixels. So members and non-members are exchangeable, pools are disjoint by
 construction, and a digest in every record identifies them.
 """
 
@@ -35,23 +35,24 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """Data set cut into disjoint pools, which are slices of the same tensors.
+    """Disjoint pools of a data set, slices of the same tensors.
 
     Args:
         name: of the data set.
         private: members, on which models are trained.
-        non_member: non-members, exchangeable with `private`; if none were dealt, it is `test`, and `about` says so.
+        non_member: non-members, exchangeable with `private`; if none were dealt, the official test set, which need not
+            be exchangeable, and `about` says so.
         public: public examples: an attacker's prior, a defense's public data.
         input_shape: of a single input.
         classes: number of classes.
         low: least valid input value.
         high: greatest valid input value.
         digest: SHA-256 of all pixels and labels and of the assignment to pools.
-        in_distribution_public: whether `public` comes from the same source as `private`, which favours defenses and
+        in_distribution_public: whether `public` comes from the same data set as `private`, which favours defenses and
             attacks that use it.
         about: source and licence, in a line.
-        test: official test set, on which utility is measured; None: `non_member` serves as test set.
-        scaled_by_public: whether inputs are scaled by statistics of `public`, so that training on them uses it.
+        test: official test set, on which utility is measured; None: utility is measured on `non_member`.
+        scaled_by_public: whether inputs are scaled by statistics of `public`, so that every training uses public data.
     """
 
     name: str
@@ -187,7 +188,7 @@ def content_digest(*contents: Tensor | str) -> str:
 
 
 def verify(digest: str, expected: str, *, what: str, way_out: str) -> None:
-    """Refuses data whose digest differs from that of the published results.
+    """Refuses data whose digest differs from the recorded one, under which results are published.
 
     Raises:
         ValueError: the digests differ.

@@ -1,4 +1,4 @@
-"""Examples as stored in a file, options for reading them, and the names under which files have them."""
+"""Examples as stored in a file, options for reading them, and accepted names of arrays and columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Reading:
     """Options for reading a source; unset options keep the file's layout.
 
     Attributes:
-        axes: of stored inputs. "auto": of four axes, channels are the axis of 1, 3 or 4; three axes of bytes are grey
-            images. "nchw", "nhwc", "nhw" declare the layout; "plain" leaves the axes unchanged.
+        axes: layout of stored inputs. "auto": of four axes, the one of length 1, 3 or 4 holds the channels; three axes
+            of bytes are grey images. "nchw", "nhwc", "nhw" declare the layout; "plain" leaves the axes unchanged.
         shape: target shape of each flat input, as (1, 28, 28).
         resize: side of the square that images of a folder or encoded images are resized and cropped to, in pixels.
-        channels: 1 or 3, that such images are converted to.
-        labels: file of labels (file,label) for a folder of images; None: a sub-folder is a class.
-        memory: bytes that a source may take; None: a third of this machine's.
+        channels: 1 or 3, to which such images are converted.
+        labels: CSV file with columns file and label, for a folder of images; None: each sub-folder is a class.
+        memory: largest memory that a source may take, bytes; None: a third of this machine's.
     """
 
     axes: Axes = "auto"
@@ -74,7 +74,7 @@ class Reading:
         return cls(**options)
 
     def refuse_large(self, values: int, size: int, source: str) -> None:
-        """Raises before inputs are read that would not fit into memory.
+        """Raises ValueError if inputs would not fit into memory, before they are read.
 
         Args:
             values: numbers of all inputs.
@@ -112,7 +112,7 @@ class StoredExamples:
 
 
 AS_IS = Reading()
-"""Every source as it is stored."""
+"""Options that leave every source in its stored layout."""
 
 
 def named(known: Sequence[str], there: Sequence[str], what: str, source: str) -> str:

@@ -7,8 +7,8 @@ trained in full, and biases and norms stay frozen.
 Deviation: all linear layers and convolutions get a product, where the papers choose among those of a transformer.
 
 A and B are ordinary layers without bias, so engines for per-example gradients support them. For a convolution, A has
-its kernel, stride and padding and `rank` channels, and B is 1 x 1: together they are a product of matrices [entering x
-kernel, rank] and [rank, leaving], for each of its groups.
+its kernel, stride and padding and `rank` output channels, and B is 1 x 1: together they are a product of matrices
+[input channels x kernel, rank] and [rank, output channels], for each of its groups.
 """
 
 import math
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 ADAPTED = (nn.Linear, nn.Conv2d)
-"""Layers to which products are added, also with parametrised weights; other subclasses may compute something else."""
+"""Layers to which products are added, also if their weights are parametrised. Subclasses are left alone, because they
+may compute another function."""
 
 
 class LoRALayer(nn.Module):
@@ -62,8 +63,8 @@ class LoRALayer(nn.Module):
         if rank > (most := min(entering, leaving // groups)):
             raise ValueError(f"rank must be at most {most}, that of layer '{name}', got {rank}")
         with torch.no_grad():
-            # Scaled so that A x is of the size of x's entries. Drawn on the CPU, so a seed gives the same on every
-            # device.
+            # Variance 1 / fan-in keeps the entries of A x as large as those of x. Drawn on the CPU, so that a seed
+            # gives the same weights on every device.
             drawn = torch.randn(self.down.weight.shape, generator=coins) / math.sqrt(entering)
             self.down.weight.copy_(drawn)
             nn.init.zeros_(self.up.get_parameter("weight"))

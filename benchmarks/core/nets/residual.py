@@ -17,7 +17,7 @@ class Residual(nn.Module):
 
     def __init__(self, body: nn.Module, skip: nn.Module | None = None, after: nn.Module | None = None) -> None:
         super().__init__()
-        # Modules even for identities, so that every block prints and saves alike.
+        # Identities are modules too, so that all blocks have the same structure when printed or saved.
         self.body, self.skip, self.after = body, skip or nn.Identity(), after or nn.Identity()
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Scattering(nn.Module):
         # Pads to the multiple of 4 that leaves a margin of a patch on each side, which is cut off in the end.
         extra = [(size // STRIDE + 2) * STRIDE - size for size in (width, height)]
         self.padding = [side for total in extra for side in (total // 2, total - total // 2)]
-        # Counting parameters needs neither filters nor kymatio.
+        # Models on the meta device are only counted, which needs neither filters nor kymatio.
         if torch.get_default_device().type == "meta":
             return
         for name, values in _filters(height + extra[1], width + extra[0]).items():
@@ -65,8 +65,8 @@ class Scattering(nn.Module):
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(_times(spectrum, self.fine)).abs()
         averages = [self.down @ signals @ self.across for signals in (padded, fine)]
-        # Second order goes from fine to coarse only, because there is next to no energy the other way. Each angle is
-        # computed separately, because then the numbers stay in the processor's cache, which saves more than long
+        # Second order goes from fine to coarse only, because there is next to no energy the other way. Angles are
+        # computed separately: their values then stay in the processor's cache, which saves more time than larger
         # batches do.
         for before in (spectrum, *torch.fft.fft2(fine).split(1, dim=2)):
             coarse = torch.fft.ifft2(_halved(_times(before, self.coarse))).abs()
@@ -127,7 +127,7 @@ def scattering(input_shape: tuple[int, int, int], *, groups: int) -> nn.Sequenti
 
 
 def _times(spectrum: Tensor, filters: Tensor) -> Tensor:
-    """Multiplies complex numbers by real numbers as real products, which torch computes far faster."""
+    """Multiplies complex by real numbers as products of real numbers, which torch computes far faster."""
     return torch.view_as_complex(torch.view_as_real(spectrum) * filters)
 
 

@@ -1,4 +1,4 @@
-"""Shapes: the input for which an architecture is quoted, checks of inputs, and the number of output features."""
+"""Checks of input and output shapes of networks, and the number of features that a network computes."""
 
 import math
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def refuse_misfit(
     compute: bool = True,
     answers: Callable[[Any], Any] = as_they_are,
 ) -> None:
-    """Runs a user's network on two blank inputs, and refuses outputs that are no logits.
+    """Runs a network on two blank inputs, and refuses outputs that are no logits.
 
     Args:
         model: on the CPU; its training mode is restored.

@@ -1,7 +1,7 @@
 """Classifiers of torchvision by name: `torchvision:resnet18`, untrained, for the classes of the data.
 
-They are built unchanged: private training has to convert their BatchNorm first. With published weights they are
-encoders of public features, and no part of them is trained.
+Networks are built unchanged, so their BatchNorm has to be converted before private training. With published weights
+they serve as encoders of public features, of which no part is trained.
 """
 
 import difflib

@@ -2,9 +2,9 @@
 
 Transfer learning keeps an encoder trained on public data, and trains a head on its features of private data. `leakbench
 features` writes such files. Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`: floats [n,
-dim], the encoder's output, and classes. They are standardised here, by public statistics alone: arrays `mean` and `std`
-[dim] of the file, which must come from other data, or else those of the public pool. Standardised numbers are cut to
-[-10, 10], a constant, so that inputs have a range as images do.
+dim], the encoder's output, and classes. Features are standardised here by public statistics: arrays `mean` and `std`
+[dim] of the file, which must come from other data, or else those of the public pool. Standardised values are clipped to
+[-10, 10], a constant, so that inputs have a known range as images do.
 
 Caveat: a file does not show that its encoder, `mean` and `std` are public. Every claim on training on these features
 assumes that no private example took part in making them.
@@ -29,10 +29,9 @@ TEST_NAMES = (("x_test", "y_test"),)
 STATISTICS = ("mean", "std")
 
 LARGEST = 10.0
-"""Greatest absolute value of a standardised number; larger values are cut off, as of a feature that is almost never
-active."""
+"""Bound at which standardised values are clipped, such as those of a feature that is almost never active."""
 
-# Relative to a feature's greatest value: rounding of float32 in a constant feature.
+# Standard deviation below which a feature counts as constant, relative to its largest value: rounding of float32.
 _CONSTANT = 1e-6
 
 Statistics = tuple[Tensor, Tensor]
@@ -64,7 +63,7 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
             "arrays mean and std of other, public data into the file"
         )
     mean, std = statistics(splits.public.inputs) if given is None else given
-    # Each tensor once: if no non-members were dealt, they are the test set.
+    # By identity, because without non-members two pools are the test set, which must be standardised only once.
     pools = {id(pool): pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool}
     for pool in pools.values():
         standardise_(pool.inputs, mean, std)

@@ -2,8 +2,9 @@
 
 Classes are the folders in the order of their names; images below a folder are found at any depth, in the order of their
 paths. If the path has `train/` and `test/` (or `val/`, `validation/`) and nothing else, they are the parts. Hidden
-files, and files without an image's suffix, are skipped. Suites follow links, as torchvision does. Audits refuse them,
-because a folder from elsewhere may link to any file, and may have a file of labels instead of classes' folders.
+files, and files without an image's suffix, are skipped. Suites follow symbolic links, as torchvision does; audits
+refuse them, because a folder of another owner may link to any file. In audits a CSV file of labels may replace the
+folders of classes.
 """
 
 import csv

@@ -1,9 +1,9 @@
 """Arrays in a NumPy archive: images and classes, with or without a test part.
 
 Arrays are called `x_train`, `y_train`, `x_test`, `y_test`, or `x` and `y`, or `images` and `labels`. Images are bytes,
-or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. Headers are read
-first, then exactly the bytes that they declare. Pickled objects are refused and never loaded, because a pickle can run
-any program.
+or floats in [0, 1]: [n, height, width], [n, height, width, channels] or [n, channels, height, width]. The header of an
+array is read first, then exactly the bytes that it declares. Pickled objects are refused and never loaded, because a
+pickle can run any program.
 """
 
 import math
@@ -34,7 +34,7 @@ _DAMAGE = (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipF
 _MOST_MEMBERS = 1000
 _AT_ONCE = 2**24
 _SMALL = 256
-"""Most bytes of a label or an id, enough for 64 letters."""
+"""Largest size of a label or an id, bytes; NumPy stores 64 letters in as many."""
 
 
 def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:

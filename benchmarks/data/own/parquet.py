@@ -1,10 +1,10 @@
 """Parquet files as on the Hugging Face Hub: a column of encoded images and a column of classes.
 
 The image column is a struct of `bytes` and `path`, or plain bytes, called `image` or `img`; the class is an integer
-called `label`, `labels` or `fine_label`. A folder is read with all files below it, in the order of their names: files
+called `label`, `labels` or `fine_label`. A folder stands for all files below it, in the order of their names: files
 whose names start with `train` and `test` (or `val`, `validation`) are the parts, otherwise all are one set. Labels with
 gaps, or from 1, are renumbered; null and negative labels, which mark a test part without labels, are refused. Audits
-also read ids, columns of lists and columns of numbers, of a single file.
+read a single file, whose inputs may also be a column of lists or a column per feature, and which may have ids.
 """
 
 import hashlib
@@ -207,9 +207,9 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> StoredExample
             f"{source} must have inputs as one column ({', '.join(INPUT_NAMES)}) of lists or images, or as columns of "
             f"numbers, got {got}"
         )
-    # Checked before any row is read: a column of a constant takes almost no space in the file, whatever its length.
+    # Checked before any row is read: a constant column of any length takes almost no space in the file.
     reading.refuse_large(rows * len(columns), 8, source)
-    # The metadata give the lengths of lists before unpacking: a stored value may stand for millions.
+    # Metadata state the number of list entries before decompression, in which one stored value may become millions.
     groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     long = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
