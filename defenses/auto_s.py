@@ -1,9 +1,8 @@
-"""AUTO-S: every gradient is scaled to almost the same norm, with a stabiliser for short ones.
+"""AUTO-S: every gradient is scaled to nearly the clip norm, with a stabiliser that keeps short gradients shorter.
 
 Bu, Wang, Zha & Karypis, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger", NeurIPS
-2023: C g / (||g|| + gamma). A contribution is always shorter than C, so the clip norm only scales the learning rate and
-needs no tuning: C = 1 by default. The stabiliser keeps short gradients shorter than long ones; without it (`auto_v`) a
-sum of directions may vanish where the gradients do not cancel.
+2023: C g / (||g|| + gamma). The norm C only scales the learning rate and needs no tuning: C = 1 by default. Without the
+stabiliser gamma (`auto_v`), the sum of normalised gradients may vanish although the sum of the gradients does not.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 

@@ -1,14 +1,15 @@
-"""DP-SGD with a banded inverse square root: noise that cancels fixed fractions of the last few draws.
+"""Banded inverse square root (BISR): correlated noise that is a moving average of the last few draws.
 
 Kalinin, McKenna, Upadhyay & Lampert, "Back to Square Roots: An Optimal Bound on the Matrix Factorization Error for
-Multi-Epoch Differentially Private SGD", 2025. The matrix of prefix sums has the square root with first column (1 -
-x)^(-1/2); its inverse, (1 - x)^(1/2) = 1 - x / 2 - x^2 / 8 - .., is truncated after `bands` coefficients, so that a
-step's noise is its own draw minus fractions of the previous draws. Nothing is optimised.
+Multi-Epoch Differentially Private SGD", 2025. The square root of the prefix sum matrix is Toeplitz, with the generating
+function (1 - x)^(-1/2). Its inverse, (1 - x)^(1/2) = 1 - x / 2 - x^2 / 8 - .., is truncated after `bands` coefficients
+and is C^-1, so that a step's noise is its own draw minus fixed fractions of the previous `bands` - 1 draws. Nothing is
+optimised.
 
 Guarantee:
-    A single Gaussian for the run, by the steps that the sampler allows a record. C, the inverse of the truncated
-    series, is not banded, so sampling does not amplify; under `partition` a record is charged for the columns of its
-    position in each epoch.
+    A single Gaussian for the run, with the largest sensitivity over the steps in which the sampler may use a record. C,
+    the inverse of the truncated series, is not banded, so sampling does not amplify; under `partition` a record is
+    charged for the columns of C at its position in each epoch.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ def bisr(
     Args:
         clip_norm: C, upper limit on the norm of a bounded gradient, L2, in gradient units.
         bands: coefficients of the inverse, including its leading 1; 1 is DP-SGD.
-        noise_multiplier: multiplier of the Gaussian charged for one use of a record; None until calibrated.
+        noise_multiplier: multiplier of the Gaussian charged for a single use of a record; None until calibrated.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
             norm that follows a quantile (in suites; `adapted` in Python).
         regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
@@ -48,7 +49,7 @@ class _Bisr(Streamed):
 
 
 def coefficients(bands: int) -> tuple[float, ...]:
-    """Coefficients of (1 - x)^(1/2) after its 1, `bands` - 1 of them."""
+    """Computes the `bands` - 1 coefficients of (1 - x)^(1/2) after its leading 1."""
     column, last = [], 1.0
     for power in range(1, bands):
         last *= (power - 1.5) / power

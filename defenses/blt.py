@@ -1,4 +1,4 @@
-"""Buffered linear Toeplitz noise: correlated over the whole run, at the memory of a few buffers.
+"""Buffered linear Toeplitz (BLT) noise: correlated over the whole run, with a few vectors of memory.
 
 McMahan, Xu & Zhang, "A Hassle-free Algorithm for Strong Differential Privacy in Federated Learning Systems", EMNLP 2024
 industry track, after Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and Near-Optimal Noise Generation for
@@ -8,8 +8,9 @@ Deviation: scales and decays minimise the mean squared error of prefix sums for 
 adding a buffer at a time); the papers also minimise the largest error, and consider several uses.
 
 Guarantee:
-    A single Gaussian for the run, by the steps that the sampler allows a record; sampling does not amplify. Under
-    `partition` a record is charged for the columns of its position in each epoch, which overlap.
+    A single Gaussian for the run, with the largest sensitivity over the steps in which the sampler may use a record;
+    sampling does not amplify. Under `partition` a record is charged for the columns of C at its position in each epoch,
+    which overlap.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ def blt(
     Args:
         clip_norm: C, upper limit on the norm of a bounded gradient, L2, in gradient units.
         buffers: vectors kept from step to step, at most 10.
-        noise_multiplier: multiplier of the Gaussian charged for one use of a record; None until calibrated.
+        noise_multiplier: multiplier of the Gaussian charged for a single use of a record; None until calibrated.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
             norm that follows a quantile (in suites; `adapted` in Python).
         regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and
@@ -60,7 +61,7 @@ class _Blt(Streamed):
 
 @lru_cache(maxsize=64)
 def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Scales and decays with the smallest mean squared error of prefix sums at fixed privacy.
+    """Computes the scales and decays that minimise the mean squared error of prefix sums at fixed privacy.
 
     Args:
         steps: steps of the run.
@@ -68,7 +69,7 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
     """
     starts = [_spread_out(steps, buffers)]
     if buffers > 1:
-        # The solution with a buffer less, plus a buffer of tiny weight, as a starting point.
+        # Starting points: the solution with a buffer less, plus a buffer of small scale.
         scales, decays = parameters(steps, buffers - 1)
         starts += [((*scales, 0.01), (*decays, decay)) for decay in (0.5, 0.9, 1 - max(steps, 2) ** -0.5)]
     points = [np.log([*scales, *(d / (1 - d) for d in decays)]) for scales, decays in starts]
@@ -82,7 +83,7 @@ def parameters(steps: int, buffers: int) -> tuple[tuple[float, ...], tuple[float
 
 
 def _spread_out(steps: int, buffers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Decays between those of a step and of the run, and scales fitted to the square root of the prefix sum matrix."""
+    """Starting point: decays from a step to the run, scales fitted to the square root of the prefix sum matrix."""
     decays = 1 - np.geomspace(0.8, 1 / max(steps, 2), buffers)
     root = np.cumprod(1 - 0.5 / np.arange(1, max(steps, 2)))
     scales = np.linalg.lstsq((decays[:, None] ** np.arange(len(root))).T, root, rcond=None)[0]

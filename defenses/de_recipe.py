@@ -1,8 +1,8 @@
-"""The recipe of De et al.: DP-SGD whose update is divided by the clip norm, for training on averaged views.
+"""The recipe of De et al.: DP-SGD whose update is divided by the clip norm, for use with augmentation multiplicity.
 
 De, Berrada, Hayes, Smith & Balle, "Unlocking High-Accuracy Differentially Private Image Classification through Scale",
 2022, arXiv:2204.13650. The release of a step is that of DP-SGD; the update is divided by C, so that the learning rate
-need not be tuned again with C. The defense sets nothing else.
+need not be tuned again with C. The rest of the recipe is not part of the defense.
 
 The other parts are settings of the training and the model, for this defense as for any other:
 
@@ -13,7 +13,7 @@ The other parts are settings of the training and the model, for this defense as 
 - weight standardisation and GroupNorm: `model = { name = "wrn_16_4", standardised = true }`;
 - large batches, a constant learning rate, neither momentum nor weight decay: `batch = 4096`, and the task's defaults.
 
-Entry of a suite: `{ name = "de_recipe", lr = 2.0, batch = 4096, views = 16, average = 0.999 }`, the paper's setting at
+In a suite, `{ name = "de_recipe", lr = 2.0, batch = 4096, views = 16, average = 0.999 }` is the paper's setting at
 epsilon 1 on CIFAR-10, with noise multiplier 10 and 875 steps. Each part may be left out, to measure its contribution.
 
 Deviation: K does not count the clean image, and each view is random.

@@ -2,10 +2,10 @@
 
 The strawman in "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning",
 arXiv:2406.02744: consecutive gradients are similar, so clip_C(g - u), with u the previous update, loses less to
-clipping than clip_C(g). The paper omits that a part of every release stays in all later ones, and so does its noise,
-whose variance is amplified by 1 / (a (2 - a)) if a fraction a of a correction survives the clip.
-Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the last release is public, and its own noise
-is paid for.
+clipping than clip_C(g). The paper omits that the noise accumulates with the differences: its variance is amplified by
+1 / (a (2 - a)) if a fraction a of a correction survives the clip.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the last update is a function of releases that
+are charged already.
 """
 
 from __future__ import annotations

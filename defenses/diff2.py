@@ -7,11 +7,11 @@ Deviation: the paper uses full batches; with Poisson sampling, the gradients at 
 examples, from a new batch in every step. `radius="constant"` keeps a single clip norm for all changes, as tuned in the
 comparison in arXiv:2406.02744. If the parameters have not moved at all, every change is zero and the paper has nothing
 to release; here that step is a restart, released and charged as any other. A change shorter than 1/16384 of the two
-gradients may be rounding error, and is bounded as if it were that long: if the parameters hardly move, changes are too
-short.
-Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the distance is between released iterates, so
-it may set the bound. Noise accumulates until the next restart.
-Caveat: noise moves the parameters, and with them the moving radius, which scales the next noise: by noise alone each
+gradients may be rounding error, and is clipped as if it were that long: if the parameters hardly move, changes are
+clipped too much.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the clip norm may depend on the distance
+moved, which is a function of releases. Noise accumulates until the next restart.
+Caveat: noise moves the parameters, and the distance moved scales the next clip norm and its noise: by noise alone each
 update is longer than the last by sqrt(1 + r^2), r = lr smoothness sigma sqrt(dim) / B, up to the restart. Measured with
 26,010 parameters, sigma 14 and B 1000: at lr 1 (r = 2.3) the tenth update is 3,400 times the first, at 0.3 (0.7) 5
 times, and lr 0.1 (0.23) reaches an accuracy of 0.63 on digits. A lower smoothness does not help, because the noise of a
@@ -56,7 +56,7 @@ class Diff2:
         refuse_count("restart", self.restart)
         refuse_unknown("radius", self.radius, ("moving", "constant"))
         refuse_norm("smoothness", self.smoothness)
-        bounded(self.smoothness, self.bound, self.regulariser)  # refused here, not in the second step
+        bounded(self.smoothness, self.bound, self.regulariser)  # refuses invalid settings here, not in the second step
 
     def start(self, context: Context) -> dict[str, Any] | None:
         """Returns no estimate yet."""

@@ -1,12 +1,12 @@
-"""DiSK: gradients with a look-ahead along the last step, filtered by a simplified Kalman filter.
+"""DiSK: a simplified Kalman filter of gradients, with a look-ahead along the last step.
 
 Zhang, Bu, Balle, Hong, Razaviyayn & Mirrokni, "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
-Noise Reduction", ICLR 2025. Each example's gradient is taken at the parameters x and at x + gamma d, with d the last
+Noise Reduction", ICLR 2025. Each example's gradient is computed at the parameters x and at x + gamma d, with d the last
 step: their difference predicts how the gradient changes, while a plain average of past updates would lag behind. The
-filtered update is (1 - kappa) times the last one plus kappa times the new one.
+filtered update is (1 - kappa) times the last filtered update plus kappa times the new update.
 Deviation: in the first step, without a previous step, the filter starts from its update.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: both points are functions of releases, and the
-bound applies to the mean of both gradients.
+bound applies to the weighted mean of both gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .core import Block, Bound, BoundKind, Context, Defense, Everything, Gradien
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Releases the mean of gradients at two points; state: last filtered update, and the parameters before it."""
+    """Releases weighted means of gradients at two points; state: last filtered update, and the parameters before it."""
 
     bound: Bound
     kappa: float
@@ -65,7 +65,7 @@ def disk(
     """DP-SGD with a simplified Kalman filter.
 
     Args:
-        clip_norm: C, largest norm of an example's mean of both gradients, L2, in gradient units.
+        clip_norm: C, largest norm of an example's weighted mean of both gradients, L2, in gradient units.
         kappa: weight of the new update in the filtered update; 1 is DP-SGD.
         gamma: distance of the second point, in units of the last step.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip

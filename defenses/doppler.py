@@ -1,4 +1,4 @@
-"""DOPPLER: a low-pass filter of the noisy updates, which keeps gradients and attenuates noise.
+"""DOPPLER: a low-pass filter of the noisy updates, which keeps the gradients and attenuates the noise.
 
 Zhang, Bu, Hong & Razaviyayn, "DOPPLER: Differentially Private Optimizers with Low-pass Filter for Privacy Noise
 Reduction", NeurIPS 2024, arXiv:2408.13460: m_t = -sum_j a_j m_(t-j) + sum_j b_j g_(t-j), divided by the filter's step
@@ -55,7 +55,7 @@ class Doppler:
         return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound), post=post)
 
     def observe(self, state: Seen, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> Seen:
-        """Returns the last few of each, newest first."""
+        """Returns the last few updates, filtered updates and step responses, newest first."""
         ones, back = self._ones(state), len(self.feedback)
         return {
             "updates": [noisy[0] / context.expected_batch, *state["updates"]][: len(self.forward) - 1],
@@ -72,7 +72,7 @@ class Doppler:
 
     def _ones(self, state: Seen) -> float:
         """Step response of the filter, the divisor of an update."""
-        # Input 1 from long ago and past outputs zero: the form of the paper's c_t.
+        # The paper's c_t: the input is 1 in all earlier steps too, and outputs before the first step are 0.
         return sum(self.forward) - sum(a * c for a, c in zip(self.feedback, state["ones"], strict=False))
 
 
@@ -89,8 +89,8 @@ def doppler(
 
     Args:
         clip_norm: C, largest norm of an example's gradient, L2, in gradient units.
-        feedback: a_1, a_2, ... for the last filtered updates; [-0.9] if None.
-        forward: b_0, b_1, ... for this update and the last ones; [0.05, 0.05] if None.
+        feedback: coefficients a_1, a_2, ... of the last filtered updates; [-0.9] if None.
+        forward: coefficients b_0, b_1, ... of this update and the last updates; [0.05, 0.05] if None.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
             norm that follows a quantile (in suites; `adapted` in Python).
         regulariser: parameter of "normalize" or "adaptive_weight", in gradient units; None for the papers' 0.01 and

@@ -2,7 +2,7 @@
 
 Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, Algorithm 1, on the updates of Abadi et al., CCS
 2016. If noise dominates, the second moment is that of the noise, and Adam is DP-SGD with momentum and another learning
-rate; `dp_adam_bc` subtracts that part.
+rate; `dp_adam_bc` subtracts the noise variance.
 Deviation: none. Adam is also available as a training optimizer, `optimizer = "adam"`, for any method; here it is part
 of the defense, so the training optimizer stays SGD, and its rate is Adam's.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD: both moments are functions of releases.
@@ -58,7 +58,7 @@ class DpAdam:
         return Adaptive(first, second, *settings, variance if self.corrected else None)
 
     def _noise(self, state: Moments, context: Context) -> Tensor:
-        """Moving average of the noise variance with this step's; it varies if the clip norm adapts."""
+        """Moving average of the noise variance, updated with this step's, which varies if the clip norm is adaptive."""
         block = Block(codec=Everything(context.dim), bound=self.bound)
         std = block.noise_std(context.noise_multiplier) / context.expected_batch
         return self.betas[1] * state[2] + (1 - self.betas[1]) * std**2

@@ -1,8 +1,8 @@
 """DP-AdamBC: DP-Adam with the noise variance subtracted from its second moment.
 
 Tang, Shpilevskiy & Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024.
-The square of a noisy update is too large by the noise's variance, (sigma C / B)^2, which is known; with it subtracted,
-Adam again scales coordinates by their gradients instead of all alike.
+The expected square of a noisy update is too large by the noise variance, (sigma C / B)^2, which is known. With it
+subtracted, Adam scales coordinates by their gradients again, instead of all coordinates alike.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD: multiplier, clip norm and expected batch are public.
 Caveat: after n steps (of which beta2 = 0.999 remembers 2000 at most) the corrected second moment has an error of
 sqrt(2/n) (sigma C / B)^2. If squared gradients are smaller, noise alone decides it: half of the coordinates are at the

@@ -12,8 +12,8 @@ Deviation: all scales start at C, so that the first step is DP-SGD's with clip n
 dim; the paper's initial scales and clamps were not available. kappa is 0 in the first step, which leaves the scales
 unchanged.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: m and b are functions of releases.
-Caveat: the variance is that of a mean over a batch of B, so a whole gradient is about sqrt(B) scales long and nearly
-every gradient is clipped to its direction. Adam's step does not depend on the length of that. The average over about 1
+Caveat: the variance is that of a mean over a batch of B, so an example's gradient is about sqrt(B) scales long, and
+nearly every gradient is clipped to norm 1. Adam's step does not depend on this common length. The average over about 1
 / (1 - beta1) releases has an error of sqrt(2 (1 - beta1) / (1 + beta1)) of the noise's variance, a third at 0.9: if
 that exceeds the gradients' own variance, noise decides the scales, and half of the variances are at `lowest`. On 10,000
 digits at sigma 14, B 1000 and 100 steps the best of the rates 0.001, 0.003 and 0.01 ended at an accuracy of 0.57 with
@@ -32,7 +32,7 @@ from torch import Tensor
 from .core import Adaptive, Block, Bound, BoundKind, Context, Defense, GradientLess, Scaled, StepPlan, bounded
 
 MacAdamState = dict[str, Tensor]
-"""first and second: Adam's averages [dim]; spread: average of squares about the centre [dim]; scales: b [dim]."""
+"""Tensors [dim]: `first` and `second`, Adam's averages; `spread`, average square about the centre; `scales`, b."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019; made private in
 "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD). A weight's score is
 |sum_i w dl_i/dw| at the initial weights.
-Deviation: as printed, the score of the whole data set is clipped once; an example may then move it by 2 C, twice the
+Deviation: in the paper, the score of the whole data set is clipped once; an example may then move it by 2 C, twice the
 sensitivity that the noise assumes, and the budget is split in epsilon but not in delta. Here each example's w dl_i/dw
 is clipped, and the release is charged to the same ledger as the steps, on all data, at its own multiplier.
 Guarantee: a Gaussian on all data at `mask_noise_multiplier`, and a Gaussian per step at the defense's.
@@ -75,8 +75,8 @@ def dp_snip(
         clip_norm: C, largest norm of an example's masked gradient, L2, in gradient units.
         prune_rate: fraction of all weights that is pruned.
         score_clip_norm: largest norm of an example's weight times gradient, L2, in units of the loss.
-        mask_noise_multiplier: noise standard deviation / score_clip_norm of the release behind the mask. The paper
-            finds that the mask hardly depends on it: spend little.
+        mask_noise_multiplier: noise standard deviation / score_clip_norm of the release that determines the mask. The
+            paper finds that the mask hardly depends on it: choose a large value, which costs little epsilon.
         pruned: "zero" sets pruned weights to zero, "initial" leaves them at their initialisation.
         bound: bounding method: "clip", "normalize" (AUTO-S, NSGD), "adaptive_weight" (DP-PSAC) or "adaptive", a clip
             norm that follows a quantile (in suites; `adapted` in Python).

@@ -1,4 +1,4 @@
-"""DP-SSGD: pre-pruning and gradient dropping together.
+"""DP-SSGD: DP-SGD with pruning before the training and gradient dropping in every step.
 
 "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification": a network is pruned before
 training, and each step drops a part of the remaining weights. The paper's 10 by 10 grid of the two rates, on CIFAR-10

@@ -1,11 +1,11 @@
-"""DP-ZO: a single number per step, the slope of each example's loss along a public random direction.
+"""DP-ZO: zeroth-order optimisation, whose release per step is a single number, a slope along a public random direction.
 
 Tang, Panda, Nasr, Mahloujifar & Mittal, "Private Fine-tuning of Large Language Models with Zeroth-order Optimization",
 TMLR 2025, arXiv:2401.04343: all parties draw the same direction z of length sqrt(d), each example's slope is clipped,
 the noisy sum of the slopes is a single number, and the update is that number times z. Noise is added to a single number
 instead of d; in exchange, the direction is unrelated to the gradient.
 Deviation: the slope is the derivative along z by backpropagation, the limit of the paper's difference of two losses;
-the paper's saving of memory is lost. The clip norm applies to the derivative along z / sqrt(d).
+this loses the paper's advantage in memory. The clip norm applies to the derivative along z / sqrt(d).
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the direction is a function of public
 randomness.
 """

@@ -1,11 +1,11 @@
 """DPDR: each gradient is decomposed along the last noisy update, and the two parts are bounded separately.
 
 "DPDR: Gradient Decomposition and Reconstruction for Differentially Private Deep Learning", arXiv:2406.02744.
-Consecutive gradients are similar, so their common part is a few numbers along the last release, layer by layer, and the
-residual is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
-Deviation: both parts are clipped over all layers at once, and their noise follows from a single multiplier and a share:
-the printed table gives both multipliers, which for several rows spends more than the stated epsilon. The noise along
-the direction is projected off the residual unless `project_noise=False`. The paper applies the technique layer by
+Consecutive gradients are similar, so their common part is described by a coefficient along the last release in each
+layer, and the residual is shorter and loses less to clipping. After `switch_step` steps it is DP-SGD.
+Deviation: both parts are clipped over all layers at once, and their noise follows from a single multiplier and a share.
+The paper's table gives two multipliers, which in several rows spend more than the stated epsilon. The residual's noise
+along the direction is removed by projection unless `project_noise=False`. The paper applies the technique layer by
 layer: clipping each of L layers to the full clip norm moves the sums by sqrt(L) times as much, so `clipping="layer"`
 gives each C / sqrt(L), with the same noise.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any number of blocks.
@@ -68,7 +68,7 @@ class Dpdr:
         """Plans the residual and the coefficients along the direction, or plain DP-SGD."""
         if state is None or context.step >= self.switch_step:
             return state, StepPlan(Block(codec=Everything(context.dim), bound=self.bound))
-        # A layer that has never moved has no direction and is all residual: Complement covers all coordinates.
+        # A layer that has never moved has no direction, and its gradient is all residual: the complement covers it.
         spans = tuple(span for span in context.layout.layers if bool(state[slice(*span)].any()))
         along = Subspace(tuple(state[slice(*span)].unsqueeze(1) for span in spans), spans, context.dim)
         # Noise energy is smallest at share / (1 - share) = sqrt(layers) C_along / (sqrt(dim) C), hence the small
@@ -88,7 +88,7 @@ class Dpdr:
         )
 
     def _blocks_of_layers(self, state: Tensor, context: Context) -> list[Block]:
-        """Both parts of every layer; a layer without a direction is all residual."""
+        """Returns a block for each part of every layer; a layer without a direction is all residual."""
         spans, blocks = context.layout.layers, []
         for start, stop in spans:
             part, layer_share = state[start:stop], 1 / len(spans)

@@ -1,12 +1,12 @@
 """DPSUR: a step of DP-SGD is kept only if it appears to lower the loss of a validation batch.
 
 Fu et al., "DPSUR: Accelerating Differentially Private Stochastic Gradient Descent Using Selective Update and Release",
-VLDB 2024, arXiv:2311.14056. A step is proposed, the mean change of the loss on an independently drawn batch is
-released, and the step is kept if that is below beta C_v; otherwise it is undone.
-Deviation: every round is charged, for its step and for its validation, also if it is rejected: the kept steps depend on
-all rounds, and the paper's count of accepted rounds alone is no bound. The loss change of each example is clipped to
-C_v, and the sum divided by the expected batch: noise is therefore sigma_v C_v / B_v on the mean, while the paper clips
-the mean itself and adds 2 sigma_v C_v for any batch. Optimizer state is rolled back too.
+VLDB 2024, arXiv:2311.14056. A step is taken, the noisy mean change of the loss on an independently drawn batch is
+released, and the step is kept if this change is below beta C_v; otherwise it is undone.
+Deviation: every round is charged, for its step and for its validation, even if it is rejected: the kept steps depend on
+all rounds, so that charging accepted rounds alone, as in the paper, gives no valid bound. The loss change of each
+example is clipped to C_v, and the sum divided by the expected batch: noise is therefore sigma_v C_v / B_v on the mean,
+while the paper clips the mean itself and adds 2 sigma_v C_v for any batch. Optimizer state is rolled back too.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier, and its validation another, of multiplier
 sigma_v, on a Poisson sample at its own rate.
 """
@@ -53,7 +53,7 @@ class Dpsur(Stateless):
         checked_multiplier(self.validation_noise_multiplier)
 
     def plan(self, context: Context) -> StepPlan:
-        """Plans a step that is kept if the loss falls."""
+        """Plans DP-SGD's block, and a trial that keeps the step if the noisy mean loss falls enough."""
         if context.parameters is None:
             raise ValueError("this method compares two parameter points, and this context has none")
         change = Block(codec=Everything(1), bound=clip(self.loss_clip), query=LossChange(context.parameters))

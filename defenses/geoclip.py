@@ -14,7 +14,7 @@ until it is clamped. The authors' code takes its first two steps without noise; 
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: M and a are functions of releases.
 Caveat: variances are estimated from releases. In the first steps the variance of all other directions, which is 1, has
 an error of (1 - beta_2) sigma^2 sqrt(2 dim) / B per step, which reinforces itself: a larger variance shrinks the space,
-and lets more noise into the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and noise dominates. In
+and admits more noise to the next release. At sigma 14, B 1000 and dim 26,010 that is 0.45, and noise dominates. In
 three of four trainings on 10,000 digits at lr 1 it grew to 47 to 170 within 60 steps, with updates of norm 12 to 30
 (DP-SGD: 2.3); in the fourth it fell below 0, and updates became a fifteenth as long. Of three trainings of 20 epochs
 two ended at an accuracy of 0.10, one at 0.76. A `covariance_decay` that keeps this number far below 1 prevents both: at
@@ -50,7 +50,7 @@ GradientShape = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class GeoClip:
-    """A block in the rescaled space; state: the mean, directions with their variances, and that of the rest."""
+    """A block in the rescaled space; state: the mean, directions with their variances, and variance of the rest."""
 
     bound: Bound
     rank: int
@@ -91,7 +91,7 @@ class GeoClip:
     def observe(
         self, state: GradientShape, context: Context, noisy: tuple[Tensor, ...], update: Tensor
     ) -> GradientShape:
-        """Updates the moving averages; the covariance is exact in the known directions and that of the release."""
+        """Updates the moving averages; the covariance changes in the span of the known directions and the release."""
         decay, dim, batch = self.covariance_decay, context.dim, context.expected_batch
         factors, rest = self._factors(state, context)
         # In the model's dtype, which is unknown before the first release.
@@ -101,7 +101,7 @@ class GeoClip:
         # Orthonormalised in every step, because rounding would accumulate.
         frame = torch.linalg.qr(torch.cat([directions, centred.unsqueeze(1)], dim=1)).Q
         along = (frame.T @ centred).double().cpu()
-        # Variances are in units of C^2 / dim, and times the batch, because a mean varies less than its terms.
+        # Variances are in units of C^2 / dim, and multiplied by the batch size: a mean varies less than its terms.
         unit = self.bound.norm**2 / (dim * batch)
         noise = context.noise_multiplier**2 * dim / batch
         noises = noise / torch.tensor([*factors, rest], dtype=torch.float64)[: frame.shape[1]] ** 2

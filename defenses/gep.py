@@ -3,14 +3,14 @@
 Yu, Zhang, Chen & Liu, "Do Not Let Privacy Overbill Utility: Gradient Embedding Perturbation for Private Learning", ICLR
 2021, Algorithm 1. Gradients lie close to the span of public ones, so most of each is a few coefficients, which get
 little noise, and the residual is short. The vector of parameters is cut into groups of adjacent coordinates, of equal
-length up to rounding, and each has its part of the directions.
+length up to rounding, and the directions are divided among the groups.
 Deviation: the noise of both parts follows from a single multiplier and a share, because both are computed on the same
 batch: the authors' released code adds the costs of two sampled Gaussians, which understates the total (nominal epsilon
-8 is 8.8). Noise of the residual along the directions is projected off unless `project_noise=False`.
+8 is 8.8). The residual's noise along the directions is removed by projection unless `project_noise=False`.
 
 With `final_sparsity`, private and public gradients are masked first, as random freeze does to DP-SGD ("Differentially
 Private SGD with Sparse Gradients", arXiv:2112.00845v1): directions are in the kept coordinates, clip norms are spent on
-them, and dropped ones get no noise and are not sent. A coordinate stays in its group for any mask. Directions found
+them, and dropped ones get no noise and are not sent. Groups of coordinates do not depend on the mask. Directions found
 under one mask are not orthonormal under the next, so a new mask ends their interval.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for both parts together.
 Caveat: the paper's epsilons assume Poisson sampling, and its code shuffles the data set and cuts it into batches, for
@@ -172,7 +172,7 @@ def gep(
         auxiliary_size: public examples of a refresh; None for as many as `rank`. The paper uses 2000.
         passes: power iterations for the directions.
         share: fraction of a step's 1 / sigma^2 spent on the coefficients.
-        biased: whether the residual is not released at all.
+        biased: True to omit the residual, which biases the update.
         project_noise: whether the residual's noise along the directions is removed.
         final_sparsity: fraction of coordinates dropped at the end of the cooling; 0 for no masks.
         cooling_epochs: epochs in which the sparsity grows linearly from 0; None for the whole run, 0 for no cooling.

@@ -2,8 +2,8 @@
 
 "Pre-Pruning and Gradient-Dropping Improve Differentially Private Image Classification" (DP-SSGD): the gradients of the
 weights with the smallest magnitude are dropped before clipping, and those weights stay fixed.
-Deviation: none. A condition that the paper leaves implicit: the selection is free only while the weights are a function
-of releases and of a random or public initialisation, as here; not after non-private training on the data.
+Deviation: none. The selection costs no privacy only if the weights are a function of releases and of a random or public
+initialisation, as here, and not of non-private training on the data; the paper does not state this condition.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: the mask is a function of the released
 parameters.
 """

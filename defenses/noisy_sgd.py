@@ -1,7 +1,7 @@
 """Noisy SGD: noise without clipping, an ablation of DP-SGD. Sums have no bounded sensitivity, hence no guarantee.
 
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023. The noise on the
-sum has standard deviation noise_multiplier * nominal_norm, so that curves line up with DP-SGD at that clip norm.
+sum has standard deviation noise_multiplier * nominal_norm, as in DP-SGD at that clip norm, for comparison.
 Guarantee: none.
 """
 

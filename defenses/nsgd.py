@@ -3,8 +3,8 @@
 Yang, Zhang, Chen & Liu, "Normalized/Clipped SGD with Perturbation for Differentially Private Non-Convex Optimization",
 arXiv:2206.13033: g / (||g|| + r), times a clip norm that only scales the learning rate. The form is that of AUTO-S, but
 with r as large as the gradients themselves instead of tiny.
-Deviation: some implementations add noise of sigma * r, although a normalised row has norm up to 1: with r = 0.01, a
-hundredth of the noise that is charged. The noise here is sigma * C.
+Deviation from some implementations: they add noise of sigma * r, although a normalised row has norm up to 1: with r =
+0.01, a hundredth of the noise that is charged. The noise here is sigma * C.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 

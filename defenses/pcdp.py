@@ -5,10 +5,10 @@ public data at the current parameters; each private gradient contributes clip(V^
 noise is drawn in that space; the update is V times the noisy sum. The clip norm is spent on the kept component, and far
 fewer coordinates get noise.
 
-Deviation: each parameter tensor has its own basis, which alone reproduces the paper's communication figures;
-`scope="global"` uses a basis of all parameters.
-Guarantee: each step is a Gaussian mechanism at the defense's multiplier, on the coefficients: noise on all d
-coordinates would invalidate the paper's claim about the dimension.
+Deviation: each parameter tensor has its own basis, the only reading that reproduces the paper's communication figures;
+`scope="global"` uses a single basis for all parameters.
+Guarantee: each step is a Gaussian mechanism at the defense's multiplier, with noise on the coefficients; with noise on
+all d coordinates, the paper's claim about the dimension would not hold.
 Caveat: the paper's epsilons use the classic conversion of RDP (the conversion used here gives 12 to 27 % less, PLD 19
 to 34 %); its 25 KB and 0.48 KB are numbers / 1024 (in float32 101.6 and 1.91 KiB), without the bases that are sent; and
 at the largest epsilon its own tables have plain DP-SGD ahead on all three data sets.

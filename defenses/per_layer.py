@@ -2,9 +2,9 @@
 
 McMahan, Ramage, Talwar & Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, who compare it
 with flat clipping. A layer with long gradients no longer shortens all others.
-Deviation: none, but a known error is avoided: clipping each of L layers to C lets an example move the sum by sqrt(L) C,
-so noise of sigma C would be worth sigma / sqrt(L). Here `clip_norm` is that of all layers together, C^2 = sum_l C_l^2,
-and noise of sigma C on every coordinate is charged.
+Deviation: none, but a known error is avoided: if each of L layers is clipped to C, an example moves the sum by sqrt(L)
+C, and noise of sigma C has a multiplier of sigma / sqrt(L) only. Here `clip_norm` is for all layers together, C^2 =
+sum_l C_l^2, and noise of sigma C on every coordinate has multiplier sigma.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier: layer l, of share (C_l / C)^2, has noise of
 sigma / sqrt(share) C_l = sigma C.
 """
@@ -22,7 +22,7 @@ from .core import Block, BoundKind, Context, Coordinates, Defense, Stateless, St
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayer(Stateless):
-    """Releases a block per layer; their squared clip norms sum to that of a whole gradient."""
+    """Releases a block per layer; the squared clip norms of the layers sum to C^2."""
 
     clip_norm: float
     weights: Literal["equal", "by_size"]

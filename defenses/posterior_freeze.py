@@ -1,9 +1,9 @@
 """Posterior freeze: DP-SGD whose noisy update is restricted to a random, shrinking set of coordinates.
 
 The control in "Differentially Private SGD with Sparse Gradients", arXiv:2112.00845v1: the masks of random
-sparsification, applied after clipping and noise. The clip norm is spent on whole gradients, so the kept part of one is
-never longer than under random sparsification. The update is as sparse, but the release is dense, and attacks here see
-the release: a client that sends only the masked update reveals less.
+sparsification, applied after clipping and noise. The whole gradient is clipped, so its kept part is never longer than
+under random sparsification. The update is as sparse, but the release is dense, and attacks here get the dense release:
+a client that sends only the masked update reveals less.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the mask is post-processing of DP-SGD.
 """
 

@@ -1,10 +1,10 @@
-"""DP-PSAC: gradients weighted by their norm, so that short ones are neither enlarged to full norm nor lost.
+"""DP-PSAC: gradients weighted by a function of their norm that is bounded at zero and falls for long gradients.
 
 Xia, Shen, Yao, Fu, Xu, Xu & Fu, "Differentially Private Learning with Per-Sample Adaptive Clipping", AAAI 2023: C g /
 (||g|| + r / (||g|| + r)). The weight is C at norm 0 (C / gamma in AUTO-S), largest at norm sqrt(r) - r, and then falls
 like C / ||g||.
-Deviation: some implementations call PSAC a clip norm that follows the batch, with noise scaled by the largest one used;
-that noise is a function of the data, and guarantees nothing.
+Deviation from some implementations: under the name PSAC they use a clip norm that depends on the batch, and scale the
+noise by the largest clip norm used; such noise depends on the data and guarantees nothing.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD at clip norm C.
 """
 

@@ -2,10 +2,10 @@
 
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023, and "Differentially
 Private SGD with Sparse Gradients", arXiv:2112.00845v1 (ranked freeze). Dropped coordinates enter the ranking of the
-next epoch with noise alone, so their rank is random by construction.
-Deviation: coordinates are ranked by the absolute value of their accumulated releases (one listing sorts signed values),
-and update and ranking use the same noise draw. Two draws over the same sum, as the listing can be read, are two
-releases: `fresh_rank_noise` makes them, each with sqrt(2) times the noise, so that the step costs the same.
+next epoch with noise alone, so their rank is random.
+Deviation: coordinates are ranked by the absolute value of their accumulated releases (a listing in a paper sorts signed
+values), and update and ranking use the same noise draw. The listing can also be read as two noise draws on the same
+sum, which are two releases: `fresh_rank_noise` makes both, each with sqrt(2) times the noise, at the same total cost.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier; the mask is a function of past releases.
 Caveat: charged as one release, two draws would cost more than stated: at a sample rate of 0.02 epsilon 3.0 is 4.95 for
 noise multiplier 1.81 over 60 epochs, and 5.2 for 1.54 over 40 (RDP, delta 1e-5; by PLD 2.75 is 4.55 and 4.78). The
@@ -56,7 +56,7 @@ class Ranked:
         return {"epoch": 0, "dropped": nothing[:0].long(), "seen": nothing}
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """Plans a single block, whose noise on dropped coordinates is removed from the update, or a block per use."""
+        """Plans a block whose noise on dropped coordinates is removed from the update, or a block for each use."""
         if context.epoch != state["epoch"]:
             epochs = self.cooling_epochs or context.epochs
             sparsity = self.final_sparsity * min(1.0, context.epoch / max(1, epochs - 1))

@@ -38,8 +38,8 @@ def rpdp(
         scope: "tensor" for a basis per parameter tensor, "global" for a basis of all parameters.
         interval: number of steps for which a basis is used; drawing a Gaussian basis costs far more than a step.
         directions: "gaussian" for orthonormalised Gaussian vectors, as in the paper, whose products with every gradient
-            take ten times as long as a step; "sketch" for sums of disjoint coordinates with random signs (a count
-            sketch), also orthonormal and unbiased, at the cost of a single pass over the gradients.
+            take several times as long as the rest of a step; "sketch" for sums of disjoint coordinates with random
+            signs (a count sketch), also orthonormal and unbiased, at the cost of a single pass over the gradients.
         clip_first: whether the whole gradient is clipped and the noisy update projected, as in PDP.
         rescale: whether the update of a tensor is multiplied by its size / k, so that its expectation is that of the
             clipped gradient.

@@ -1,8 +1,7 @@
 """RSDP-SGD: random sparsification at a constant rate, the comparison in the PCDP-SGD paper.
 
 Gradients are restricted to a random set of coordinates before they are bounded (Zhu & Blaschko, TMLR 2023), but without
-that paper's cooling: the fraction dropped is `sparsity` from the first step to the last. The authors of random
-sparsification run it with cooling.
+that paper's cooling: the fraction dropped is `sparsity` from the first step to the last.
 Guarantee: each step is a Gaussian mechanism at the defense's multiplier, for any mask, since masks do not depend on
 data.
 """

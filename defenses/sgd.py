@@ -1,6 +1,6 @@
 """SGD: the undefended baseline, without bound and without noise, hence without guarantee.
 
-The positive control of every benchmark: an attack that fails here is not evidence for any defense.
+The positive control of every benchmark: if an attack fails against SGD, its failure against a defense proves nothing.
 Guarantee: none.
 """
 

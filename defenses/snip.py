@@ -1,7 +1,7 @@
-"""SNIP without noise: an ablation of DP-SNIP with a mask computed from the data. It has no guarantee.
+"""SNIP: an ablation of DP-SNIP whose mask is computed from the data without noise. It has no guarantee.
 
 Lee, Ajanthan & Torr, "SNIP: Single-Shot Network Pruning Based on Connection Sensitivity", ICLR 2019, before DP-SGD: the
-steps are private, but the mask is a release of the data without noise. It measures the cost of the noise in DP-SNIP.
+steps are private, but the mask is a release without noise. A comparison with DP-SNIP shows the effect of its noise.
 Guarantee: none: the mask reveals the data, whatever the noise of the steps.
 """
 

@@ -1,12 +1,12 @@
 """SynFlow: DP-SGD on the weights that carry most of a network's paths, found without data.
 
 Tanaka, Kunin, Yamins & Ganguli, "Pruning Neural Networks without Any Data by Iteratively Conserving Synaptic Flow",
-NeurIPS 2020, Algorithm 1; before private training in DP-SSGD. Weights are made positive, biases zero, an image of ones
-goes through the network, and a weight's score is its share in the output. The network is pruned in rounds, because
-scores of a single round cut off whole layers.
-Deviation: norms, weight standardisation and activations are bypassed in the scoring pass: with them the output would
-not change with the size of a weight, and scores would be meaningless. In float64, because products over layers overflow
-float32.
+NeurIPS 2020, Algorithm 1; used before private training in DP-SSGD. Weights are replaced by their absolute values and
+biases by zero, an image of ones goes through the network, and a weight's score is its share in the output. The network
+is pruned in rounds, because the scores of a single round would cut off whole layers.
+Deviation: norms, weight standardisation and activations are bypassed in the scoring pass, because with normalisation
+the output would not depend on the scale of a weight, and scores would be meaningless. Computed in float64, because
+products over layers overflow float32.
 Guarantee: each step is a Gaussian mechanism, as in DP-SGD: the mask is a function of the initial weights, which are
 random or public.
 """
@@ -90,7 +90,7 @@ def _positive(model: nn.Module) -> nn.Module:
 
 
 def _flow(model: nn.Module, layout: Layout, image: Tensor) -> Tensor:
-    """Score |weight dR/dweight| of every coordinate, with R the sum of the outputs for an image of ones."""
+    """Computes the score |weight dR/dweight| of every coordinate; R is the sum of the outputs for an image of ones."""
     named = dict(model.named_parameters())
     parameters = [named[name] for name in layout.names]
     try:

@@ -5,11 +5,11 @@ Sources: Abadi et al. 2016 (clip), Bu et al. 2023 AUTO-S and Yang et al. 2022 NS
 
 Guarantee:
     For every row v, finite or not, the bounded row has norm at most `sensitivity` (up to float rounding) and depends on
-    v alone; a row that floats cannot scale to the bound becomes zero. A sum of bounded rows therefore moves by at most
-    `sensitivity` when a row is added or removed. This holds for `Bound` itself: a subclass is not checked, and a claim
-    names it (`training/assumptions.py`). Rows that may be rounding error are bounded as if they were longer
-    (`rounding.py`): a subclass with its own `__call__` must accept `least` too, or be used only with codecs and queries
-    that do not subtract.
+    v and its least norm alone; a row whose scale factor overflows or underflows becomes zero. A sum of bounded rows
+    therefore moves by at most `sensitivity` when a row is added or removed. This holds for `Bound` itself: a subclass
+    is not checked, and a claim lists it as unverified (`training/assumptions.py`). A row that may be rounding error is
+    scaled as if it had its least norm (`rounding.py`): a subclass with its own `__call__` must accept `least` too, or
+    be used only with codecs and queries that do not subtract.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Bound:
 
     Attributes:
         kind: name of the map.
-        norm: C, the largest norm after the map, in gradient units; for `unbounded`, the unit of the noise multiplier.
+        norm: C, the largest norm after the map, in gradient units; for `unbounded`, no limit, but the factor between
+            noise multiplier and noise standard deviation.
         regulariser: gamma of `normalize`, r of `adaptive_weight`, in gradient units.
     """
 
@@ -56,14 +57,14 @@ class Bound:
         return math.inf if self.kind == "unbounded" else self.norm
 
     def factors(self, norms: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-        """Scale of each row given its norm; `factors(norms) * norms <= sensitivity`."""
+        """Computes the scale factor of each row from its norm; `factors(norms) * norms <= sensitivity`."""
         match self.kind:
             case "clip":
-                # C / max(C, |v|): no 0 / 0 and nothing added to the divisor.
+                # C / max(C, |v|) = min(1, C / |v|), without 0 / 0 and without a stabiliser in the divisor.
                 return self.norm / norms.clamp(min=self.norm)
             case "normalize":
-                # A zero row without a regulariser has no direction: it stays zero instead of 0/0. So does a row whose
-                # squares underflow even in float64: its norm is not known.
+                # Without a regulariser, a zero row has no direction and stays zero (not 0 / 0), and so does a row whose
+                # squares underflow even in float64, because its norm is unknown.
                 divisor = norms + self.regulariser
                 return torch.where(divisor > 1e-150, self.norm / divisor.clamp(min=1e-150), 0.0)
             case "adaptive_weight":
@@ -73,7 +74,7 @@ class Bound:
                 return torch.ones_like(norms)
 
     def scale(self, norms: Float[Tensor, " rows"], dtype: torch.dtype) -> Float[Tensor, " rows"]:
-        """Returns the factors by which rows of this dtype can be scaled to the bound, zero for rows that cannot.
+        """Returns the scale factors in the rows' dtype; 0 for factors that this dtype cannot represent accurately.
 
         Args:
             norms: norms of the rows, float64.
@@ -84,7 +85,7 @@ class Bound:
         # the bound (a row of 3e38 in float32): such a row becomes zero.
         normal = torch.finfo(dtype)
         if factors.device.type == "cpu" and factors.numel():
-            # A check on the host, which needs no synchronisation on the CPU.
+            # A quick test for the usual case; on a GPU it would need a synchronisation.
             least, most = factors.detach().aminmax()
             if float(least) >= normal.tiny and float(most) <= normal.max:  # false for NaN
                 return factors
@@ -94,7 +95,7 @@ class Bound:
     def __call__(
         self, rows: Float[Tensor, "rows size"], least: Float[Tensor, " rows"] | None = None
     ) -> Float[Tensor, "rows size"]:
-        """Returns the bounded rows; differentiable. A row with a non-finite entry becomes zero, by itself.
+        """Returns the bounded rows; differentiable. A row with a non-finite entry becomes zero; others are unaffected.
 
         Args:
             rows: rows to bound.
@@ -110,17 +111,17 @@ class Bound:
 
 
 def clip(norm: float) -> Bound:
-    """Clipping of Abadi et al.: v * min(1, C / ||v||)."""
+    """Returns the clipping of Abadi et al.: v * min(1, C / ||v||)."""
     return Bound(kind="clip", norm=norm)
 
 
 def normalize(norm: float, *, regulariser: float) -> Bound:
-    """AUTO-S and NSGD: C v / (||v|| + gamma)."""
+    """Returns the bound of AUTO-S and NSGD: C v / (||v|| + gamma)."""
     return Bound(kind="normalize", norm=norm, regulariser=regulariser)
 
 
 def adaptive_weight(norm: float, *, regulariser: float) -> Bound:
-    """DP-PSAC: C v / (||v|| + r / (||v|| + r)); the weight at zero norm is C, not C / r."""
+    """Returns the bound of DP-PSAC: C v / (||v|| + r / (||v|| + r)); the weight at zero norm is C, not C / r."""
     return Bound(kind="adaptive_weight", norm=norm, regulariser=regulariser)
 
 
@@ -128,7 +129,7 @@ FixedBoundKind = Literal["clip", "normalize", "adaptive_weight"]
 """Bounds with the same norm in every step of a run."""
 
 BoundKind = Literal[FixedBoundKind, "adaptive"]
-"""Bounds that every method with a clip norm takes by name; "adaptive" is available in suites only (`adapted`)."""
+"""Names of bounds in a method's settings; "adaptive" works in suites only, in Python use `adapted`."""
 
 _REGULARISERS: dict[str, float] = {"normalize": 0.01, "adaptive_weight": 0.1}
 """Defaults from the papers: gamma of AUTO-S, r of DP-PSAC."""
@@ -158,7 +159,7 @@ def bounded(norm: float, bound: BoundKind = "clip", regulariser: float | None = 
 
 
 def unbounded(*, unit: float = 1.0) -> Bound:
-    """No bound and no guarantee; the noise, if any, has standard deviation noise_multiplier * unit."""
+    """Returns a map that bounds nothing; the noise, if any, has standard deviation noise_multiplier * unit."""
     return Bound(kind="unbounded", norm=unit)
 
 
@@ -176,11 +177,11 @@ def finite_rows(rows: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
 def row_norms(
     rows: Float[Tensor, "rows size"], computed: Float[Tensor, " rows"] | None = None
 ) -> Float[Tensor, " rows"]:
-    """L2 norms in float64; differentiable.
+    """Computes L2 norms in float64; differentiable.
 
     Args:
         rows: rows to measure.
-        computed: their `lengths`, if computed already.
+        computed: result of `lengths(rows)`, if known.
     """
     norms = lengths(rows) if computed is None else computed
     # A float32 square overflows above 1e19 and underflows below 1e-22, and float64 reductions are many times slower.

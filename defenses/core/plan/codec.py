@@ -2,13 +2,13 @@
 
 A codec is fixed before the batch is drawn. `encode` maps rows to the released space, before they are bounded; `decode`
 maps the noisy sum back to the parameters. The bound acts after `encode`, so the sensitivity does not depend on the map;
-a basis that is not orthonormal would only decode wrongly, and is refused. Codecs that subtract return a least norm,
-below which their values may be rounding error (`rounding.py`).
+a basis that is not orthonormal would not harm privacy, but decode wrongly, and is refused. Codecs that subtract return
+a least norm, below which their values may be rounding error (`rounding.py`).
 
 Guarantee:
     The codecs of this file process each row separately and keep no row. For other codecs this is assumed, not checked:
-    a codec that reads the number of rows, or keeps rows for `decode`, breaks the guarantee. A claim names such a codec
-    (`training/assumptions.py`).
+    a codec that reads the number of rows, or keeps rows for `decode`, breaks the guarantee. A claim lists codecs of
+    other types as unverified (`training/assumptions.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Codec(Protocol):
         ...
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """The part of released values that rows can reach; the rest is noise, independent of the data."""
+        """Projects values on the range of `encode`; the remainder of a release is noise, independent of the data."""
         ...
 
 
@@ -74,7 +74,7 @@ class Everything:
         return values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """All values: rows reach each of them."""
+        """Returns the values unchanged: `encode` reaches all of them."""
         return values
 
 
@@ -106,7 +106,7 @@ class Coordinates:
 
     @classmethod
     def of(cls, mask: Bool[Tensor, " dim"]) -> Coordinates:
-        """Coordinates that a boolean mask keeps."""
+        """Returns the codec of the coordinates at which a boolean mask is true."""
         coordinates = object.__new__(cls)
         # Indices of a mask are distinct, sorted and in range: no check is needed.
         for name, value in (("kept", marked(mask)), ("dim", mask.numel())):
@@ -132,12 +132,12 @@ class Coordinates:
         return torch.zeros_like(rows).index_copy(1, kept, rows.index_select(1, kept))
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """All values: rows reach every kept coordinate."""
+        """Returns the values unchanged: `encode` reaches every kept coordinate."""
         return values
 
 
 def _in_order(kept: Int[Tensor, " size"], dim: int) -> Int[Tensor, " distinct"]:
-    """Sorts the coordinates (the order in which columns are read) and drops duplicates."""
+    """Sorts the coordinates, because columns are read in ascending order, and drops duplicates."""
     if kept.dim() == 1 and bool((kept[1:] > kept[:-1]).all()):
         # Sorted already, as from a mask; copied, because the caller may write into the tensor.
         return kept.clone()
@@ -194,7 +194,7 @@ class Scaled:
         return torch.where(factors == 0, 0.0, values / torch.where(factors == 0, 1.0, factors))
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Values whose factor is not 0; zero elsewhere."""
+        """Sets values whose factor is 0 to zero."""
         return torch.where(self.factors.to(values) == 0, 0.0, values)
 
 
@@ -202,8 +202,8 @@ class Scaled:
 class Subspace:
     """Coefficients along orthonormal directions, with a basis for each of several disjoint spans of coordinates.
 
-    A single basis over (0, dim) is a global subspace, a basis per layer a layer-wise subspace: since spans do not
-    overlap, together they are an orthonormal basis, stored in blocks.
+    A single basis over (0, dim) is a global subspace, a basis per layer a layer-wise subspace. Since spans do not
+    overlap, all bases together are orthonormal: a block-diagonal basis.
 
     Attributes:
         bases: matrices [stop - start, k] with orthonormal columns.
@@ -216,7 +216,7 @@ class Subspace:
     dim: int
 
     def __post_init__(self) -> None:
-        # Sorted edges mean that spans are inside [0, dim], increasing and disjoint; they may touch.
+        # If the edges are sorted, spans are inside [0, dim], increasing and disjoint; they may touch.
         edges = [0, *(edge for span in self.spans for edge in span), self.dim]
         if len(self.bases) != len(self.spans) or edges != sorted(edges):
             raise ValueError(f"spans must be disjoint, increasing and inside [0, {self.dim}), got {self.spans}")
@@ -233,7 +233,7 @@ class Subspace:
 
     @classmethod
     def of(cls, basis: Float[Tensor, "dim k"]) -> Subspace:
-        """A global subspace from a matrix with orthonormal columns."""
+        """Returns a global subspace from a matrix with orthonormal columns."""
         return cls((basis,), ((0, basis.shape[0]),), basis.shape[0])
 
     @property
@@ -247,7 +247,7 @@ class Subspace:
         return [basis.shape[1] for basis in self.bases]
 
     def moments(self) -> tuple[Float[Tensor, "_ _"], ...]:
-        """Gram matrix of each basis, float64: the identity up to the tolerated error of `bases`."""
+        """Computes the Gram matrix of each basis in float64, the identity up to an error of 1e-4."""
         return tuple(gram(basis.T, basis.dtype) for basis in self.bases)
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
@@ -256,7 +256,7 @@ class Subspace:
         return torch.cat(parts, dim=1) if parts else rows.new_zeros(rows.shape[0], 0)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """A fraction of each row's norm: coefficients of a row orthogonal to the directions are rounding error."""
+        """Returns a fraction of each row's norm: coefficients of a row orthogonal to the basis are rounding error."""
         return LEAST_SHARE * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:
@@ -293,7 +293,7 @@ class Subspace:
         return (coefficients if weights is None else coefficients * weights.to(rows)) @ v.T
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """All values: rows reach every coefficient."""
+        """Returns the values unchanged: `encode` reaches every coefficient."""
         return values
 
 
@@ -304,8 +304,8 @@ class Complement:
     Decoding projects again, which removes the noise inside the subspace: post-processing, at no privacy cost.
 
     Attributes:
-        subspace: the part removed from the rows: directions, or coordinates, which are then released as noise alone.
-        project_noise: False decodes without the projection, as printed in some papers: more noise, same privacy.
+        subspace: directions or coordinates to remove from the rows; removed coordinates are released as noise alone.
+        project_noise: whether `decode` projects; without it, as printed in some papers, the update has more noise.
     """
 
     subspace: Subspace | Coordinates
@@ -326,14 +326,14 @@ class Complement:
         return rows - self.subspace.project(rows)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """A fraction of each row's norm: the rest of a row inside the span is rounding error; None for coordinates."""
+        """Returns a fraction of each row's norm, because a residual may be rounding error; None for coordinates."""
         return None if isinstance(self.subspace, Coordinates) else self.subspace.least(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-        """Removes the noise inside the subspace, where no row reaches, unless `project_noise` is False."""
+        """Removes the noise inside the subspace, unless `project_noise` is False."""
         return self.signal(values) if self.project_noise else values
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """The part of the values outside the subspace; inside it is only noise."""
+        """Projects the values on the complement; inside the subspace, a release is noise alone."""
         flat = values.reshape(-1, self.dim)
         return (flat - self.subspace.project(flat)).reshape(values.shape)

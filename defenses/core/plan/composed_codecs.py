@@ -1,4 +1,4 @@
-"""Codecs composed of codecs: of a span, of a mask, several side by side in a block, a rescaled subspace.
+"""Codecs composed of other codecs: on a span, on a mask, several side by side in a block, a rescaled subspace.
 
 Guarantee:
     The same as for the composed codecs: each row is processed separately, and no row is kept.
@@ -40,11 +40,11 @@ def made_of(codec: object) -> Iterator[object]:
 
 @dataclass(frozen=True, eq=False)
 class Within:
-    """A codec of a span of coordinates, such as a layer; other coordinates are not released.
+    """A codec applied to a span of coordinates, such as a layer; other coordinates are not released.
 
     Attributes:
         start: first coordinate of the span.
-        codec: codec whose rows are the span.
+        codec: codec of rows restricted to the span.
         dim: length of a whole row.
     """
 
@@ -86,17 +86,17 @@ class Within:
         return whole
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """The part of the values that the span's codec can reach."""
+        """Projects the values on the range of the span's codec."""
         return self.codec.signal(values)
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A codec of the coordinates kept by a mask; the others are dropped first, get no noise and are not released.
+    """A codec applied to the coordinates kept by a mask; the others are dropped before it and not released.
 
     Attributes:
         kept: the mask.
-        codec: codec whose rows are the kept coordinates, in ascending order.
+        codec: codec of rows restricted to the kept coordinates, in ascending order.
     """
 
     kept: Coordinates
@@ -134,7 +134,7 @@ class Masked:
         return self.kept.decode(self.codec.decode(values))
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """The part of the values that the inner codec can reach."""
+        """Projects the values on the range of the inner codec."""
         return self.codec.signal(values)
 
 
@@ -186,7 +186,7 @@ class Stacked:
 
     @property
     def gain(self) -> float:
-        """Gain of the stacked codecs: the root of their squared, scaled gains."""
+        """Bound on the gain: the root of the sum of squares of the scaled gains."""
         return math.hypot(*(factor * gain_of(codec) for codec, factor in zip(self.codecs, self.factors, strict=True)))
 
     def encode(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows size"]:
@@ -195,7 +195,7 @@ class Stacked:
         return torch.cat(parts, dim=1)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-        """Least norms of the codecs that subtract, combined; None if no codec does."""
+        """Norm of the scaled least norms of the codecs that subtract; None if no codec does."""
         norms_and_factors = [
             (least_of(codec, rows), factor) for codec, factor in zip(self.codecs, self.factors, strict=True)
         ]
@@ -208,7 +208,7 @@ class Stacked:
         return torch.stack([codec.decode(part / factor) for codec, part, factor in parts]).sum(dim=0)
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """The part of each codec's values that rows can reach."""
+        """Projects each codec's values on its range."""
         parts = zip(self.codecs, self._split(values), strict=True)
         return torch.cat([codec.signal(part) for codec, part in parts], dim=-1)
 
@@ -218,10 +218,10 @@ class Stacked:
 
 @dataclass(frozen=True, eq=False)
 class Stretched:
-    """Multiplies the component along each direction of a subspace by a factor, and the rest of the row by another.
+    """Multiplies the component along each direction of a subspace by its factor, and the orthogonal rest by another.
 
-    Values stay in the rows' coordinates instead of those of the directions: isotropic bounds and noise do not
-    distinguish the two, and with all factors 1 the codec is the identity.
+    Values stay in the rows' own coordinates, because bound and noise are isotropic and do not depend on the choice of
+    an orthonormal basis. With all factors 1 the codec is the identity.
 
     Attributes:
         subspace: the directions.
@@ -263,7 +263,7 @@ class Stretched:
         return self._stretched(rows, self.factors, self.rest)
 
     def least(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """A fraction of the longest possible norm: a row that becomes far shorter is the result of a subtraction."""
+        """Returns a fraction of the largest possible norm: a far shorter result comes from a subtraction."""
         return LEAST_SHARE * self.gain * row_norms(rows)
 
     def decode(self, values: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
@@ -271,9 +271,9 @@ class Stretched:
         return self._stretched(values.unsqueeze(0), 1 / self.factors, 1 / self.rest).squeeze(0)
 
     def signal(self, values: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """All values: rows reach each of them."""
+        """Returns the values unchanged: `encode` reaches all of them."""
         return values
 
     def _stretched(self, rows: Tensor, factors: Tensor, rest: float) -> Tensor:
-        # Only the change is projected, which keeps the rounding of the directions small in a row.
+        # rest * g + V (factors - rest) V^T g: rounding of the directions enters only through the change of a row.
         return rest * rows + self.subspace.project(rows, factors - rest)

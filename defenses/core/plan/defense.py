@@ -1,15 +1,16 @@
-"""Defenses, methods, step plans and blocks, fixed before a batch is drawn, and the context that a method plans from.
+"""Types of a defense: method, step plan, block, and the public context from which a method plans.
 
-A defense is a method and a noise multiplier. In each step the method returns a plan: the released blocks, with their
-codec, bound and share of the step's privacy. Only the engine touches data and noise.
+A defense is a method and a noise multiplier. In each step, before the batch is drawn, the method returns a plan: the
+blocks to release, each with its query, codec, bound and share of the step's privacy. Only the engine touches data and
+noise.
 
 Guarantee:
     A plan whose blocks all have a finite sensitivity, executed at noise multiplier sigma > 0, is one Gaussian mechanism
     with multiplier sigma, for any number of blocks: block b gets noise of sigma / sqrt(share_b) times its sensitivity,
     a record moves the whitened blocks by at most sqrt(sum_b share_b) / sigma = 1 / sigma, and all blocks are computed
     on the same batch.
-    Relation: add or remove one record (for fixed-size samplers, replace it by a record that contributes zero). Assumes
-    that plan and state depend on public values and past releases only; `Context` holds nothing else.
+    Relation: add or remove a record; `privacy/sampling.py` states the samplers whose guarantee is for another relation.
+    Assumes that plan and state depend on public values and past releases only; `Context` holds nothing else.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ State = Any
 
 
 LEAST_MULTIPLIER, LARGEST_MULTIPLIER = 1e-6, 1e9
-"""Range of nonzero noise multipliers; smaller noise would be lost in the rounding of a sum."""
+"""Range of nonzero noise multipliers; less noise would be lost in the rounding of a sum."""
 
 
 def checked_multiplier(value: float) -> float:
-    """Checks a noise multiplier and returns it as a plain float: 0, or a value in the range that floats can add.
+    """Checks a noise multiplier and returns it as a plain float: 0, or a number in the accepted range.
 
     Args:
         value: noise standard deviation / sensitivity.
 
     Raises:
-        ValueError: for NaN, infinity, a negative number, or a number so small that no noise would be added.
+        ValueError: for NaN, infinity, a negative number, or a positive number outside the accepted range.
     """
     plain = float(value)  # a float subclass may compare and multiply as different numbers
     if plain != 0 and not LEAST_MULTIPLIER <= plain <= LARGEST_MULTIPLIER:  # false for NaN
@@ -68,9 +69,10 @@ class Block:
     Attributes:
         codec: map to the space of the release.
         bound: L2 bound of an example's contribution, applied in that space.
-        share: fraction of the step's 1 / sigma^2 spent on this block; the shares of a plan sum to 1.
-        query: map from an example's gradients or losses to a row.
-        updates: whether the decoded block is part of the update (a count is not).
+        share: fraction of the step's 1 / sigma^2 spent on this block, whose own multiplier is sigma / sqrt(share); the
+            shares of a plan sum to 1.
+        query: map from an example's gradients or losses to its row.
+        updates: whether the decoded block is part of the update; False for a count, for example.
     """
 
     codec: Codec
@@ -86,7 +88,7 @@ class Block:
             raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def contributions(self, source: Gradients | ExampleLosses) -> Float[Tensor, "rows size"]:
-        """Contribution of each example: query, encode, bound; rows are bounded nowhere else.
+        """Computes the contribution of each example: query, encode, bound.
 
         Args:
             source: gradients of the examples, or losses for a query of losses.
@@ -103,16 +105,17 @@ class Block:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Blocks of a step, and the treatment of the update after the noise.
+    """Blocks released in a step, and the use of the noisy update.
 
     Attributes:
         blocks: blocks released from the same batch.
         post: map of the noisy update after its division by the expected batch.
-        remarks: remarks on this plan in the record of the run, such as "rank_lowered_to_15".
-        moves: coordinates that the optimizer may move in this step, whatever its momentum; None for all.
+        remarks: remarks for the record of the run, such as "rank_lowered_to_15".
+        moves: coordinates that the optimizer may change in this step; the trainer restores all others, which momentum
+            or weight decay may have moved. None for all.
         start_at: parameters [dim] to set before the step, a function of public values and releases; None for no change.
         correlated: position of the step in a stream of correlated noise; None for independent noise.
-        trial: release after the step that decides whether the step stands; None keeps every step.
+        trial: release after the step that decides whether the step is kept or undone; None keeps the step.
     """
 
     blocks: tuple[Block, ...]
@@ -141,7 +144,7 @@ class StepPlan:
         if not any(block.updates for block in blocks):
             raise ValueError("a plan must have at least one block with updates=True, got none")
         total = math.fsum(block.share for block in blocks)
-        if abs(total - 1) > 1e-9:  # `sensitivity` accounts for the rounding that is left
+        if abs(total - 1) > 1e-9:  # `sensitivity` accounts for the remaining rounding error
             raise ValueError(f"the shares of a plan's blocks must sum to 1, got {total}")
         # Other blocks may have a dimension of their own: the count of adaptive clipping has a single dimension.
         if len({block.codec.dim for block in blocks if block.updates}) > 1:
@@ -173,7 +176,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class NoisyPlan:
-    """A plan with its noise multiplier, passed to engine and ledger as a single object, so that they cannot disagree.
+    """A plan with its noise multiplier: engine and ledger get the same object, so that charge and noise agree.
 
     Attributes:
         plan: blocks of a step, or of a one-off release.
@@ -199,7 +202,7 @@ class NoisyPlan:
 
     @property
     def fresh_stds(self) -> list[float]:
-        """Standard deviation of the noise drawn in this step: smaller if a part is carried over from earlier steps."""
+        """Standard deviation of the newly drawn noise: below `stds` if a part of the noise comes from earlier steps."""
         row = self.plan.correlated
         return self._stds(1.0 if row is None else row.fresh)
 
@@ -209,15 +212,15 @@ class NoisyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A number released after a step, from a sample of its own, which decides whether the step stands.
+    """Acceptance test of a step: a noisy number, released from a separate sample after the parameters have moved.
 
-    The parameters have moved by then. If the step does not stand, parameters, optimizer, method state and last update
-    are restored; both the step and the trial are charged all the same.
+    If the step is rejected, parameters, optimizer, method state and last update are restored. The step and the trial
+    are charged in either case.
 
     Attributes:
         plan: plan of a block that releases a single number, with its own noise.
         rate: probability with which each example joins the sample, in (0, 1], independently of the step's batch.
-        below: the step stands if the released number, divided by the expected sample size, is less than this.
+        below: threshold; the step is kept if the released number over the expected sample size is less than it.
     """
 
     plan: NoisyPlan
@@ -240,23 +243,24 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Inputs of a method when it plans a step: public values and past releases, nothing else.
+    """Everything that a method may read when it plans a step: public values and past releases.
 
     Attributes:
         step: index of the step, from 0.
         steps: planned number of steps.
-        steps_per_epoch: steps in which every example is expected once.
-        layout: names and shapes behind the flat vectors.
-        dim: length of the flat vectors.
+        steps_per_epoch: number of steps in which each example is expected to take part once.
+        layout: names and shapes of the parameters, in the order of the flat vectors.
+        dim: length of the flat vectors, the number of trained parameters.
         parameters: current parameters [dim] (a function of releases); None outside training.
         update: last update [dim] that the optimizer got; None before the first.
-        expected_batch: public constant that sums are divided by.
-        noise_multiplier: multiplier of each step as a single Gaussian.
+        expected_batch: public constant by which sums are divided.
+        noise_multiplier: noise multiplier of each step, all blocks together.
         architecture: returns a copy of the current model, for passes that read no data; None in a dry run.
         input_shape: shape of an example; () in a dry run.
         seed: key of the public randomness.
         public: per-example gradients on public data; None without public data.
-        one_off: executes a plan on all data at once and charges it to a step; None if nothing can be released.
+        one_off: function that executes a plan on all private data and charges it, given the plan and the step; None
+            without data. Methods call `release`.
         device: device of the vectors.
     """
 
@@ -294,9 +298,9 @@ class Context:
         return -(-self.steps // self.steps_per_epoch)
 
     def coins(self, number: int | str) -> torch.Generator:
-        """Returns a public CPU generator, a pure function of seed and `number` (usually an epoch).
+        """Returns a CPU generator of public randomness, a pure function of seed and `number` (usually an epoch).
 
-        A resumed run draws the same mask, and so does anybody with the seed.
+        A resumed run draws the same mask, and so does any party that knows the seed.
         """
         return keyed(seed_from(self.seed, "coins", number))
 
@@ -314,8 +318,8 @@ class Context:
 
         Args:
             n: number of examples.
-            block: index of a block, if the pool is cut into disjoint blocks of `n`; None samples from the whole pool,
-                independently of other steps.
+            block: index of the part to read, if the pool is cut into disjoint parts of `n`; None samples from the whole
+                pool, independently of other steps.
 
         Raises:
             ValueError: when the run has no public data, or too few examples.
@@ -323,7 +327,7 @@ class Context:
         return self._public(self._chosen(n, block))
 
     def public_batch(self, n: int, *, block: int | None = None) -> GradientBatch:
-        """Like `public_rows`, but as rows of single tensors, with factors if the gradients have any."""
+        """Returns the gradients of `public_rows` as a `GradientBatch`, with outer-product factors if they are known."""
         chosen, factored = self._chosen(n, block), getattr(self._public, "batch", None)
         return Rows(self._public(chosen)) if factored is None else factored(chosen)
 
@@ -343,11 +347,11 @@ class Context:
         return self.public
 
     def release(self, plan: NoisyPlan) -> tuple[Tensor, ...]:
-        """Executes a one-off release, for `start`: a plan on all data, with its own noise, without amplification.
+        """Releases a plan on all private data at once, charged without amplification; usually called in `start`.
 
         Args:
-            plan: plan with its own noise, a function of public values: `context.release(plan.at(8.0))`. The defense's
-                multiplier applies to steps only; 0 adds no noise, and then nothing is guaranteed.
+            plan: plan with its own noise multiplier, a function of public values: `context.release(plan.at(8.0))`. The
+                defense's multiplier applies to steps only. At 0 no noise is added, and nothing is guaranteed.
 
         Returns:
             The undivided noisy sum of each block.
@@ -356,7 +360,7 @@ class Context:
             TypeError: for a plan without its noise.
             ValueError: when there are no data to release from.
         """
-        # The exact type, whose noise is the noise that the ledger charges.
+        # A subclass could execute other noise than the ledger charges.
         if type(plan) is not NoisyPlan:
             raise TypeError(f"a release must have its noise, as in release(plan.at(8.0)), got {type(plan).__name__}")
         if self.one_off is None:
@@ -370,7 +374,7 @@ class Context:
 
 @runtime_checkable
 class Method(Protocol):
-    """Algorithm of a defense: three functions over a plain state. It never reads private data or raw sums."""
+    """Algorithm of a defense: three functions over a serialisable state, without private data or sums without noise."""
 
     def start(self, context: Context) -> State:
         """Returns the state before the first step."""
@@ -383,15 +387,15 @@ class Method(Protocol):
     def observe(
         self, state: State, context: Context, noisy: tuple[Tensor, ...], update: Float[Tensor, " dim"]
     ) -> State:
-        """Returns the state after the step, from its undivided noisy blocks and its update: releases only."""
+        """Returns the state after the step, given the undivided noisy sum of each block and the update."""
         ...
 
 
 class Stateless:
     """A `Method` without state; a subclass defines only `plan(self, context) -> StepPlan`.
 
-    When the subclass is created, its plan is wrapped as `plan(state, context) -> (state, StepPlan)`. Called with a
-    context alone, as in `super().plan(context)`, it returns the plan alone.
+    When the subclass is created, its `plan` is wrapped to accept `plan(state, context)` and return `(state, StepPlan)`,
+    as a `Method` does. Called with a context alone, as in `super().plan(context)`, it returns the plan alone.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -421,14 +425,13 @@ class Stateless:
 
 
 def _refuse_other_arguments(method: Method | Stateless) -> None:
-    """Raises `TypeError` before a run for a method whose functions do not take the arguments that they will get."""
+    """Raises `TypeError`, before a run, for a method whose functions do not accept the arguments of a `Method`."""
     called = {"start": "context", "plan": "state, context", "observe": "state, context, noisy, update"}
     for name, arguments in called.items():
         if name == "plan" and isinstance(method, Stateless):
             continue  # checked when the class was created
         try:
-            # The called signature, not that of a wrapped function: a decorator may take more arguments than it passes
-            # on.
+            # The outermost signature, because a decorator may accept other arguments than the function it wraps.
             signature = inspect.signature(getattr(method, name), follow_wrapped=False)
         except ValueError:
             continue  # functions written in C have no signature
@@ -440,7 +443,7 @@ def _refuse_other_arguments(method: Method | Stateless) -> None:
             ) from None
 
 
-_MARK = "of a method"  # on a wrapped plan: `dataclass(slots=True)` creates the class a second time
+_MARK = "of a method"  # attribute of a wrapped plan: `dataclass(slots=True)` creates the class twice
 
 
 def _without_memory(written: Callable[[Any, Context], StepPlan]) -> Callable[..., Any]:
@@ -511,11 +514,11 @@ class Defense:
         return self.method.start(context)
 
     def plan(self, state: State, context: Context) -> tuple[State, StepPlan]:
-        """Returns the method's next state and its plan of this step, checked.
+        """Returns the method's next state and its plan of this step, after checks of type and dimension.
 
         Raises:
-            TypeError: when the method returns something else.
-            ValueError: when the plan's codecs are not of the context's dimension.
+            TypeError: when the method returns anything but a state and a `StepPlan`.
+            ValueError: when the plan's codecs have another dimension than the context.
         """
         returned = self.method.plan(state, context)
         pair = isinstance(returned, tuple) and len(returned) == 2

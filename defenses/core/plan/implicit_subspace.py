@@ -1,4 +1,4 @@
-"""Subspaces with bases that are formed only when read, or kept in the layout of their computation.
+"""Subspaces whose bases are formed only when read, or stored in the layout in which gradients are computed.
 
 A linear layer's gradient is an outer product s xᵀ of the output derivatives s and the inputs x. Directions are V = Pᵀ
 W, with a public gradient in each row of P, and W = U L^(-1/2) from their Gram matrix P Pᵀ = U L Uᵀ. Inner products of
@@ -28,7 +28,7 @@ from .linear_algebra.sketch import SketchDirections
 # does not depend on whether the basis is formed already: otherwise the last digit of an update would depend on earlier
 # reads.
 _FEW = 8
-# Smallest accepted ratio of singular values: rounding errors of inner products are divided by it.
+# Smallest accepted ratio of singular values, because rounding errors of inner products are divided by it.
 _LEAST_RATIO = 1e-3
 _EDGE = 1e15  # values between this and its inverse have squares within float32
 
@@ -102,8 +102,8 @@ class OuterDirections:
     ) -> Float[Tensor, "rows k"]:
         """Returns coefficients of outer products, from inner products of their factors.
 
-        In float64: cancellation leaves rounding error, which a bound may make as long as any other row, and products of
-        few rows round differently from those of many, so that removing a row would move the others.
+        Computed in float64: cancellation leaves rounding error, which a bound may make as long as any other row, and
+        products of few rows round differently from those of many, so that removing a row would move the others.
         """
         along = exact_products(signals, self.signals) * exact_products(inputs, self.inputs)
         return (along @ self.weights.double()).to(signals.dtype)
@@ -276,8 +276,8 @@ Directions = Tensor | OuterDirections | OrderedBasis | FactoredBasis | SketchDir
 _OURS = OuterDirections, OrderedBasis, FactoredBasis, SketchDirections
 
 
-# Largest absolute row sum of a Gram matrix, which is 1 for an orthonormal basis. Rounding grows with it, and a state
-# that was written to is not checked in every step.
+# Largest absolute row sum of a Gram matrix, which is 1 for an orthonormal basis. Rounding error grows with it, and a
+# method may have written to the tensors of its state, whose orthonormality is not checked again.
 _MOST_ALONG = 10.0
 
 

@@ -26,7 +26,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module) -> Layout:
-        """Layout of a model; frozen parameters (`requires_grad=False`) are left out."""
+        """Returns the layout of a model, without frozen parameters (`requires_grad=False`)."""
         trained = [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
         if not trained:
             raise ValueError("model must have at least one parameter that requires a gradient, got none")
@@ -35,7 +35,7 @@ class Layout:
 
     @classmethod
     def flat(cls, dim: int) -> Layout:
-        """Layout of a single unnamed vector, for work on rows without a model."""
+        """Returns the layout of a single unnamed vector, for gradients that come without a model."""
         return cls(("",), ((dim,),))
 
     @cached_property
@@ -56,8 +56,8 @@ class Layout:
 
     @cached_property
     def weights(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each weight of a convolution or linear layer, without biases, norm scales and gains."""
-        # A gain of a standardised convolution has four dimensions but a single number per channel.
+        """(start, stop) of each weight (linear, convolution, embedding, ..), without biases, norm scales and gains."""
+        # The gain of a standardised convolution is no weight: it has four dimensions, but a single number per channel.
         shapes = zip(self.slices, self.shapes, strict=True)
         return tuple(span for span, shape in shapes if len(shape) == 2 or any(size > 1 for size in shape[1:]))
 

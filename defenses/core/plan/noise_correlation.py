@@ -1,12 +1,14 @@
 """Noise that is correlated over steps: strategy matrices, and the memory that running them needs.
 
-Matrix mechanisms (Denisov, McMahan, Rush, Smith & Thakurta, NeurIPS 2022) release the steps' sums S as S + C^-1 Z with
-Z independent: each step cancels a part of earlier noise, so that the sum of all updates, which determines the final
-model, carries less of it. C, lower triangular with a unit diagonal, is the strategy; a record moves C S by at most its
-columns at the steps that the record is in.
+Matrix mechanisms (Denisov, McMahan, Rush, Smith & Thakurta, NeurIPS 2022) release the matrix S of all steps' sums as S
++ C^-1 Z, with Z independent Gaussian noise: each step cancels a part of earlier noise, so that the sum of all updates,
+which determines the final model, has less of it. C, the strategy matrix, is lower triangular with a unit diagonal. The
+release is a function of C S + Z, so the sensitivity is that of C S: a record changes it by the columns of C at the
+steps in which the record takes part, each times the record's bounded contribution. A stream is a sequence of steps that
+share a strategy matrix.
 
-A strategy runs as a recurrence over a few vectors. Before step t it holds M [size, dim], in units of fresh noise z; the
-step's noise is z + weights M, and M becomes carry M + entry z. `NoiseMemory` runs it.
+C^-1 Z is computed step by step, as a linear recurrence with a state M [size, dim], in units of the fresh noise z: the
+step's noise is z + weights M, and M becomes carry M + entry z. `NoiseMemory` holds M.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from torch import Tensor
 from ..randomness.noise import Noise
 
 MOST_STEPS = 5000
-"""Largest number of steps with correlated noise, because its cost grows with all pairs of steps."""
+"""Largest number of steps with correlated noise, because strategy matrices have [steps, steps] entries."""
 
 Recurrence = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Weights [size], carry [size, size] and entry [size] of a step."""
+"""Output weights [size], transition matrix `carry` [size, size] and input vector `entry` [size] of a step."""
 
 
 @runtime_checkable
 class NoiseStrategy(Protocol):
-    """Correlation of the noise over a stream of steps; a value, fixed before the first step."""
+    """Strategy matrix of a stream of steps and the recurrence of its noise; fixed before the first step."""
 
     @property
     def steps(self) -> int:
@@ -40,11 +42,11 @@ class NoiseStrategy(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of vectors kept from step to step."""
+        """Number of vectors of length dim kept from step to step."""
         ...
 
     def recurrence(self, position: int) -> Recurrence:
-        """Returns weights, carry and entry of the step at a position, from 0."""
+        """Returns the recurrence of the step at a position, counted from 0."""
         ...
 
     def matrix(self) -> np.ndarray:
@@ -54,7 +56,7 @@ class NoiseStrategy(Protocol):
 
 @dataclass(frozen=True)
 class Banded:
-    """A Toeplitz strategy with a banded C.
+    """A Toeplitz strategy with a banded C (banded matrix factorisation).
 
     Attributes:
         steps: length of the stream.
@@ -66,7 +68,7 @@ class Banded:
 
     @property
     def size(self) -> int:
-        """Number of coefficients: as many steps' noise is kept."""
+        """Number of coefficients: the noise of so many past steps is kept."""
         return len(self.coefficients)
 
     def recurrence(self, position: int) -> Recurrence:
@@ -83,7 +85,7 @@ class Banded:
 
 @dataclass(frozen=True)
 class BandedInverse:
-    """A Toeplitz strategy with a banded C^-1: noise is a moving sum of the fresh draws.
+    """A Toeplitz strategy with a banded C^-1: the noise is a moving average of fresh draws.
 
     Attributes:
         steps: length of the stream.
@@ -95,7 +97,7 @@ class BandedInverse:
 
     @property
     def size(self) -> int:
-        """Number of coefficients: as many steps' fresh draws are kept."""
+        """Number of coefficients: the fresh draws of so many past steps are kept."""
         return len(self.coefficients)
 
     def recurrence(self, position: int) -> Recurrence:
@@ -110,7 +112,7 @@ class BandedInverse:
 
 @dataclass(frozen=True)
 class Buffered:
-    """A Toeplitz strategy whose first column is a sum of geometric series: few vectors for any number of steps.
+    """A buffered linear Toeplitz strategy: the first column of C is a sum of geometric series, a buffer for each.
 
     Attributes:
         steps: length of the stream.
@@ -150,7 +152,7 @@ class Tree:
 
     @property
     def size(self) -> int:
-        """Number of levels, a node each."""
+        """Number of levels of the tree; the noise of a node per level is kept."""
         return self.steps.bit_length()
 
     def recurrence(self, position: int) -> Recurrence:
@@ -163,14 +165,14 @@ class Tree:
         return weights, carry, np.eye(self.size)[level]
 
     def matrix(self) -> np.ndarray:
-        """Each row is the node completed by its step: 1 at the steps below the node."""
+        """Returns the matrix whose row t is the node that step t completes: 1 at the steps that the node sums."""
         rows = np.arange(self.steps)
         widths = np.array([2 ** _level(int(t)) for t in rows])
         return ((rows[:, None] - rows < widths[:, None]) & (rows <= rows[:, None])).astype(float)
 
 
 def _level(position: int) -> int:
-    """Level of the largest tree node that a step completes: the power of 2 in its number, counted from 1."""
+    """Level of the largest tree node that a step completes: the exponent of 2 in position + 1."""
     number = position + 1
     return (number & -number).bit_length() - 1
 
@@ -181,7 +183,7 @@ class StrategyRow:
 
     Attributes:
         strategy: strategy of the stream.
-        position: index of the step in the stream, from 0; position 0 begins a stream.
+        position: index of the step in the stream, from 0; a step at position 0 begins a new stream.
     """
 
     strategy: NoiseStrategy
@@ -199,12 +201,12 @@ class StrategyRow:
 
     @property
     def fresh(self) -> float:
-        """Standard deviation of the fresh noise, relative to the plan's: a record used once costs a single Gaussian."""
+        """Std of the fresh noise relative to the plan's: a record in a single step is charged the plan's multiplier."""
         return longest_column(self.strategy)
 
     @property
     def marginal(self) -> float:
-        """Standard deviation of the step's released noise, in the same units."""
+        """Standard deviation of the step's whole noise, fresh and carried over, in the same units."""
         return self.fresh * float(_spread(self.strategy)[self.position])
 
 
@@ -217,24 +219,24 @@ def gram(strategy: NoiseStrategy) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def longest_column(strategy: NoiseStrategy) -> float:
-    """Norm of the longest column: the largest change of C S by a record in a single step."""
+    """Norm of the longest column: the largest change of C S by a record that takes part in a single step."""
     return float(np.linalg.norm(strategy.matrix(), axis=0).max())
 
 
 @lru_cache(maxsize=64)
 def _spread(strategy: NoiseStrategy) -> np.ndarray:
-    """Standard deviations of C^-1 Z [steps]."""
-    from scipy.linalg import solve_triangular  # here, because every defense would wait for it
+    """Standard deviations [steps] of the rows of C^-1 Z."""
+    from scipy.linalg import solve_triangular  # here, because at the top it would delay the import of every defense
 
     inverse = solve_triangular(strategy.matrix(), np.eye(strategy.steps), lower=True)
     return np.linalg.norm(inverse, axis=1)
 
 
 class NoiseMemory:
-    """Earlier noise that the next step's noise depends on; as secret as the noise itself."""
+    """State M of the recurrence for each block; as secret as the noise itself."""
 
     def __init__(self) -> None:
-        """Starts before the first step of any stream."""
+        """Starts without a state, before the first step of a stream."""
         self._last: StrategyRow | None = None
         self._kept: list[Tensor] = []
 
@@ -243,9 +245,9 @@ class NoiseMemory:
     ) -> list[Float[Tensor, " size"]]:
         """Adds the noise of a step, and keeps what later steps need.
 
-        The release is round(S_t + std (weights M) + std z). Since M follows from earlier releases minus their sums, it
-        is a function of releases and of the step's row of C S plus fresh noise: as for independent noise, nothing
-        depends on how the noise was rounded.
+        The release is round(S_t + std (weights M) + std z). The z that enters M is read back from the rounded release,
+        (release - S_t) / std - weights M, so that M is a function of earlier releases and sums alone. Rounding is then
+        post-processing of a row of C S plus fresh noise, as for independent noise.
 
         Args:
             row: position of the step.
@@ -292,7 +294,7 @@ class NoiseMemory:
             )
 
     def state(self) -> tuple[StrategyRow | None, list[Tensor]]:
-        """State for a checkpoint; secret."""
+        """Returns the state for a checkpoint; secret."""
         return self._last, [kept.cpu() for kept in self._kept]
 
     def load(self, state: tuple[StrategyRow | None, list[Tensor]], device: torch.device) -> None:
@@ -301,7 +303,7 @@ class NoiseMemory:
 
 
 def _toeplitz(column: np.ndarray, steps: int) -> np.ndarray:
-    """Lower triangular Toeplitz matrix from its first column, cut or padded to `steps`."""
+    """Returns a lower triangular Toeplitz matrix from its first column, cut or padded to `steps`."""
     full = np.zeros(steps)
     full[: len(column)] = column[:steps]
     lags = np.subtract.outer(np.arange(steps), np.arange(steps))
@@ -309,7 +311,7 @@ def _toeplitz(column: np.ndarray, steps: int) -> np.ndarray:
 
 
 def prefix_errors(column: np.ndarray, steps: int) -> np.ndarray:
-    """Standard deviations of the noise on prefix sums under a Toeplitz strategy, relative to fresh noise.
+    """Computes standard deviations of the noise on prefix sums under a Toeplitz strategy, relative to fresh noise.
 
     Args:
         column: first column of C, beginning with 1.
@@ -319,8 +321,8 @@ def prefix_errors(column: np.ndarray, steps: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, steps: int) -> np.ndarray:
-    """First coefficients of the power series 1 / series."""
-    from scipy.signal import lfilter  # here, because every defense would wait for it
+    """Computes the first `steps` coefficients of the power series 1 / series."""
+    from scipy.signal import lfilter  # here, because at the top it would delay the import of every defense
 
     impulse = np.zeros(steps)
     impulse[0] = 1.0

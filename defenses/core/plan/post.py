@@ -1,4 +1,4 @@
-"""Post-processing of the noisy, divided update before the optimizer sees it; it costs no privacy."""
+"""Maps of the noisy, divided update before the optimizer: post-processing, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Project:
 
 @dataclass(frozen=True, eq=False)
 class Keep:
-    """Zeroes all coordinates but the kept ones (posterior freeze masks after the noise)."""
+    """Sets all coordinates but the kept ones to zero (posterior freeze masks after the noise)."""
 
     coordinates: Coordinates
 
@@ -66,7 +66,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Multiplies by a number (by 1 / C, so that the learning rate does not depend on the clip norm).
+    """Multiplies by a constant, such as 1 / C, after which the learning rate does not depend on the clip norm.
 
     Attributes:
         factor: multiplier, positive and finite.
@@ -85,7 +85,7 @@ class Rescale:
 
 @dataclass(frozen=True, eq=False)
 class Offset:
-    """Scales, and adds a vector known from past releases (the running estimate of DIFF2, the memory of a filter).
+    """Scales the update and adds a vector known from past releases (the estimate of DIFF2, the memory of a filter).
 
     Attributes:
         vector: vector [dim], in units of the divided update.
@@ -109,10 +109,9 @@ class Adaptive:
         second: moving average of their squares [dim].
         step: index of the step, from 0.
         betas: decay rates of the two averages.
-        stabiliser: added to the root of the second moment; if `noise_variance` is given, the smallest value of that
-            root.
-        noise_variance: noise variance of an entry of the divided update, to subtract from the second moment; None
-            subtracts nothing.
+        stabiliser: added to the root of the second moment; with `noise_variance`, the lower limit of that root instead.
+        noise_variance: noise variance of an entry of the divided update, subtracted from the bias-corrected second
+            moment; None subtracts nothing.
     """
 
     first: Float[Tensor, " dim"] = field(repr=False)

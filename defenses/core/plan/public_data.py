@@ -1,8 +1,8 @@
-"""Public data for methods: per-example gradients by position, drawn positions, and refusal of shared examples.
+"""Public data for methods: per-example gradients, choice of the examples to read, refusal of private examples.
 
-Reading public data costs no privacy on two conditions: they are disjoint from the private data, and truly public. Equal
-examples are found and refused; near copies, and private data passed as public, cannot be detected. `used` records that
-public data were read, so that a record can state that the result depends on them.
+Reading public data costs no privacy if they are disjoint from the private data and truly public. Examples that are also
+private are found and refused; near copies, and private data passed as public, cannot be detected. `used` says whether
+public data were read, so that the record of a run states whether its result depends on them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from ..randomness.keys import keyed
 from ..randomness.record_draws import record_keys
 
-_AT_ONCE = 2**24  # numbers copied at a time for the comparison
+_AT_ONCE = 2**24  # entries of the inputs hashed at a time, which limits memory
 
 RowSizes = tuple[int, int, int, int, int]
-"""(groups, height, width, entering, leaving) of a convolution's weight gradient in the layout of its computation."""
+"""(groups, height, width, input channels, output channels) of a convolution's weight gradient, as it is computed."""
 
 
 @runtime_checkable
@@ -45,11 +45,11 @@ class GradientBatch(Protocol):
     """Per-example gradients of a batch, some of which may be available as factors."""
 
     def columns(self, start: int, stop: int) -> Float[Tensor, "n span"]:
-        """Returns all rows over the parameters in [start, stop)."""
+        """Returns the columns [start, stop) of all rows."""
         ...
 
     def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
-        """Returns rows [n, span] over [start, stop) in computation layout, with sizes; None if the layouts agree."""
+        """Returns columns [start, stop) and sizes in the layout of computation; None if it is the weight's."""
         ...
 
     def outer(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
@@ -68,7 +68,7 @@ class Rows:
     values: Float[Tensor, "n dim"]
 
     def columns(self, start: int, stop: int) -> Float[Tensor, "n span"]:
-        """Returns some columns of the rows."""
+        """Returns the columns [start, stop) of the rows."""
         return self.values[:, start:stop]
 
     def made(self, start: int, stop: int) -> tuple[Tensor, RowSizes] | None:
@@ -139,7 +139,7 @@ class ToyRows:
         self._dim, self._seed, self.used = dim, seed, False
 
     def __call__(self, chosen: Int64[Tensor, " n"]) -> Float[Tensor, "n dim"]:
-        """Standard normal rows, a function of the first position."""
+        """Returns standard normal rows, a function of the seed and the first position."""
         self.used = True
         key = (int(chosen[0]) if len(chosen) else 0) + (self._seed << 32)
         return torch.randn(len(chosen), self._dim, generator=keyed(key))
@@ -148,7 +148,7 @@ class ToyRows:
 def refuse_shared(private: Tensor, public: Tensor) -> None:
     """Raises `ValueError` if an input is in both the private and the public data, whatever the labels.
 
-    Inputs are compared as values, in the coarser of the two dtypes and regardless of their shape.
+    Inputs are flattened, converted to the coarser of the two dtypes and compared by 64-bit hashes of their values.
 
     Args:
         private: inputs [n, ...].
@@ -176,7 +176,7 @@ def selected(values: Tensor, which: Int64[Tensor, " some"]) -> Tensor:
 
 
 def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
-    """Hash key of each input, the same for +0.0 and -0.0."""
+    """Computes a hash of each input, the same for +0.0 and -0.0."""
     flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:]))
     at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
     # Adding 0 turns -0.0 into 0.0 before the bits are hashed.
@@ -197,7 +197,7 @@ def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
     positions = torch.zeros(0, dtype=torch.int64)
     while len(positions) < n:
         more = torch.cat([positions, torch.randint(size, (n,), generator=coins)])
-        # First occurrence of each value, in the order drawn: in sorted order the later values would be the larger ones.
+        # Distinct values in the order drawn: `unique` sorts, and a cut of sorted values would favour small ones.
         values, where = more.unique(return_inverse=True)
         first = torch.full((len(values),), len(more)).scatter_reduce(0, where, torch.arange(len(more)), "amin")
         positions = more[first.sort().values]
@@ -214,7 +214,7 @@ def disjoint(n: int, number: int, size: int, seed: int) -> Int64[Tensor, " n"]:
         seed: seed of the order.
     """
     start = n * number
-    if size > 2**26:  # only toy rows, which are all alike, are so many
+    if size > 2**26:  # only `ToyRows` has so many, and their order is irrelevant
         return torch.arange(start, start + n)
     return _order(size, seed)[start : start + n]
 

@@ -1,9 +1,9 @@
-"""Queries of each example: its gradient, a gradient difference, an indicator of its gradient norm, its loss change.
+"""Queries, the row computed for each example: its gradient, a difference of gradients, a loss change, an indicator.
 
-A query gets the example's gradients, or its losses, at any parameter point and returns one row per example. It must
-process every row separately: the shared tests of all defenses check this on every catalogued method, and a claim names
-a query that is not in this file (`training/assumptions.py`). A query that subtracts returns a least norm, below which
-its answers may be rounding error (`rounding.py`).
+A query gets the gradients, or the losses, of a micro-batch at any parameter point and returns a row per example. It
+must process every example separately: tests check this for every method of the catalogue, and a claim lists a query of
+another type as unverified (`training/assumptions.py`). A query that subtracts returns a least norm, below which its
+rows may be rounding error (`rounding.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ ExampleLosses = Callable[[Tensor | None], Tensor]
 
 @runtime_checkable
 class Query(Protocol):
-    """A map from an example's gradients to one row."""
+    """A map from an example's gradients, or losses, to a row."""
 
     @property
     def linear(self) -> bool:
-        """True if the answer is a fixed linear combination of gradients; the fast engines serve only those."""
+        """True if the row is a fixed linear combination of gradients, as the fast engines require."""
         ...
 
     def __call__(self, gradients: Gradients, /) -> Float[Tensor, "rows width"]:
-        """Answers for a micro-batch; a query with `of_losses` gets `ExampleLosses`."""
+        """Returns the rows of a micro-batch; a query with an attribute `of_losses` gets `ExampleLosses`."""
         ...
 
 
@@ -67,7 +67,7 @@ class GradientDifference:
         return gradients(None) - gradients(self.earlier)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A fraction of both norms: the difference of equal gradients is rounding error."""
+        """Returns a fraction of the sum of both norms: the difference of equal gradients is rounding error."""
         return LEAST_CHANGE * (row_norms(gradients(None)) + row_norms(gradients(self.earlier)))
 
 
@@ -90,23 +90,23 @@ class GradientAhead:
         return here + self.weight * (gradients(self.point) - here)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A fraction of both norms, with the absolute weights."""
+        """Returns a fraction of the sum of both norms, weighted by the absolute weights."""
         norms, norms_at_point = row_norms(gradients(None)), row_norms(gradients(self.point))
         return LEAST_CHANGE * (abs(1 - self.weight) * norms + abs(self.weight) * norms_at_point)
 
 
 @dataclass(frozen=True, eq=False)
 class GradientLess:
-    """The example's gradient minus a vector known from past releases (DIFF subtracts the last release).
+    """The example's gradient minus a vector known from past releases (DIFF subtracts the last update).
 
-    A gradient that is not finite counts as zero, so its answer is minus the vector.
+    A gradient that is not finite counts as zero, and its row is minus the vector.
 
     Attributes:
         vector: vector [dim], in gradient units.
     """
 
     vector: Float[Tensor, " dim"] = field(repr=False)
-    linear: bool = False  # affine: a sum of answers is not the answer to a sum
+    linear: bool = False  # affine, not linear: the sum of the rows is not the row of the summed gradient
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
         """Returns the difference, row by row."""
@@ -114,7 +114,7 @@ class GradientLess:
         return rows - self.vector.to(rows)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
-        """A fraction of both norms: the difference from an equal vector is rounding error."""
+        """Returns a fraction of the sum of both norms: the difference from an equal vector is rounding error."""
         rows = gradients(None)
         return LEAST_CHANGE * (row_norms(rows) + row_norms(self.vector.to(rows).unsqueeze(0)))
 
@@ -123,8 +123,8 @@ class GradientLess:
 class NormWithin:
     """Indicator, as +1/2 or -1/2, that the gradient norm is at most a threshold (the count of adaptive clipping).
 
-    Up to 1/2048 beyond the threshold the answer is interpolated. With a jump, rounding that depends on the rest of the
-    batch could flip an example at the threshold and move the count by 1, where an example may move it by 1/2.
+    From the threshold to about 1/2048 beyond it, the value falls linearly. With a jump, rounding error that depends on
+    the rest of the batch could flip an example at the threshold and move the count by 1, twice the sensitivity.
 
     Attributes:
         threshold: threshold on the norm, in gradient units.
@@ -140,14 +140,14 @@ class NormWithin:
         return self.answers(norms, LEAST_SHARE * norms).to(rows.dtype)
 
     def answers(self, norms: Float[Tensor, " rows"], least: Float[Tensor, " rows"]) -> Float[Tensor, "rows 1"]:
-        """Returns the indicators of these norms.
+        """Computes the indicators from gradient norms.
 
         Args:
             norms: gradient norms, float64.
             least: lower limits on the norms, float64.
         """
-        # Centred (Andrew et al., NeurIPS 2021): one example moves the sum by 1/2, where it would move a count by 1. The
-        # linear ramp is as wide as the possible rounding error, because a jump would leak who else is in the batch.
+        # Centred (Andrew et al., NeurIPS 2021): adding an example moves the sum by 1/2, a plain count by 1. The linear
+        # ramp is wider than the rounding error, which depends on the rest of the batch.
         beyond = torch.maximum(norms, least) - self.threshold
         return (0.5 - beyond / least.clamp(min=1e-300)).nan_to_num(nan=-0.5).clamp(-0.5, 0.5).unsqueeze(1)
 
@@ -166,12 +166,12 @@ class LossChange:
     of_losses: bool = True
 
     def __call__(self, losses: ExampleLosses) -> Float[Tensor, "rows 1"]:
-        """Returns the difference, row by row; losses are clamped to [-10^6, 10^6], and NaN counts as 10^6: as bad."""
+        """Returns the difference, row by row; losses are clamped to [-10^6, 10^6], and NaN counts as 10^6."""
         now, before = self._both(losses)
         return now - before
 
     def least(self, losses: ExampleLosses) -> Float[Tensor, " rows"]:
-        """A fraction of both losses: the change of a huge loss is rounding error."""
+        """Returns a fraction of the sum of both absolute losses: the change of a huge loss is rounding error."""
         now, before = self._both(losses)
         return LEAST_CHANGE * (now.abs() + before.abs()).double().squeeze(1)
 

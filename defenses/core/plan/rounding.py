@@ -6,13 +6,13 @@ any other row. The error depends on who else is in the batch, because products o
 those of many: removing an example could move all others, each by up to two bounds. Float64 would not help: activations
 and their derivatives come from float32 passes over the batch.
 
-The bound therefore takes a row v to be no shorter than a fraction of its input g: N = max(|v|, share |g|) replaces |v|.
-This is part of the mechanism, the same in every engine and batch. Codecs and queries that subtract define it
-themselves:
+A bound therefore divides by N = max(|v|, share |g|) instead of |v|, with v the row and g the input from which it was
+computed. This is part of the mechanism, the same in every engine and batch. Codecs and queries that subtract define
+share |g|, the least norm:
 
-- a codec by `least(rows)`, LEAST_SHARE |g| of its input rows;
-- a query by `least(gradients)`, LEAST_CHANGE times the norms of all terms. A codec that lengthens rows states its
-  largest factor (`gain`), which then multiplies the query's value.
+- a codec by `least(rows)`, LEAST_SHARE times the norms of its input rows;
+- a query by `least(gradients)`, LEAST_CHANGE times the sum of the norms of its terms. If the codec behind it lengthens
+  rows, its largest factor (`gain`) multiplies this value.
 
 Guarantee:
     Contributions stay within the bound: factors(N) |v| <= factors(N) N <= norm. If |g|, v and N are computed up to e
@@ -31,25 +31,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 LEAST_SHARE = 2.0**-11
-"""Least norm behind a codec, as a fraction of the norm of the input row.
+"""Least norm of a codec's output, as a fraction of the norm of the input row.
 
-Ordinary rows are longer: a fraction sqrt(k / d) lies along k random directions of d, 4e-3 for 50 of 2.4 million.
+Typical outputs are longer: in d dimensions, the projection on k random directions has a fraction sqrt(k / d) of a row's
+norm, 4e-3 for k = 50 and d = 2.4 million.
 """
 LEAST_CHANGE = 2.0**-14
-"""Least norm behind a query, as a fraction of the norms of its terms.
+"""Least norm of a query's row, as a fraction of the norms of its terms.
 
 Smaller, because gradients at two parameter points are meant to be close: a step of length 1e-3 changes them by 1e-4.
 """
 
 
 def least_norms(codec: Any, query: Any, answers: Tensor, source: Any) -> Float[Tensor, " rows"] | None:
-    """Returns least norms of a query's encoded answers; None if nothing is subtracted.
+    """Returns the least norms of a block's encoded rows; None if neither codec nor query subtracts.
 
     Args:
         codec: codec of a block.
         query: query of the block.
-        answers: answers of the query.
-        source: gradients, or losses, that the answers were computed from.
+        answers: rows returned by the query.
+        source: gradients, or losses, from which the rows were computed.
     """
     own, least_of_query = least_of(codec, answers), getattr(query, "least", None)
     if least_of_query is None:
@@ -59,7 +60,7 @@ def least_norms(codec: Any, query: Any, answers: Tensor, source: Any) -> Float[T
 
 
 def least_of(codec: Any, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"] | None:
-    """Returns least norms of a codec's values for these rows; None if it subtracts nothing."""
+    """Returns the least norms of a codec's output for these rows; None if it subtracts nothing."""
     least = getattr(codec, "least", None)
     return None if least is None else least(rows)
 

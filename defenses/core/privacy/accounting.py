@@ -3,11 +3,12 @@
 Gaussian events without subsampling compose exactly (1 / s^2 = sum 1 / s_i^2) and are merged first; alone, they have a
 closed form (Balle & Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, by dp-accounting).
 The PLD accountant is pessimistic, so its epsilon is an upper bound. Its discretisation is 1e-4 nats and grows with
-epsilon from 50 on: the cost is then the same for any epsilon, and the error still below 1e-4 of epsilon. `pld.py` does
-its walks over the losses with arrays. The cost also grows with the number of distinct events: a computation that may be
-slow runs in a separate process under a time limit, and past the limit the RDP value, an upper bound too, is reported
-under its name. Subsampling under replace-one has a bound by RDP alone (Wang, Balle & Kasiviswanathan, "Subsampled Renyi
-Differential Privacy and Analytical Moments Accountant", AISTATS 2019, Theorem 27, by dp-accounting).
+epsilon from 50 on: the cost is then the same for any epsilon, and the error still below 1e-4 of epsilon. `pld.py`
+vectorises its loops over the losses. The cost also grows with the number of distinct events: a composition that may be
+slow is computed by dp-accounting in a separate process under a time limit. The RDP value is an upper bound too, and is
+reported under its name if the limit is passed or if it is smaller. Subsampling under replace-one has a bound by RDP
+alone (Wang, Balle & Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant", AISTATS
+2019, Theorem 27, by dp-accounting).
 """
 
 from __future__ import annotations
@@ -34,26 +35,27 @@ from .events import Gaussian, merged
 DISCRETISATION = 1e-4
 TIME_LIMIT = 60.0  # seconds
 _FINE_UP_TO = 50.0  # nats: from here on the discretisation grows with epsilon
-_QUICK_EVENTS = 24
-_WIDEST = 1.0  # nats between grid points: from an epsilon of 5e5 on, PLD is no tighter than RDP
+_QUICK_EVENTS = 24  # distinct events that `pld.py` composes within a second or two
+_WIDEST = 1.0  # nats between grid points, reached at an epsilon of 5e5, from which PLD is no tighter than RDP
 _CLOSED_FORM_ERROR = 1e-6, 1e-9
-"""Relative and absolute error of float64 in the closed form of epsilon, added to it."""
+"""Relative and absolute error of float64 in the closed form of epsilon, by which it is rounded up."""
 SOME_EPSILONS = np.concatenate([np.linspace(0, 2, 81), np.geomspace(2.05, 700, 160)])
-"""Grid for curves when a fine grid costs too much."""
+"""Coarse grid of epsilons for trade-off curves, if a fine grid costs too much."""
 _SOME_ORDERS = [1.25, 1.5, 1.75, *range(2, 13), 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024]
 _WHOLE_ORDERS = [order for order in DEFAULT_RDP_ORDERS if order == int(order)]
 _RDP_ERROR = 1e-12
-"""Error of float64 and a truncated series in the divergence of a subsampled step: the whole of it at tiny rates."""
+"""Error of float64 and of a truncated series in a subsampled step's divergence; at tiny rates as large as it."""
 
 
 @dataclass(frozen=True)
 class Epsilon:
-    """Epsilon by two accountants.
+    """Upper bounds on epsilon.
 
     Attributes:
-        value: the reported epsilon: PLD's if it finished in time, else RDP's.
-        rdp: RDP's epsilon.
-        accountant: the accountant of `value`, with version and precision, or the reason for another accountant.
+        value: the reported epsilon, the smallest of the bounds by PLD (if it finished in time), by RDP and by the
+            closed form of the composition without subsampling.
+        rdp: epsilon by RDP; without subsampling, at least the closed form.
+        accountant: the accountant of `value`, with its version and precision, or the reason why it is not PLD.
     """
 
     value: float
@@ -62,14 +64,14 @@ class Epsilon:
 
 
 def quick(events: Sequence[Gaussian]) -> bool:
-    """Returns whether PLD takes a second or two for these merged events, or the slow process does not support them."""
+    """Returns whether `pld.py` composes these merged events: if they are few, or only it supports their sampling."""
     if any(e.replaced for e in events):
         return False
     return len(events) <= _QUICK_EVENTS or not all(e.plain for e in events)
 
 
 def epsilon(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIME_LIMIT) -> Epsilon:
-    """Epsilon at `delta` of the composition of `events`.
+    """Computes epsilon at `delta` of the composition of `events`.
 
     Args:
         events: in any order.
@@ -77,7 +79,7 @@ def epsilon(events: Sequence[Gaussian], delta: float, *, time_limit: float = TIM
         time_limit: seconds for the PLD accountant when it is expected to be slow.
 
     Returns:
-        Epsilon with the accountant's name; 0 without events.
+        Epsilon with the name of its accountant; 0 without events.
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
@@ -101,7 +103,7 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
     else:
         slow = pld_in_time(events, delta, interval, time_limit)
         by_pld = None if slow is None else slow.epsilon
-    # Sampling only lowers epsilon, so the composition without it is an upper bound too, and the smallest bound holds.
+    # Sampling only lowers epsilon, so the composition without it is an upper bound too; the smallest is reported.
     # PLD's truncation makes its bound larger on rare tiny events.
     plain = gaussian_epsilon(math.fsum(e.count / e.noise_multiplier**2 for e in events) ** -0.5, delta)
     if plain < min(by_rdp, math.inf if by_pld is None else by_pld):
@@ -114,7 +116,7 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; PLD {why})")
     if by_pld > by_rdp:
         return Epsilon(by_rdp, by_rdp, f"RDP ({library}; below PLD's pessimistic estimate)")
-    # Slow lists go to dp-accounting's own accountant, in a separate process.
+    # Compositions of many events are computed by dp-accounting's own accountant, in a separate process.
     composed = f"{library}, composed by leakbench" if quick(events) else library
     composed += ", random allocation by leakbench" if any(e.allocated for e in events) else ""
     composed += "" if all(e.plain for e in events) else "; RDP beside it without amplification"
@@ -122,19 +124,19 @@ def _epsilon(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> E
 
 
 def interval_for(events: Sequence[Gaussian], delta: float, by_rdp: float | None = None) -> float | None:
-    """Returns nats between the losses of PLD's grid; None if epsilon is so large that PLD is no tighter than RDP.
+    """Returns the spacing of PLD's grid in nats; None if epsilon is so large that PLD is no tighter than RDP.
 
-    None as well for subsampling under replace-one: no dominating pair of distributions is known (Lebeda et al.,
+    None also for subsampling under replace-one, for which no dominating pair of distributions is known (Lebeda et al.,
     "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under Composition", 2024).
 
     Args:
-        events: merged.
+        events: merged events.
         delta: in (0, 1).
         by_rdp: epsilon by RDP, if already computed.
     """
     if any(e.replaced for e in events):
         return None
-    # Poisson sampling gives the order of magnitude for events whose amplification RDP does not support.
+    # For events whose amplification RDP does not support, Poisson sampling gives the order of magnitude.
     if not all(e.plain for e in events):
         by_rdp = rdp_epsilon(merged([e.as_poisson for e in events]), delta)
     elif by_rdp is None:
@@ -144,7 +146,7 @@ def interval_for(events: Sequence[Gaussian], delta: float, by_rdp: float | None 
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Epsilon of a Gaussian mechanism without subsampling, rounded up.
+    """Computes epsilon of a Gaussian mechanism without subsampling, rounded up.
 
     Args:
         noise_multiplier: positive.
@@ -160,19 +162,19 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def gaussian_multiplier(epsilon: float, delta: float) -> float:
-    """Noise multiplier at which a Gaussian mechanism has `epsilon`, rounded up.
+    """Computes the noise multiplier at which a Gaussian mechanism has `epsilon`, rounded up.
 
     Args:
         epsilon: nats, positive.
         delta: in (0, 1).
     """
     relative, absolute = _CLOSED_FORM_ERROR
-    # The part of epsilon that rounding up leaves; 0 if it leaves none, and delta alone must suffice.
+    # `gaussian_epsilon` rounds up, so the target is lower by as much; 0 if nothing remains of it.
     wanted = max((epsilon - absolute) / (1 + relative), 0.0)
     with np.errstate(divide="ignore"):
         sigma = float(dp_accounting.get_sigma_gaussian(wanted, delta))
-    # dp-accounting solves for sigma up to its own tolerance; the loop ends on the private side of it. Its steps grow:
-    # at a small delta a millionth more noise is less than that tolerance.
+    # dp-accounting solves for sigma up to a tolerance; the loop adds noise until epsilon is met. Its steps grow,
+    # because at a small delta the tolerance is larger than a millionth of sigma.
     step = 1e-6
     while gaussian_epsilon(sigma, delta) > epsilon:
         sigma, step = sigma * (1 + step), 2 * step
@@ -180,12 +182,12 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
 
 
 def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
-    """Epsilon by Renyi DP over dp-accounting's default orders, with its improved conversion, rounded up.
+    """Computes epsilon by Renyi DP over dp-accounting's default orders, with its improved conversion, rounded up.
 
     Epsilon is unimodal in the order a: it is [(a - 1) rdp(a) + (a - 1) log(1 - 1/a) - log a - log delta] / (a - 1) with
-    a convex numerator. dp-accounting loops over the terms of each order, so bisection finds the best integer order, and
-    only the orders around it are evaluated besides. Between integer orders its series may lose digits and leave an
-    order out. The minimum over any set of orders is an upper bound.
+    a convex numerator. Each order is expensive, because dp-accounting loops over its terms, so bisection finds the best
+    integer order, and of the others only those next to it are evaluated. At fractional orders the series may lose
+    digits, and dp-accounting then leaves the order out. The minimum over any set of orders is an upper bound.
     """
     lost = _RDP_ERROR * sum(e.count for e in events if e.sample_rate < 1)
 
@@ -198,7 +200,7 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
 
     low, high = 0, len(_WHOLE_ORDERS) - 1
     with _quiet():
-        # At the lowest order, epsilon may be 0 by another bound, which is not unimodal.
+        # Evaluated separately: at the lowest order the library may return 0 by another bound, which is not unimodal.
         lowest = at(DEFAULT_RDP_ORDERS[0])
         while low < high:
             middle = (low + high) // 2
@@ -212,12 +214,12 @@ def rdp_epsilon(events: Sequence[Gaussian], delta: float) -> float:
 
 
 def pld_epsilon(events: Sequence[Gaussian], delta: float, interval: float = DISCRETISATION) -> float:
-    """Epsilon by privacy loss distributions, pessimistic, in steps of `interval` nats."""
+    """Computes epsilon by privacy loss distributions on a grid of `interval` nats, pessimistically."""
     return pld.epsilon(events, delta, interval)
 
 
 def _by_rdp(events: Sequence[Gaussian], orders: Sequence[float]) -> rdp.RdpAccountant:
-    """Returns an RDP accountant with these events composed; under replace-one it refuses Poisson samples."""
+    """Returns an RDP accountant with these events composed."""
     replaced = any(e.replaced for e in events)
     accountant = rdp.RdpAccountant(
         orders, NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -270,13 +272,13 @@ print(json.dumps([float(accountant.get_epsilon(job["delta"])), deltas]))
 
 
 def _lost(events: Sequence[Gaussian]) -> float:
-    """Delta that the transforms of dp-accounting's own accountant may lose, and that it does not count."""
-    return 64 * 2.0**-53 * sum(e.count for e in events)  # a few more digits with every power
+    """Mass that rounding in the Fourier transforms of dp-accounting may lose, which it does not add to delta."""
+    return 64 * 2.0**-53 * sum(e.count for e in events)  # rounding error grows with the exponent of a power
 
 
 @lru_cache(maxsize=256)
 def pld_in_time(events: tuple[Gaussian, ...], delta: float, interval: float, time_limit: float) -> SlowAnswer | None:
-    """Returns PLD's result from a process; None if it ran out of time or memory, or may lose all of delta."""
+    """Returns PLD's result from a process; None if it ran out of time or memory, or may lose delta to rounding."""
     lost = _lost(events)
     if lost >= delta:
         return None
@@ -313,7 +315,7 @@ def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSI
     # on total variation by Bretagnolle & Huber, which holds for a divergence of any order above 1.
     with np.errstate(divide="ignore"):
         logs = np.full(len(epsilons), 0.5 * np.log(-np.expm1(-divergences)).min())
-    # Order by order: on a fine grid, a table of all orders would be large.
+    # Order by order, because a table of all orders on a fine grid would take much memory.
     for order, divergence in zip(_SOME_ORDERS, divergences.tolist(), strict=True):
         logs = np.minimum(logs, (order - 1) * (divergence - epsilons + math.log1p(-1 / order)) - math.log(order))
     # A delta too small for a float must not become 0.
@@ -322,7 +324,7 @@ def rdp_divergences(events: Sequence[Gaussian], epsilons: np.ndarray = SOME_EPSI
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # dp-accounting warns about every fractional order that it leaves out; leaving it out only raises epsilon.
+    # dp-accounting warns about every fractional order that it leaves out, which only raises epsilon.
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""Gaussian events: a ledger's entries in the form that the accountants compose.
+"""Gaussian events: the charges of a ledger in the form that accountants compose.
 
 Guarantee:
-    An event bounds the influence of a record on its releases: `count` Gaussian mechanisms of sensitivity 1,
-    on batches that the record joined as the event states.
+    An event bounds the influence of a record on its releases: they reveal at most as much as `count` Gaussian
+    mechanisms of sensitivity 1, on batches that the record joins as the event states.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ class Gaussian:
     """`count` Gaussian mechanisms with the same noise multiplier, each on a random sample.
 
     Attributes:
-        sample_rate: probability of taking part; 1 for no subsampling.
+        sample_rate: probability that the record is in a sample; 1 for no subsampling.
         noise_multiplier: noise standard deviation / sensitivity; positive.
         count: number of mechanisms.
         most: largest batch of truncated Poisson sampling, whose surplus is dropped at random; 0 for none.
         examples: number of records that samples are drawn from; needed with `most`.
-        allocated: whether an event is an epoch of 1 / sample_rate steps with the record in a single, uniformly drawn
-            step.
-        replaced: whether a record is replaced by another (`replace_one`), which doubles the sensitivity; the record is
-            then in a step with probability `sample_rate`, in a uniform subset of fixed size or by its own coin.
-            Irrelevant without sampling.
+        allocated: whether each of the `count` mechanisms is an epoch of 1 / sample_rate steps, with the record in a
+            single, uniformly drawn step (random allocation).
+        replaced: whether neighbours differ by a replaced record (`replace_one`) under sampling without replacement or
+            Poisson sampling; `noise_multiplier` is then relative to twice the bound. Irrelevant without sampling.
     """
 
     sample_rate: float
@@ -46,34 +45,34 @@ class Gaussian:
 
     @property
     def plain(self) -> bool:
-        """True if each record joins each step by its own coin, and neighbours differ by its presence."""
+        """True for Poisson sampling or no sampling, under add/remove or zero-out."""
         return not (self.most or self.allocated or self.replaced)
 
     @property
     def participation(self) -> float:
-        """Probability that the record takes part in any of them, rounded up."""
+        """Probability that the record takes part in at least a single mechanism, rounded up."""
         if self.allocated or self.sample_rate == 1:
             return 1.0
         return min(1.0, -math.expm1(self.count * math.log1p(-self.sample_rate)) * (1 + 1e-12))
 
     @property
     def unsampled(self) -> Gaussian:
-        """The event without amplification, which costs at least as much."""
+        """The event without amplification, an upper bound on its cost."""
         return Gaussian(1.0, self.noise_multiplier, self.count)
 
     @property
     def of_replacement(self) -> Gaussian:
-        """The event under replace-one, which changes a sum by up to twice its bound."""
+        """The event under replace-one: half the multiplier, because a sum moves by up to twice the bound."""
         if self.replaced:
             return self
         half = self.noise_multiplier / 2
         if self.plain:
             return Gaussian(self.sample_rate, half, self.count, replaced=self.sample_rate < 1)
-        return Gaussian(1.0, half, self.count)  # no amplification under replace-one is known here
+        return Gaussian(1.0, half, self.count)  # no bound with amplification is implemented for replace-one
 
     @property
     def as_poisson(self) -> Gaussian:
-        """The event under Poisson sampling, at about the same cost; a starting point for a search, and no bound."""
+        """The event under Poisson sampling, at about the same cost: an order of magnitude, not a bound."""
         if self.replaced:  # it has its own bound by RDP
             return self
         steps = self.count * round(1 / self.sample_rate) if self.allocated else self.count
@@ -81,7 +80,7 @@ class Gaussian:
 
 
 def merged(events: Sequence[Gaussian]) -> tuple[Gaussian, ...]:
-    """Counts equal subsampled events together and merges all unsampled events: exact, and fit for caching."""
+    """Merges equal subsampled events by their counts, and all unsampled events into a Gaussian; both are exact."""
     precision = math.fsum(e.count / e.noise_multiplier**2 for e in events if e.sample_rate == 1)
     counts: dict[Gaussian, int] = {}
     for e in events:

@@ -1,13 +1,14 @@
 """The privacy ledger: Gaussian events of the executed plans, and the epsilon of their composition.
 
-Events are derived from executed plans; no method can type a guarantee in. Dry runs predict the cost of a run
+Events are derived from the executed plans; a method cannot declare a guarantee. Dry runs predict the cost of a run
 (`training/calibration.py`).
 
 Guarantee:
-    Relation and sampler as in `sampling.py`. A step is a Gaussian at the defense's noise multiplier if all blocks are
-    bounded; otherwise nothing is proved and epsilon is infinite. The trial of a step is another Gaussian, on its own
-    Poisson sample, whether the step stands or not. Assumes composition over all releases (`updates` observer): an
-    observer who sees less, such as the final model only, learns no more.
+    Relation and sampler as in `sampling.py`. With independent noise, a step is a Gaussian at the defense's noise
+    multiplier; a stream of correlated noise is charged as a whole (`participation.py`). If a block is unbounded or has
+    no noise, nothing is proved and epsilon is infinite. The trial of a step is another Gaussian, on its own Poisson
+    sample, whether the step is kept or not. Epsilon is for an observer of all releases; an observer who sees less, such
+    as the final model only, learns no more.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .tradeoff import NOTHING_PROVED, TradeOff, of_events, of_pair
 _ONCE = ("shuffle", "partition", "random_allocation", "cyclic")
 """Samplers under which a record is used at most once in an epoch, or in a cycle of its groups."""
 _EXACT_LOSS = 1e-12
-"""Relative reduction of the charged multiplier of discrete Gaussian noise: see `_own_events`."""
+"""Relative reduction of the multiplier at which discrete Gaussian noise is charged: see `_own_events`."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class Entry:
     """Consecutive steps with the same charge.
 
     Attributes:
-        first: number of the first step.
+        first: index of the first step.
         steps: number of steps.
-        noise_multiplier: of each step as a Gaussian; None if nothing is proved.
-        sampling: the sampler of the steps.
-        reason: why nothing is proved; empty otherwise.
-        one_off: whether it is a separate release on all the data, and no step.
+        noise_multiplier: multiplier of each step as a Gaussian; None if nothing is proved.
+        sampling: sampler of the steps.
+        reason: reason why nothing is proved; empty otherwise.
+        one_off: whether the entry is a one-off release on all the data instead of steps.
         exact: whether the noise is a discrete Gaussian on sums of integers.
-        row: the first step's row in a stream of correlated noise; None for independent noise in every step.
-        trial: whether it is the trial of a step, and no step.
+        row: position of the first step in a stream of correlated noise; None for independent noise.
+        trial: whether the entry is the trials of steps instead of steps.
     """
 
     first: int
@@ -62,8 +63,8 @@ class Entry:
             raise ValueError("an event without noise must have no noise multiplier, and a reason, got 0")
 
     def goes_on_with(self, new: Entry) -> bool:
-        """Returns whether a single step extends this entry."""
-        # Only the next step does: the epochs of an entry are computed from `first` and `steps`.
+        """Returns whether an entry of a single step continues this entry."""
+        # Steps must be consecutive, because the epochs of an entry are computed from `first` and `steps`.
         if replace(self, first=new.first, steps=1, row=new.row) != new or self.first + self.steps != new.first:
             return False
         if self.row is None or new.row is None:
@@ -73,31 +74,32 @@ class Entry:
 
     @property
     def own_noise(self) -> bool:
-        """True if it is no step and has its own noise multiplier."""
+        """True for one-off releases and trials, which have their own noise multiplier."""
         return self.one_off or self.trial
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The privacy guarantee of a run for any single example.
+    """The (epsilon, delta)-DP guarantee of a run.
 
     Attributes:
         epsilon: in nats; infinite if nothing is proved.
         epsilon_rdp: epsilon by RDP.
-        delta: the probability that epsilon may fail.
-        relation: `add_remove`, `zero_out` or `replace_one`.
-        unit: the privacy unit.
-        sampling: the sampler.
-        sample_rate: its rate.
-        accountant: the accountant of epsilon.
-        as_if_poisson: the figure that papers print for `shuffle`, `partition` and `fixed`: epsilon under `add_remove`
-            as if the same steps had run under Poisson sampling, which they did not; None for other samplers and for
-            correlated noise.
+        delta: additive slack of the guarantee.
+        relation: neighbouring relation: `add_remove`, `zero_out` or `replace_one`.
+        unit: privacy unit.
+        sampling: name of the sampler.
+        sample_rate: rate of the sampler.
+        accountant: accountant of epsilon.
+        as_if_poisson: the figure that papers often print for `shuffle`, `partition` and `fixed`: epsilon under
+            `add_remove` as if the same steps had run under Poisson sampling. It is not proved for the run. None for
+            other samplers and for correlated noise.
         events: the events in words.
-        reason: why epsilon is infinite; empty otherwise.
+        reason: reason why epsilon is infinite; empty otherwise.
         assumes: assumptions beyond the mathematics, a sentence each.
-        unverified: components of the run from outside leakbench, a sentence each; the claim relies on their word.
-        gaussians: the events that it was computed from; None if only a pair of epsilon and delta is known.
+        unverified: components of the run from outside leakbench, whose privacy properties the claim assumes and nothing
+            checks; a sentence each.
+        gaussians: the events from which epsilon was computed; None if only a pair of epsilon and delta is known.
     """
 
     epsilon: float
@@ -117,7 +119,7 @@ class Claim:
 
     @property
     def first_line(self) -> str:
-        """The claim in a line, which says if a part of it is unverified."""
+        """The claim in a line, which ends with "unverified" if it has unverified components."""
         shown = "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.4g}"
         about = f"{self.relation}, unit: {self.unit}, sampling: {self.sampling}"
         return f"epsilon {shown} at delta {self.delta:g} ({about})" + (", unverified" if self.unverified else "")
@@ -128,7 +130,7 @@ class Claim:
 
     @property
     def trade_off(self) -> TradeOff:
-        """The bound on any test of a record's membership, computed at the first access."""
+        """Trade-off function of the claim: a bound on every membership test; slow at the first access."""
         if math.isinf(self.epsilon):
             return NOTHING_PROVED
         if self.gaussians is None:
@@ -175,7 +177,7 @@ class Claim:
 
     @property
     def _of_replacement(self) -> bool:
-        """True if the events already hold under replace-one."""
+        """True if the events hold under replace-one already."""
         return self.relation == "replace_one"
 
     @property
@@ -186,11 +188,11 @@ class Claim:
 
 @dataclass
 class Ledger:
-    """The releases of a run.
+    """Charges for all releases of a run.
 
     Attributes:
-        sampling: the sampler of its steps.
-        entries: run-length coded, in order of the steps.
+        sampling: sampler of the steps.
+        entries: charges in order of the steps; consecutive steps with equal charges are a single entry.
     """
 
     sampling: Sampling
@@ -214,15 +216,15 @@ class Ledger:
         """Charges an executed plan.
 
         Args:
-            plan: as executed.
-            step: its step.
-            sampling: the sampler, if different from the run's.
-            one_off: a separate release on all the data: no sampler amplifies it.
+            plan: executed plan.
+            step: index of the step.
+            sampling: sampler, if different from the run's.
+            one_off: whether it is a one-off release on all the data, which no sampler amplifies.
             exact: whether the noise was a discrete Gaussian on sums of integers.
-            trial: the trial of a step, and no step.
+            trial: whether it is the trial of a step.
 
         Raises:
-            ValueError: for correlated noise in a release that is no step, or in a step that does not continue its
+            ValueError: for correlated noise in a one-off release or a trial, or in a step that does not continue its
                 stream.
         """
         self._refuse_broken_stream(plan.plan.correlated, step, own_noise=one_off or trial)
@@ -235,7 +237,7 @@ class Ledger:
         # Blocks whose shares sum to 1 are a single Gaussian at the step's own multiplier.
         sigma = None if reason else plan.noise_multiplier / plan.plan.sensitivity
         if sigma is not None and math.isclose(sigma, plan.noise_multiplier, rel_tol=1e-9):
-            sigma = plan.noise_multiplier  # shares sum to 1 up to rounding: keep the same number for the same event
+            sigma = plan.noise_multiplier  # shares sum to 1 up to rounding; equal events must compare equal
         new = Entry(step, 1, sigma, sampling, reason, one_off, exact and not reason, plan.plan.correlated, trial)
         # Steps and trials alternate: each entry extends the last of its kind.
         same_kind = (i for i in reversed(range(len(self.entries))) if self.entries[i].trial == trial)
@@ -247,13 +249,13 @@ class Ledger:
             self.entries.append(new)
 
     def _refuse_broken_stream(self, row: StrategyRow | None, step: int, *, own_noise: bool) -> None:
-        """Refuses gaps in a stream, which is charged from its first to its last step for the noise they share."""
+        """Refuses gaps in a stream of correlated noise, because it is charged as a whole, from first to last step."""
         if row is None:
             return
         if own_noise:
             raise ValueError("a release of its own, or a trial, must have independent noise, got correlated noise")
         last = next((entry for entry in reversed(self.entries) if not entry.own_noise), None)
-        # Numbers are skipped if steps are examined separately, each with independent noise.
+        # Steps may be skipped if each is examined separately, and then has independent noise.
         if row.position == 0 or last is None or last.first + last.steps != step:
             return
         if last.row is None or (last.row.strategy, last.row.position + last.steps) != (row.strategy, row.position):
@@ -263,12 +265,13 @@ class Ledger:
             )
 
     def knowing(self, step: int) -> Ledger:
-        """Returns the ledger for an attacker who knows that the record took part in a step: no sampling amplifies it.
+        """Returns the ledger for an attacker who knows that the record took part in a step.
 
-        Releases before and after keep their charge: the parameters of the step depend on the record, too.
+        The step is charged without amplification. Releases before and after it keep their charges, because they depend
+        on the record too.
 
         Args:
-            step: number of the step.
+            step: index of the step.
         """
         if any(entry.row is not None for entry in self.entries):  # a stream is charged as a whole
             return Ledger(self.sampling, [replace(entry, sampling=full()) for entry in self.entries])
@@ -287,15 +290,15 @@ class Ledger:
         return Ledger(self.sampling, entries)
 
     def claim(self, delta: float, *, time_limit: float = TIME_LIMIT) -> Claim:
-        """Returns the (epsilon, delta) of everything recorded so far.
+        """Returns the guarantee of all releases recorded so far.
 
         Args:
             delta: in (0, 1).
             time_limit: seconds for the PLD accountant when it is slow.
         """
         s = self.sampling
-        # Gaussians under add/remove also hold under zero-out, not the other way round. At twice the sensitivity they
-        # hold under replace-one, which implies zero-out.
+        # A Gaussian under add/remove also holds under zero-out, not the other way round. With twice the sensitivity it
+        # holds under replace-one, which implies zero-out.
         relations = {s.relation, *(entry.sampling.relation for entry in self.entries)}
         relation = next(name for name in ("replace_one", "zero_out", "add_remove") if name in relations)
         words = tuple(_words(self.entries))
@@ -338,9 +341,9 @@ def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gauss
     """Returns the entries as Gaussian events under their samplers, all under the same neighbouring relation.
 
     Args:
-        entries: with all multipliers known.
-        replaced: whether they must hold under replace-one, whatever their samplers; always the case if any sampler has
-            that relation.
+        entries: entries, none without a guarantee.
+        replaced: whether events must hold under replace-one, for any sampler; implied if an entry's sampler has this
+            relation.
     """
     replaced = replaced or any(entry.sampling.relation == "replace_one" for entry in entries)
     events = _own_events(entries)
@@ -348,19 +351,19 @@ def events_of(entries: Sequence[Entry], *, replaced: bool = False) -> list[Gauss
 
 
 def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
-    """Yields the entries as Gaussian events of a record that is present or not, or contributes nothing.
+    """Yields the entries as Gaussian events under add/remove or zero-out.
 
     Discrete Gaussian noise of scale s on integers, in many dimensions at once, is charged as a Gaussian of scale
-    sqrt(s^2 - 8), because it nearly is a function of it: draw z from that Gaussian, then an integer k with probability
-    proportional to exp(-(k - z)^2 / 16). By Poisson's summation formula the sum of these weights over k is the same for
-    every z, and that of the discrete Gaussian's own for every integer shift, up to a factor 1 +- 2 exp(-16 pi^2) (1 +
-    10^-60); so probabilities differ by a factor of exp(10^-67) per released number, whatever the sampler and the
-    composition. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` exceeds both
-    for any feasible number of releases.
+    sqrt(s^2 - 8), because it nearly is post-processing of it: draw z from that Gaussian, then an integer k with
+    probability proportional to exp(-(k - z)^2 / 16). By Poisson's summation formula the sum of these weights over k is
+    the same for every z, and that of the discrete Gaussian's weights for every integer shift, up to a factor 1 +- 2
+    exp(-16 pi^2) (1 + 10^-60); so probabilities differ by a factor of exp(10^-67) per released number, for any sampler
+    and composition. At 2^30 units to a standard deviation, the 8 is a relative loss of 4e-18. `_EXACT_LOSS` exceeds
+    both for any feasible number of releases.
     """
-    # (sampler, epoch or cycle) -> smallest multiplier of a step that a record may have been used in
+    # (sampler, epoch or cycle) -> smallest multiplier among the steps in which a record may have taken part
     worst: dict[tuple[Sampling, int], float] = {}
-    # (strategy, step in which it begins) -> entries of that stream: no single entry shows the noise that they share
+    # (strategy, step in which the stream begins) -> entries of the stream, which are charged together
     streams: dict[tuple[NoiseStrategy, int], list[Entry]] = {}
     for e in entries:
         sigma = e.noise_multiplier
@@ -379,7 +382,7 @@ def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
             for turn in range(e.first // turns, (e.first + e.steps - 1) // turns + 1):
                 worst[s, turn] = min(sigma, worst.get((s, turn), math.inf))
         elif s.kind in ("poisson", "truncated_poisson", "fixed"):
-            # `fixed` amplifies under replace-one alone, to which `events_of` converts it.
+            # `fixed` amplifies under replace-one only; `events_of` converts the event.
             yield Gaussian(s.rate, sigma, e.steps, most=s.most, examples=s.examples)
         else:
             yield Gaussian(1.0, sigma, e.steps)
@@ -392,7 +395,7 @@ def _own_events(entries: Sequence[Entry]) -> Iterator[Gaussian]:
 
 
 def _of_stream(strategy: NoiseStrategy, begun: int, parts: list[Entry]) -> list[Gaussian]:
-    """Returns the events of a noise stream, charged from its first to its last step at its least noise."""
+    """Returns the events of a stream of correlated noise, from first to last step, at its smallest multiplier."""
     first, last = min(e.first for e in parts), max(e.first + e.steps for e in parts)
     samplings = {e.sampling for e in parts}
     sampling = samplings.pop() if len(samplings) == 1 else full()

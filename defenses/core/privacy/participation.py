@@ -1,16 +1,17 @@
-"""Sensitivity of a matrix mechanism's noise stream under the participation pattern of a sampler.
+"""Sensitivity of a matrix mechanism under the participation patterns of a sampler.
 
-A record in steps j, k, .. with contributions of norm at most 1 moves C S by at most the root of the sum of |C^T C| over
-these steps (Choquette-Choo, McMahan, Rush & Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine
-Learning", ICML 2023). The largest sum over all patterns that the sampler allows is the stream's sensitivity, and the
+A stream of correlated noise has a strategy matrix C (`plan/noise_correlation.py`). A record in steps j, k, .. with
+contributions of norm at most 1 moves C S by at most the root of the sum of |C^T C| over all pairs of these steps
+(Choquette-Choo, McMahan, Rush & Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
+ICML 2023). The root of the largest sum over all patterns that the sampler allows is the stream's sensitivity, and the
 whole stream is a Gaussian mechanism, adaptively chosen contributions included.
 
 Guarantee:
-    `cyclic` sampling with at least as many groups as the strategy has bands amplifies: a record's steps lie so far
-    apart that they share no noise, so each is a Poisson-subsampled Gaussian (Choquette-Choo, Ganesh, McKenna, McMahan,
-    Rush, Thakurta & Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS
-    2023). No other sampler amplifies: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is assumed to
-    be in every step, under `partition` and `cyclic` at the same position of every epoch or cycle, under `shuffle` and
+    `cyclic` sampling with at least as many groups as C has bands amplifies: the columns of C at a record's steps do not
+    overlap, so each step is a Poisson-subsampled Gaussian (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta &
+    Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS 2023). All others are
+    charged without amplification: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is assumed to be in
+    every step, under `partition` and `cyclic` at the same position of every epoch or cycle, under `shuffle` and
     `random_allocation` at an arbitrary position of each.
 """
 
@@ -32,10 +33,10 @@ def stream_events(
     """Returns the Gaussian events of consecutive steps of a noise stream.
 
     Args:
-        strategy: of the stream.
-        sampling: the sampler.
-        sigma: noise multiplier; a record in a single step pays a Gaussian at it.
-        first: number of the first step in the run.
+        strategy: strategy of the stream.
+        sampling: sampler of the steps.
+        sigma: noise multiplier that is charged to a record in a single step.
+        first: index of the first step in the run.
         position: position of the first step in the stream.
         steps: number of steps.
     """
@@ -46,13 +47,13 @@ def stream_events(
 
 
 def amplified(strategy: NoiseStrategy, sampling: Sampling) -> bool:
-    """Returns whether a record's steps share no noise, so that its coins in them lower epsilon."""
+    """Returns whether the columns of C at a record's steps do not overlap, so that sampling lowers epsilon."""
     return sampling.kind == "cyclic" and bands(strategy) <= sampling.groups
 
 
 @lru_cache(maxsize=256)
 def bands(strategy: NoiseStrategy) -> int:
-    """Number of bands: columns of the strategy that are at least so many steps apart do not overlap."""
+    """Number of bands of C: columns at least so many steps apart do not overlap."""
     overlap = gram(strategy) != 0
     lags = np.subtract.outer(np.arange(strategy.steps), np.arange(strategy.steps))
     return int(lags[overlap].max()) + 1
@@ -60,19 +61,19 @@ def bands(strategy: NoiseStrategy) -> int:
 
 @lru_cache(maxsize=1024)
 def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, position: int, steps: int) -> float:
-    """Returns the largest change of C S by a record, in units of its change by taking part once.
+    """Returns the largest change of C S by a record, relative to that of a record in a single step.
 
     Args:
-        strategy: of the stream.
-        sampling: the sampler.
-        first: number of the first step in the run.
+        strategy: strategy of the stream.
+        sampling: sampler of the steps.
+        first: index of the first step in the run.
         position: position of the first step in the stream.
         steps: number of steps.
     """
     places = slice(position, position + steps)
     shared = np.abs(gram(strategy)[places, places])
     numbers = first + np.arange(steps)
-    # An epoch longer than the run is cut to its length: at a tiny rate it exceeds a 64-bit integer.
+    # Limited to the length of the run, because at a tiny rate an epoch exceeds a 64-bit integer.
     turns = min(sampling.groups if sampling.kind == "cyclic" else sampling.steps_per_epoch, first + steps)
     if sampling.kind in ("partition", "cyclic"):
         alike = [np.flatnonzero(numbers % turns == place) for place in range(turns)]
@@ -85,7 +86,7 @@ def sensitivity(strategy: NoiseStrategy, sampling: Sampling, first: int, positio
 
 
 def _one_of_each(shared: np.ndarray, epochs: np.ndarray) -> float:
-    """Returns an upper bound on the sum over pairs of steps, with a step chosen freely in each epoch."""
+    """Returns an upper bound on the sum of `shared` over pairs of steps, with an arbitrary step in each epoch."""
     starts = np.flatnonzero(np.diff(epochs, prepend=-1))
     pairs = np.maximum.reduceat(np.maximum.reduceat(shared, starts, axis=0), starts, axis=1)
     alone = np.maximum.reduceat(np.diag(shared), starts)  # an epoch paired with itself is a step paired with itself

@@ -1,15 +1,16 @@
 """Privacy loss distributions of sampled Gaussians: dp-accounting's algorithm, several times as fast.
 
 Doroshenko, Ghazi, Kamath, Kumar & Manurangsi, "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
-Distributions", PETS 2022. Truncation, grid and divergences are dp-accounting's. It loops over each grid of some 10^5
-losses in Python several times; here these loops are array operations: the inverse of the privacy loss at every grid
-point, Algorithm 1 of the paper, and the epsilon of a distribution. Powers of a distribution use real transforms, and a
-fifth of its Chernoff bounds.
+Distributions", PETS 2022. Truncation, grid and divergences are those of dp-accounting, which loops over each grid of
+some 10^5 losses in Python several times. Here these loops are array operations: the inverse of the privacy loss at
+every grid point, Algorithm 1 of the paper, and the epsilon of a distribution. Powers of a distribution use real Fourier
+transforms, and a fifth of the Chernoff bounds that dp-accounting evaluates.
 
 Guarantee:
     Epsilon is pessimistic as dp-accounting's is: every distribution dominates the mechanism's, and truncated mass
     counts as infinite loss. So does the rounding error of the transforms, which dp-accounting leaves out: at delta
-    10^-9 its epsilon may be too small, relatively by 10^-5. At 10^-5 the two agree to 10^-6. Relation: add/remove.
+    10^-9 its epsilon may be too small, by a relative 10^-5. At delta 10^-5 the two agree to 10^-6. Relation:
+    add/remove; zero-out for events of truncated Poisson sampling or random allocation.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from .events import Gaussian
 from .random_allocation import divergences
 
 _TRUNCATED = 1e-15
-"""Mass that a power of a distribution may lose, and that counts as infinite loss; dp-accounting's value."""
+"""Mass by which a power of a distribution is truncated, counted as infinite loss; dp-accounting's value."""
 _LOG_TRUNCATED = -50.0
 """Logarithm of the mass of a Gaussian's tails; dp-accounting's value."""
 _ROUNDING = 2.0**-53
-"""Unit roundoff of float64. A transform of n numbers loses log2(n) of it, relatively; a power, its exponent times
-that."""
+"""Unit roundoff u of float64. A transform of n numbers has a relative error of u log2(n), a power its exponent times as
+much."""
 _PLAIN = 500.0
-"""Losses up to which e^-loss is a normal number: from 745 nats on it is 0, and an epsilon that large is lost."""
-# A subset of the 40 orders, in units of 1 / length, by which dp-accounting bounds the support of a power: fewer orders
-# only leave more zeros at the ends.
+"""Losses, in nats, for which e^-loss is a normal float; from 745 on it underflows, and logarithms are used instead."""
+# A subset of the 40 orders, in units of 1 / length, of dp-accounting's Chernoff bounds on the support of a power: with
+# fewer orders, the support only has more zeros at its ends.
 _ORDERS = np.array([-20.0, -8.0, -3.0, -1.0, 1.0, 3.0, 8.0, 20.0])
 
 
@@ -48,10 +49,10 @@ class Losses:
     """A distribution of the privacy loss on a grid.
 
     Attributes:
-        first: number of the first grid point; the loss there is `first * interval` nats.
-        masses: [n], float64, of consecutive grid points.
-        infinite: mass of infinite loss.
-        interval: of the grid, nats.
+        first: index of the first grid point, whose loss is `first * interval` nats.
+        masses: probabilities [n] of consecutive grid points, float64.
+        infinite: probability of infinite loss.
+        interval: spacing of the grid, in nats.
     """
 
     first: int
@@ -61,8 +62,8 @@ class Losses:
 
     def rounded_up(self) -> Losses:
         """Returns the distribution with the rounding error of a mechanism's divergences counted as infinite loss."""
-        # They are differences of numbers of up to 1, the second being e^loss times a number: its digits are lost with
-        # the size of the loss. Powers and compositions add more than that.
+        # A divergence is a - e^loss b, with a and b computed from tail probabilities: its error grows with the size of
+        # the loss. Powers and compositions add larger errors of their own.
         largest = self.interval * max(abs(self.first), abs(self.first + len(self.masses)))
         return replace(self, infinite=min(1.0, self.infinite + _ROUNDING * (8 + 5 * largest)))
 
@@ -81,7 +82,7 @@ class Losses:
         low, high = common.compute_self_convolve_bounds(cast(Any, self.masses), count, _TRUNCATED, orders=orders)
         length = high - low + 1
         size = cast(int, fft.next_fast_len(max(length, len(self.masses)), real=True))
-        # The transform wraps around; the mass outside the bounds is below the truncated mass added below.
+        # The transform wraps around; the mass outside the bounds is at most the truncated mass that is added below.
         wrapped = np.asarray(fft.irfft(np.asarray(fft.rfft(self.masses, size)) ** count, size))
         masses = np.roll(wrapped, -(low % size))[:length]
         infinite = _TRUNCATED - math.expm1(count * math.log1p(-self.infinite))
@@ -91,9 +92,8 @@ class Losses:
     def divergences(self) -> np.ndarray:
         """Returns hockey stick divergences at the losses 0, 1, 2, .. intervals, up to the largest loss.
 
-        All terms are positive.
         With A the mass of the losses above a grid point, delta there is e^-interval times the next grid point's delta,
-        plus (1 - e^-interval) A: nothing cancels, however small delta is.
+        plus (1 - e^-interval) A. All terms are positive, so that nothing cancels even if delta is tiny.
         """
         last = max(0, self.first + len(self.masses) - 1)
         masses = np.zeros(last + 1)
@@ -104,7 +104,7 @@ class Losses:
         return self.infinite + np.append(np.asarray(deltas)[::-1], 0.0)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least epsilon whose hockey stick divergence is at most delta."""
+        """Returns the smallest epsilon whose hockey stick divergence is at most delta."""
         if self.infinite > delta:
             return math.inf
         losses = self.interval * (self.first + np.arange(len(self.masses))[::-1])
@@ -116,8 +116,8 @@ class Losses:
                 lower = np.log(np.cumsum(masses * np.exp(-losses)))
             else:
                 lower = np.logaddexp.accumulate(np.log(masses) - losses)
-            # With all losses above it counted, epsilon solves upper - e^epsilon lower = delta; it is the answer as soon
-            # as the next loss lies below it.
+            # Epsilon solves upper - e^epsilon lower = delta, with sums over all losses above epsilon: it is the first
+            # solution that exceeds the next loss.
             epsilons = np.log(upper - delta) - lower
             over = (upper[:-1] > delta) & (epsilons[:-1] >= losses[1:])
         at = int(np.argmax(over)) if over.any() else len(masses) - 1
@@ -125,10 +125,10 @@ class Losses:
 
 
 class _SampledGaussian(GaussianPrivacyLoss):
-    """dp-accounting's mechanism, evaluated at all epsilons of a grid at once."""
+    """dp-accounting's Poisson-subsampled Gaussian, evaluated at all epsilons of a grid at once."""
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """Returns the hockey stick divergences of the parent, whose inverse of the loss takes a single epsilon."""
+        """Returns the hockey stick divergences, which the parent class computes for a single epsilon at a time."""
         epsilons = np.asarray(epsilon, dtype=float)
         deltas, edge, q = np.zeros_like(epsilons), math.log1p(-self.sampling_prob), self.sampling_prob
         adding = self.adjacency_type == AdjacencyType.ADD
@@ -139,7 +139,7 @@ class _SampledGaussian(GaussianPrivacyLoss):
             inside = epsilons > edge  # and 1 - e^epsilon below
             deltas[~inside] = -np.expm1(epsilons[~inside])
             signed = epsilons[inside]
-        # The loss without sampling, log(1 + (e^signed - 1) / q), is that of a Gaussian, a line in x.
+        # The corresponding loss without sampling, log(1 + (e^signed - 1) / q), is that of a Gaussian, linear in x.
         ahead, behind = signed - math.log(q), math.log(1 / q - 1)
         with np.errstate(divide="ignore"):
             plain = ahead + np.log1p(-np.exp(np.minimum(behind - ahead, 0.0)))
@@ -151,12 +151,12 @@ class _SampledGaussian(GaussianPrivacyLoss):
 
 
 def connected(first: int, deltas: np.ndarray, interval: float) -> Losses:
-    """Returns the grid distribution that dominates every mechanism of these divergences (the paper's Algorithm 1).
+    """Returns the grid distribution that dominates every mechanism with these divergences (the paper's Algorithm 1).
 
     Args:
-        first: number of the first grid point.
+        first: index of the first grid point.
         deltas: hockey stick divergences at consecutive grid points, falling.
-        interval: of the grid, nats.
+        interval: spacing of the grid, in nats.
     """
     deltas = np.minimum.accumulate(deltas)  # rounding may leave a tiny rise
     if len(deltas) == 1:
@@ -195,7 +195,7 @@ def _truncated(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Lo
         log_mass_truncation_bound=_LOG_TRUNCATED,
         neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
     )
-    # The two directions separately; the library composes them side by side and exposes neither.
+    # The library composes both directions together and does not expose them.
     pmf = cast(Any, both._pmf_remove if adjacency == AdjacencyType.REMOVE else both._pmf_add).to_dense_pmf()
     return Losses(pmf._lower_loss, np.asarray(pmf._probs), float(pmf._infinity_mass), interval)
 
@@ -237,7 +237,7 @@ def curve(events: Sequence[Gaussian], interval: float) -> tuple[np.ndarray, np.n
 
 @lru_cache(maxsize=2)
 def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ...]:
-    """Returns the distributions of all events together: for removing a record, and for adding a record."""
+    """Returns the distributions of the composition: for removing a record, and for adding a record."""
     totals = []
     # Under sampling, removing and adding a record have different losses; the guarantee must hold for both.
     for adjacency in (AdjacencyType.REMOVE, AdjacencyType.ADD):

@@ -5,8 +5,8 @@ adaptive, is dominated by t outputs N(0, sigma^2), of which a uniformly drawn ou
 the two hypotheses is then W = (Y_1 + .. + Y_t) / t, with Y_i = exp(x_i / sigma^2 - 1 / (2 sigma^2)) lognormal and of
 mean 1 if the record is absent; if it is present, a single Y has the size-biased distribution. Both directions of the
 hockey stick divergence are means of convex functions of W, so that each Y may be replaced by any mean-preserving
-spread: here by its two neighbours on a grid, and the mass beyond the grid by its last point and infinity. The sum of t
-such numbers is a power of a Fourier transform.
+spread: here by its two neighbours on a grid, and the mass beyond the grid by its last point and infinity. The
+distribution of a sum of t such variables follows from a power of a Fourier transform.
 
 Deviation: Feldman & Shenfeld ("Efficient Privacy Loss Accounting for Subsampling and Random Allocation", ICML 2026)
 round to grids of another kind.
@@ -27,34 +27,34 @@ from dp_accounting.pld import common
 from scipy import fft, stats
 
 _POINTS = 2**18
-"""Number of grid points for the likelihood ratio of a step."""
+"""Largest number of grid intervals for the likelihood ratio of a step."""
 _TAIL = 1e-15
-"""Mass that the grid, or a sum, may leave out, and that counts as infinite loss."""
+"""Mass by which a grid or a sum is truncated, counted as infinite loss."""
 _ROUNDING = 2.0**-53
 _ORDERS = np.array([-20.0, -8.0, -3.0, -1.0, 1.0, 3.0, 8.0, 20.0])
 
 
 def ratios(noise_multiplier: float, steps: int) -> tuple[np.ndarray, float, float]:
-    """Returns the likelihood ratio of a step on a grid, spread so that its mean stays.
+    """Returns a distribution on a grid that is a mean-preserving spread of a step's likelihood ratio.
 
     Args:
         noise_multiplier: positive.
         steps: number of steps of an epoch.
 
     Returns:
-        Masses [n] of the multiples of a width, that width, and the missing part of the mean: the mass beyond the grid
-        has infinite loss if the record is present.
+        Masses [n] at multiples of a width; that width; and the part of the mean that is missing beyond the grid, the
+        mass of infinite loss if the record is present.
     """
     sigma = noise_multiplier
     # Size-biased, the ratio's logarithm is normal with mean 1 / (2 sigma^2).
     edge = math.exp(min(stats.norm.isf(_TAIL) / sigma + 0.5 / sigma**2, 600.0))
     spread = math.sqrt(math.expm1(min(sigma**-2, 600.0)))
     width = edge / _POINTS
-    # Fine enough for the bulk only, if noise is large and the tail near.
+    # No finer than the bulk of the distribution needs, if noise is large.
     width = max(width, 1e-3 * min(spread, 1.0))
     points = math.ceil(edge / width) + 1
     at = np.log(np.arange(1, points) * width) * sigma
-    # Masses and means of the cells between grid points; from the right if that loses fewer digits.
+    # Masses and means of the cells between grid points.
     masses, means = _cells(at + 0.5 / sigma), _cells(at - 0.5 / sigma)
     grid = np.arange(points) * width
     right = np.clip((means - grid[:-1] * masses) / width, 0.0, masses)
@@ -68,7 +68,10 @@ def ratios(noise_multiplier: float, steps: int) -> tuple[np.ndarray, float, floa
 
 
 def _cells(at: np.ndarray) -> np.ndarray:
-    """Returns masses of a standard normal between consecutive points, the first from minus infinity."""
+    """Returns masses of a standard normal between consecutive points, beginning at minus infinity.
+
+    Computed from the nearer tail, which loses fewer digits.
+    """
     below, above = stats.norm.cdf(at), stats.norm.sf(at)
     return np.concatenate([below[:1], np.where(at[1:] < 0, np.diff(below), -np.diff(above))])
 
@@ -77,9 +80,9 @@ def epoch(noise_multiplier: float, steps: int, *, present: bool) -> tuple[np.nda
     """Returns the likelihood ratio of an epoch.
 
     Args:
-        noise_multiplier: of a step.
+        noise_multiplier: noise multiplier of a step.
         steps: number of steps of an epoch.
-        present: whether the record takes part, which makes the ratio of its step size-biased.
+        present: whether the record takes part, so that the ratio of its step is size-biased.
 
     Returns:
         Ratios [n], rising; their masses [n]; and the mass that counts as infinite loss.
@@ -130,7 +133,7 @@ def divergences(noise_multiplier: float, steps: int, interval: float, *, removed
     kept = int(np.count_nonzero(upper > _TAIL))
     infinite += float(upper[kept]) if kept < len(upper) else 0.0
     losses, masses = losses[:kept], masses[:kept]
-    if not kept:  # so little noise that the grid is useless
+    if not kept:  # too little noise for the grid
         return 0, np.ones(1)
     low = math.floor(max(losses[int(np.argmax(np.cumsum(masses) > _TAIL))], -700.0) / interval)
     high = math.ceil(losses[-1] / interval)

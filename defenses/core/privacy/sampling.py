@@ -1,24 +1,24 @@
 """Batch samplers, and the participation pattern of each, which the accountant charges.
 
-`poisson`: every example joins each step by its own coin. `truncated_poisson`: the same with a largest batch, the
-surplus dropped at random. `random_allocation` (also: balls in bins): every example joins a single, uniformly drawn step
-of each epoch. `cyclic`: examples are dealt into groups once, groups take turns, and every example of the current group
-joins by its own coin. `fixed`: a uniform subset of fixed size each step, drawn without replacement. These five amplify.
-`shuffle`: a new order every epoch, cut into batches. `partition`: the same order in all epochs. `full`: all examples in
-every step.
+`poisson`: every example joins each step independently, with probability `rate`. `truncated_poisson`: the same with a
+largest batch, the surplus dropped at random. `random_allocation` (also: balls in bins): every example joins a single,
+uniformly drawn step of each epoch. `cyclic`: examples are dealt into groups once, groups take turns, and the examples
+of the current group are Poisson-sampled. `fixed`: a uniform subset of fixed size each step, drawn without replacement.
+These five amplify. `shuffle`: a new random order every epoch, cut into batches. `partition`: the same order in all
+epochs. `full`: all examples in every step.
 
 Guarantee:
-    `poisson` is charged as a Poisson-subsampled Gaussian under add/remove. `fixed` holds under replace-one (a record is
-    replaced by any other, which moves a sum by up to twice the bound), and all others but `full` under zero-out (a
-    record is replaced by an empty contribution). `truncated_poisson`: dp-accounting's event of that name, for the
-    number of examples that the sampler was made for. `random_allocation`: an epoch by the distributions of
-    `random_allocation.py`; an epoch that was begun is charged whole. `cyclic`: a record's group has a single step per
-    cycle, each a Poisson-subsampled Gaussian. `fixed`: dp-accounting's event of sampling without replacement, by RDP,
-    for the fraction `rate` of the records, which no batch exceeds; the numbers of records and of those in a batch are
-    public. `shuffle` and `partition` use every record at most once an epoch, so E epochs are an E-fold Gaussian; a
-    shuffled order is a mixture of fixed orders. `full` is charged in every step.
-    Amplification assumes that the sampler's key stays secret; it is drawn from the operating system unless given. An
-    attacker who can compute the key learns who took part, and amplification gives no protection against them.
+    Relation: `poisson` and `full` add/remove; `fixed` replace-one (a record is replaced by any other, which moves a sum
+    by up to twice the bound); all others zero-out (a record is replaced by an empty contribution).
+    Charge: `poisson`: a Poisson-subsampled Gaussian per step. `truncated_poisson`: dp-accounting's event of that name,
+    for the number of examples that the sampler was made for. `random_allocation`: a whole epoch, even if it is
+    incomplete, by the distributions of `random_allocation.py`. `cyclic`: a Poisson-subsampled Gaussian per cycle,
+    because a record's group has a single step in it. `fixed`: dp-accounting's event of sampling without replacement, by
+    RDP, for the fraction `rate` of the records, which no batch exceeds; the numbers of records and of those in a batch
+    are public. `shuffle` and `partition`: a Gaussian per epoch, because a record is used at most once in it; a shuffled
+    order is a mixture of fixed orders. `full`: a Gaussian per step.
+    Amplification assumes that the sampler's key stays secret; it is drawn from the operating system unless given.
+    Against an attacker who knows the key, and so the batches, amplification gives no protection.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sampling:
             `fixed`, the batch size is rounded down to an integer.
         groups: for `cyclic`, at least 2; 1 for the others.
         most: for `truncated_poisson`, the largest batch; 0 for the others.
-        examples: for `truncated_poisson`, the number of examples it draws from, which its cost depends on; 0 for the
+        examples: for `truncated_poisson`, the number of examples to draw from, on which its epsilon depends; 0 for the
             others.
     """
 
@@ -98,7 +98,7 @@ class Sampling:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in which every example is used once; on average, if each step is sampled independently."""
+        """Number of steps in which every example is used once, or once on average if steps are independent."""
         return math.ceil(1 / self.rate - 1e-9)  # 1 / (70 / 700) may round to slightly above 10
 
     @property
@@ -108,29 +108,29 @@ class Sampling:
 
     @property
     def amplifies(self) -> bool:
-        """True if its randomness lowers epsilon, so that its key must stay secret."""
+        """True if random participation lowers epsilon, so that the sampler's key must stay secret."""
         kinds = ("poisson", "truncated_poisson", "random_allocation", "cyclic", "fixed")
         return self.kind in kinds and self.rate_in_group < 1
 
     @property
     def rate_in_group(self) -> float:
-        """Probability that a record joins a step of its group; except for `cyclic`, all records are a single group."""
+        """Probability that a record joins a step of its group; samplers but `cyclic` have a single group."""
         return min(1.0, self.rate * self.groups)
 
     def expected_batch(self, examples: int) -> float:
-        """Returns the public constant that sums are divided by; never the size that was drawn."""
+        """Returns the public constant by which sums are divided; the size of the drawn batch is private."""
         return self.rate * examples
 
     def indices(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """Returns the participants of a step: a pure function of step and secret key, so a run can be resumed anywhere.
+        """Returns the batch of a step: a pure function of step and secret key, so a run can be resumed at any step.
 
         Args:
-            step: number of the step, from 0.
+            step: index of the step, from 0.
             examples: number of examples.
-            key: secret of the trainer.
+            key: secret key of the sampler.
 
         Returns:
-            Distinct example numbers; may be empty for samplers with a coin per example.
+            Indices of distinct examples; possibly none.
 
         Raises:
             ValueError: for a truncated sampler made for another number of examples, or a fixed size that rounds down to
@@ -140,7 +140,7 @@ class Sampling:
             return torch.arange(examples)
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.kind == "random_allocation":
-            # float64 coins for the same reason as below: `randint` takes the remainder of 32 bits.
+            # float64 uniforms, because `randint` takes a remainder of 32 bits, which is not exactly uniform.
             coins = torch.rand(examples, generator=self._coins(key, epoch), dtype=torch.float64)
             return torch.nonzero((coins * self.steps_per_epoch).long() == position).squeeze(1)
         if self.kind in ("poisson", "truncated_poisson", "cyclic"):
@@ -150,28 +150,28 @@ class Sampling:
         generator = self._coins(key, {"shuffle": epoch, "partition": 0}.get(self.kind, step))
         order = torch.randperm(examples, generator=generator)
         batch = self.expected_batch(examples)
-        # The cuts are rounded, not the batch: otherwise a rate that does not divide leaves some examples out of every
-        # epoch. Neighbouring batches share a cut, so no example is used twice in an epoch.
+        # Positions of the cuts are rounded, not the batch size, which would leave some examples out of every epoch at
+        # most rates. Neighbouring batches share a cut, so no example is used twice in an epoch.
         return order[round(position * batch) : round((position + 1) * batch)]
 
     def _subset(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """Draws a uniform subset of fixed size: never more than the fraction that is charged."""
+        """Draws a uniform subset of fixed size, rounded down so that it does not exceed the charged fraction."""
         size = int(self.expected_batch(examples) * (1 + 2**-50))  # 29 / 100 x 100 may round to slightly below 29
         if size < 1:
             raise ValueError(
                 f"sample_rate of fixed sampling must give at least one of {examples} examples, got {self.rate:g}"
             )
-        # float64 coins for the same reason as below: `randperm` takes remainders of 32 bits.
+        # float64 uniforms, because `randperm` takes remainders of 32 bits, which are not exactly uniform.
         coins = torch.rand(examples, generator=self._coins(key, step), dtype=torch.float64)
         return coins.topk(min(size, examples)).indices.sort().values
 
     def _by_coins(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
-        """Draws a coin per example and returns the examples that join."""
+        """Samples each example independently (within the current group, for `cyclic`)."""
         generator = self._coins(key, step)
-        # float64 coins: float32 has only 2^24 values, too coarse for small rates.
+        # float64, because float32 uniforms have only 2^24 values, too coarse for small rates.
         heads = torch.rand(examples, generator=generator, dtype=torch.float64) < self.rate_in_group
         if self.kind == "cyclic":
-            # Dealt once for the whole run: a record has its turn every `groups` steps, and at no other.
+            # Groups are dealt once for the whole run: the steps of a record's group are `groups` apart.
             order = torch.randperm(examples, generator=self._coins(key, "groups"))
             heads[order % self.groups != step % self.groups] = False
         drawn = torch.nonzero(heads).squeeze(1)
@@ -185,46 +185,46 @@ class Sampling:
         return drawn[torch.randperm(len(drawn), generator=generator)[: self.most]].sort().values
 
     def _coins(self, key: int, tag: int | str) -> torch.Generator:
-        """Returns the secret generator of a step, an epoch, or the run, hashed from all bits of the key and the tag."""
+        """Returns the secret generator of a step, an epoch or the run, with a state hashed from the key and the tag."""
         digest = hashlib.sha256(f"sample/{key}/{self.kind}/{tag}".encode()).digest()
         return keyed(int.from_bytes(digest, "big"))
 
 
 def poisson(sample_rate: float) -> Sampling:
-    """Every example joins each step independently with probability `sample_rate`."""
+    """Returns Poisson sampling: every example joins each step independently with probability `sample_rate`."""
     return Sampling("poisson", sample_rate)
 
 
 def truncated_poisson(sample_rate: float, *, most: int, examples: int) -> Sampling:
-    """Poisson sampling from `examples` records with batches of at most `most`, the surplus dropped at random."""
+    """Returns Poisson sampling of `examples` records, with a surplus over `most` dropped at random."""
     return Sampling("truncated_poisson", sample_rate, most=most, examples=examples)
 
 
 def random_allocation(sample_rate: float) -> Sampling:
-    """Every example joins a single, uniformly drawn step per epoch of 1 / sample_rate steps, rounded up."""
+    """Returns random allocation: an example joins a uniformly drawn step per epoch of ceil(1 / sample_rate) steps."""
     return Sampling("random_allocation", sample_rate)
 
 
 def cyclic(sample_rate: float, *, groups: int) -> Sampling:
-    """Groups of examples take turns; in its group's step an example joins with probability `groups` x `sample_rate`."""
+    """Returns Poisson sampling of groups that take turns, at the rate `groups` x `sample_rate` in each."""
     return Sampling("cyclic", sample_rate, groups=groups)
 
 
 def shuffle(sample_rate: float) -> Sampling:
-    """A new random order each epoch, cut into batches of `sample_rate` of the examples, the last smaller."""
+    """Returns shuffling: a new order each epoch, cut into batches of `sample_rate` of the examples."""
     return Sampling("shuffle", sample_rate)
 
 
 def partition(sample_rate: float) -> Sampling:
-    """Fixed batches, the same in every epoch."""
+    """Returns a partition of the examples into fixed batches, the same in every epoch."""
     return Sampling("partition", sample_rate)
 
 
 def fixed(sample_rate: float) -> Sampling:
-    """A uniform subset of `sample_rate` of the examples each step, rounded down, drawn without replacement."""
+    """Returns sampling without replacement: a uniform subset of `sample_rate` of the examples each step."""
     return Sampling("fixed", sample_rate)
 
 
 def full() -> Sampling:
-    """Every example in every step."""
+    """Returns full batches: every example in every step."""
     return Sampling("full", 1.0)

@@ -1,15 +1,16 @@
-"""The trade-off curve of a claim: a bound on any test of a record's membership, at every error rate.
+"""The trade-off function of a claim: the smallest type II error of any membership test at each type I error.
 
-Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (the least type II error at each type I error, in closed
-form for a Gaussian); Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of
-epsilon and delta excludes the region below two lines). A claim at a single delta is such a pair; the privacy loss
-distribution behind it has a pair for every epsilon, and so excludes more. The same events may have several valid
-bounds, such as the Gaussian's without sampling: every query uses the best.
+Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (f-DP, with mu-GDP as the closed form for a Gaussian);
+Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of epsilon and delta
+excludes the region below two lines). A claim at a single delta is such a pair; the privacy loss distribution behind it
+has a pair for every epsilon, and so excludes more. The same events may have several valid bounds, such as the
+Gaussian's without sampling: every query uses the best.
 
 Guarantee:
-    Relation as the claim's (add/remove, zero-out or replace-one), in both orders, so the curve is its own inverse.
-    Deltas are pessimistic, chords between them bound a convex function from above, and float64's rounding error is
-    added: no test has fewer errors than stated. `replaced` is for a record replaced by another.
+    Relation as the claim's (add/remove, zero-out or replace-one). The bound is for both orders of the two data sets, so
+    the curve is its own inverse. Deltas are pessimistic, chords between them bound a convex function from above, and
+    float64's rounding error is added: no test has smaller errors than stated. With `replaced`, the bound is for the
+    test between a record and its replacement, by composition of a removal and an addition.
 """
 
 from __future__ import annotations
@@ -29,26 +30,25 @@ from .accounting import TIME_LIMIT
 from .events import Gaussian, merged
 
 _LOST = 1e-9, 1e-15
-"""Relative and absolute slack, larger than float64's error in an error rate."""
+"""Relative and absolute slack of an error rate, larger than the rounding error of float64."""
 _LARGEST = 700.0
 """Largest epsilon used, nats: e^709 is the largest float. Pairs beyond it are discarded."""
 _POINTS = 1500
-"""A third of the number of error rates at which the area under a curve is integrated: the error is below 1e-6."""
+"""A third of the number of points at which the area under a curve is integrated, with an error below 1e-6."""
 
 _RAREST, _RATES = 1e-300, 300_000
-"""Smallest rate and number of rates at which epsilon is read off a curve; it is too large by at most 0.0023 nats."""
+"""Smallest rate, and number of rates, at which epsilon is read off a curve, too large by at most 0.0023 nats."""
 
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """Bound on any test of membership, from all known guarantees.
+    """Bound on all membership tests, from all known guarantees.
 
     Attributes:
         by: source of the bound, in words.
-        mu: shift of a Gaussian that is at least as revealing, in standard deviations of its noise; infinite if unknown,
-            0 if nothing was released.
-        epsilons: rising, at least 0, nats; empty if no pairs are known.
-        deltas: at these, falling; they bound a function that is convex in e^epsilon.
+        mu: parameter of a mu-GDP guarantee; infinite if unknown, 0 if nothing was released.
+        epsilons: epsilons of known (epsilon, delta) pairs, rising from at least 0, in nats; may be empty.
+        deltas: deltas of the pairs, falling; they bound a function that is convex in e^epsilon.
     """
 
     by: str
@@ -66,21 +66,21 @@ class TradeOff:
             raise ValueError("epsilons must rise from at least 0, and deltas fall to at least 0")
 
     def delta_at(self, epsilon: float) -> float:
-        """Returns the least delta at which an epsilon is proved.
+        """Returns the smallest delta that is proved at an epsilon.
 
         Args:
-            epsilon: nats, at least 0; infinite for the mass that no epsilon covers.
+            epsilon: nats, at least 0; infinite for the limit of delta, the mass of infinite privacy loss.
         """
         if not epsilon >= 0:
             raise ValueError(f"epsilon must be at least 0, got {epsilon}")
         return min(1.0, _gaussian_delta(epsilon, self.mu), self._chord(epsilon))
 
     def epsilon_at(self, delta: float, *, replaced: bool = False) -> float:
-        """Returns the least epsilon that is proved at a delta, nats; infinite if none is.
+        """Returns the smallest epsilon that is proved at a delta, in nats; infinite if none is.
 
         Args:
             delta: in (0, 1).
-            replaced: as for `beta_at`; far tighter than group privacy for a change of two records.
+            replaced: as for `beta_at`; far tighter than group privacy for two records.
         """
         if not 0 < delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {delta}")
@@ -96,14 +96,14 @@ class TradeOff:
         while high - low > 1e-12 * max(1.0, high):
             middle = (low + high) / 2
             low, high = (middle, high) if self.delta_at(middle) > delta else (low, middle)
-        return high  # the side on which delta is small enough
+        return high  # the upper end, at which delta is small enough
 
     def beta_at(self, alpha: float, *, replaced: bool = False) -> float:
         """Returns the trade-off function: the smallest type II error (misses) at a type I error (false alarms).
 
         Args:
             alpha: in [0, 1].
-            replaced: whether the test is between a record and its replacement, which is a removal and an addition.
+            replaced: whether the test is between a record and its replacement, instead of its absence.
         """
         if replaced:
             alpha = self.tpr_at(alpha)
@@ -139,7 +139,7 @@ class TradeOff:
         rates, hits = self._replaced_hits
         if self.mu == 0:
             return 0.0
-        # Two Gaussians in sequence are a Gaussian of twice the shift.
+        # A removal and an addition, each mu-GDP, are 2 mu-GDP.
         known = math.inf if math.isinf(self.mu) else TradeOff(self.by, 2 * self.mu).epsilon_at(delta)
         if hits[0] > delta:
             return known
@@ -169,10 +169,10 @@ class TradeOff:
         return np.maximum(best, 0.0)
 
     def _lines(self, rates: ndarray) -> list[tuple[ndarray, ndarray]]:
-        """Returns bounds by the pairs that decide: largest hits by a steep line, and least misses by a flat line.
+        """Returns bounds from the pairs: upper bounds on hits by steep lines, lower bounds on misses by flat lines.
 
-        Any pair is valid; the best pair at a rate is found from the crossings of successive lines, and a neighbour on
-        either side makes up for their rounding.
+        Every pair gives a valid bound. The tightest pair at a rate is found from the crossings of successive lines; its
+        two neighbours are tried too, because crossings have rounding error.
         """
         if not len(self.epsilons):
             return []
@@ -188,14 +188,14 @@ class TradeOff:
 
     @cached_property
     def _crossings(self) -> tuple[ndarray, ndarray, ndarray]:
-        """e^epsilon of the pairs, and the rates at which steep lines (from the last on) and flat lines take over."""
+        """e^epsilon of the pairs, and rates at which the tightest steep line (last pair first) or flat line changes."""
         slopes, falls = np.exp(self.epsilons), -np.diff(self.deltas)
         steep = np.maximum.accumulate((falls / np.diff(slopes))[::-1])
         flat = np.maximum.accumulate(1 - self.deltas[:-1] - falls / np.expm1(np.diff(self.epsilons)))
         return slopes, steep, flat
 
     def _chord(self, epsilon: float) -> float:
-        """Returns delta by the pairs: between two pairs it lies below their chord, being convex in e^epsilon."""
+        """Returns delta by interpolation of the pairs in e^epsilon, an upper bound because delta is convex in it."""
         if not len(self.epsilons):
             return 1.0
         at = int(np.searchsorted(self.epsilons, epsilon, side="right"))
@@ -212,11 +212,11 @@ class TradeOff:
 
 
 NOTHING_PROVED = TradeOff("nothing is proved")
-"""Without a guarantee a test may be free of error."""
+"""Bound without a guarantee: a test may make no errors."""
 
 
 def of_pair(epsilon: float, delta: float) -> TradeOff:
-    """Returns the bound of a single pair of epsilon and delta, if the mechanism behind it is unknown.
+    """Returns the bound of a single pair of epsilon and delta, for an unknown mechanism.
 
     Args:
         epsilon: nats, at least 0; infinite if nothing is claimed.
@@ -234,7 +234,7 @@ def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = T
 
     Args:
         events: in any order.
-        delta: of the claim, in (0, 1); the grid of losses is as fine as for its epsilon.
+        delta: delta of the claim, in (0, 1), which determines the grid of losses.
         time_limit: seconds for the PLD accountant when it is slow.
     """
     return _of_events(merged(events), delta, time_limit)
@@ -244,7 +244,7 @@ def of_events(events: Sequence[Gaussian], delta: float, *, time_limit: float = T
 def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> TradeOff:
     if not events:
         return TradeOff("nothing was released", mu=0.0)
-    # Sampling only makes a test harder: without it everything is a single Gaussian.
+    # Sampling only makes a test harder. Without it the composition is a single Gaussian, mu-GDP.
     mu = math.sqrt(math.fsum(e.count / e.noise_multiplier**2 for e in events)) * (1 + 1e-12)
     if len(events) == 1 and events[0].sample_rate == 1:
         return TradeOff("closed form of the Gaussian", mu=mu)
@@ -255,7 +255,7 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
         by = f"RDP, which is looser: {why}"
         deltas = accounting.rdp_divergences(events)
     else:
-        # Beyond its grid, PLD has only its infinite loss: truncated mass, and the rounding error of transforms.
+        # Beyond its grid, PLD's delta is the mass of infinite loss: truncated mass and rounding error of transforms.
         beyond = epsilons[epsilons > curve[0][-1]]
         epsilons = np.append(curve[0], beyond)
         deltas = np.minimum(
@@ -279,12 +279,12 @@ def _by_pld(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> tu
 
 
 def gaussian_shift(*, advantage: float | None = None, tpr: float = 0.0, fpr: float = 0.0) -> float:
-    """Returns the shift of a Gaussian at which a test reaches exactly these rates, in standard deviations of its noise.
+    """Returns the mu of mu-GDP at which the best test reaches exactly these rates.
 
     Args:
         advantage: the largest TPR - FPR, in (0, 1); None to use `tpr` and `fpr`.
-        tpr: reached at `fpr`, both in (0, 1).
-        fpr: below `tpr`.
+        tpr: true positive rate at `fpr`, both in (0, 1).
+        fpr: false positive rate, below `tpr`.
     """
     if advantage is not None:
         return 2 * float(ndtri((1 + advantage) / 2))
@@ -298,7 +298,7 @@ def _gaussian_delta(epsilon: float, mu: float) -> float:
     if math.isinf(epsilon) or math.isinf(mu):
         return 1.0 if math.isinf(mu) else 0.0
     upper, lower = float(log_ndtr(-epsilon / mu + mu / 2)), float(log_ndtr(-epsilon / mu - mu / 2))
-    # The difference of two tails that may be nearly equal, plus the error of their logarithms.
+    # A difference of two tail probabilities that may be nearly equal, plus the error of their logarithms.
     off = 1e-13 * (1 + abs(upper) + abs(lower) + epsilon)
     return min(1.0, math.exp(upper) * (off - math.expm1(min(0.0, epsilon + lower - upper))))
 

@@ -3,8 +3,9 @@
 The discrete Gaussian of scale s has probability proportional to exp(-k^2 / 2 s^2) at every integer k: Canonne, Kamath &
 Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020. The sampler follows Karney, "Sampling Exactly
 from the Normal Distribution", ACM TOMS 2016, with integers instead of real deviates. A magnitude is h M + l, with M a
-power of two: h by inversion of the discrete Gaussian of scale s / M on 0, 1, 2, ..., l uniform below M, and the pair is
-kept with probability exp(-(2 h l M + l^2) / 2 s^2); then a sign is drawn, and one of the two zeros is rejected.
+power of two: h is drawn by inversion from the discrete Gaussian of scale s / M on 0, 1, 2, ..., l uniformly below M,
+and the pair is accepted with probability exp(-(2 h l M + l^2) / 2 s^2). Then a sign is drawn, and a negative zero is
+rejected, because 0 would otherwise be counted twice.
 
 Every comparison of a uniform number with a probability uses 32 random bits first. If they do not decide, a few times in
 10^8, more bits are drawn and the probability is computed to as many digits as needed. No probability is therefore
@@ -32,10 +33,10 @@ from torch import Tensor
 LARGEST = 2.0**35
 """Largest scale: sign and lower part of a magnitude share 32 random bits."""
 
-_COARSE = 16  # the scale of h is in [16, 32): a table of a few hundred entries, and 97 % of draws are kept
+_COARSE = 16  # for s >= 16 the scale of h is in [16, 32): a table of a few hundred entries, 97 % of draws accepted
 _PART = 2**17  # draws that a thread makes at a time
 _PIECE = 2**15  # draws processed at once, which stay in the cache
-_DIGITS = 60  # of the table, which ends when less than 10^-60 is left
+_DIGITS = 60  # decimal digits of the table, which ends at a weight below 10^-60
 _WORD = 2**32
 
 
@@ -44,7 +45,7 @@ def draw(size: int, scale: float) -> Int64[Tensor, " size"]:
 
     Args:
         size: number of draws.
-        scale: s, in (0, 2^35]: the standard deviation, up to 10^-7 of it from s = 1 on.
+        scale: s, in (0, 2^35]; for s >= 1 it equals the standard deviation up to a relative 10^-7.
 
     Raises:
         ValueError: for a scale out of range.
@@ -62,7 +63,7 @@ def draw(size: int, scale: float) -> Int64[Tensor, " size"]:
 
 
 def probabilities(values: np.ndarray, scale: float) -> np.ndarray:
-    """Probability of each of these integers, float64.
+    """Computes the probability of each of these integers, in float64.
 
     Args:
         values: integers.
@@ -82,7 +83,7 @@ class _Table:
         step: M, a power of two.
         edges: floor(2^32 F(k)) for k = 0, 1, ..., with F the distribution function of h; uint32.
         guide: smallest possible h for each value of a random number's upper 16 bits.
-        split: mask of the values of the upper 16 bits that do not determine h.
+        split: mask of the values of the upper 16 bits that do not determine h, so that lower bits are read too.
     """
 
     scale: float
@@ -110,7 +111,7 @@ def _table(scale: float) -> _Table:
 
 @lru_cache(maxsize=64)
 def _cumulative(scale: float, digits: int) -> tuple[Decimal, ...]:
-    """Distribution function of h at 0, 1, 2, ..., to this many digits, until less than 10^-digits is left."""
+    """Distribution function of h at 0, 1, 2, ..., in decimal arithmetic, up to a weight below 10^-digits."""
     with localcontext() as context:
         context.prec = digits
         variance = 2 * Decimal(scale) ** 2
@@ -131,7 +132,7 @@ def _fill(values: np.ndarray, table: _Table) -> None:
         piece = values[start : start + _PIECE]
         done = 0
         while done < len(piece):
-            # In the order drawn: a surplus is cut off at the end, without any selection.
+            # Accepted draws keep their order, and a surplus is cut off at the end: this selects no values.
             wanted = len(piece) - done
             accepted = _propose(wanted + wanted // 16 + 8, table)[:wanted]
             piece[done : done + len(accepted)] = accepted
@@ -153,7 +154,7 @@ def _propose(count: int, table: _Table) -> np.ndarray:
 
 
 def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
-    """Inverts uniform numbers that begin with these 32 bits: h is the number of values of F that are not larger."""
+    """Inverts F at uniform numbers with these first 32 bits: h is the number of values of F that are not larger."""
     upper = words >> np.uint32(16)
     quantiles = table.guide[upper]
     doubtful = np.flatnonzero(table.split[upper])
@@ -161,7 +162,7 @@ def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
         some = words[doubtful]
         right = np.searchsorted(table.edges, some, side="right")
         quantiles[doubtful] = right
-        # F(k) lies in the number's own cell: further bits decide.
+        # Some F(k) begins with the same 32 bits as the number: further bits decide.
         tied = np.flatnonzero(np.searchsorted(table.edges, some, side="left") != right)
         for place in tied:
             quantiles[doubtful[place]] = _inverted_slowly(int(some[place]), table)
@@ -177,7 +178,7 @@ def _inverted_slowly(word: int, table: _Table) -> int:
         below = _cumulative(table.scale / table.step, digits)
         with localcontext() as context:
             context.prec = digits + 10
-            # Exceeds the rounding of some hundred terms, and the tail outside the table.
+            # Larger than the rounding error of some hundred terms plus the tail outside the table.
             error = Decimal(10) ** (10 - digits)
             low, high = Decimal(prefix) / 2**bits, Decimal(prefix + 1) / 2**bits
             sure = sum(value + error <= low for value in below)
@@ -190,8 +191,8 @@ def _kept(words: np.ndarray, high: np.ndarray, low: np.ndarray, table: _Table) -
     """Mask of uniform numbers, beginning with these 32 bits, that are below exp(-(2 h l M + l^2) / 2 s^2)."""
     fraction, scale = low / table.step, table.scale / table.step
     bound = np.exp(-(2.0 * high + fraction) * fraction / (2 * scale**2)) * _WORD
-    # The exponential in float64 is accurate to 10^-14, which is 10^-5 of a cell here. Word w stands for all numbers in
-    # [w, w + 1) / 2^32: if the bound lies among them, further bits decide.
+    # Word w stands for all numbers in [w, w + 1) / 2^32: if the bound lies in this interval, further bits decide. The
+    # exponential in float64 is accurate to 10^-14, which is 10^-5 of an interval; the margins of 0.001 exceed that.
     keep = words < bound - 1.001
     for place in np.flatnonzero(keep != (words < bound + 0.001)):
         keep[place] = _kept_slowly(int(words[place]), int(high[place]), int(low[place]), table)

@@ -1,8 +1,9 @@
-"""Replacements of PyTorch's random functions that take uniform numbers as an argument, drawn per record.
+"""Replacements of PyTorch's random functions, computed from uniform numbers that are drawn per record.
 
 They cover dropout, also inside attention and between the layers of an LSTM, GRU or RNN, and the random tensors used by
-layers such as stochastic depth. Functions outside `DRAWN`, such as `torch.randperm`, draw as in PyTorch, and are
-refused in `model_checks.py`.
+layers such as stochastic depth. Functions outside `DRAWN`, such as `torch.randperm`, draw as in PyTorch, and models
+that call them are refused in `gradients/checks/model_checks.py`. An entry is a row of the batch that the model is
+called with: a record, or an augmented view of it (`record_draws.py`).
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ _WHERE = frozenset({"device", "layout", "memory_format", "pin_memory"})
 
 @runtime_checkable  # for the type checks of the tests
 class Uniforms(Protocol):
-    """Source of uniform numbers in [0, 1), in float64; those of an entry are drawn from its key."""
+    """Source of uniform numbers in [0, 1), float64; the numbers of an entry depend on its key alone."""
 
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Tensor:
-        """Draws, in a call within a model's pass.
+        """Draws the uniform numbers of a random call in a forward pass.
 
         Args:
-            shape: shape whose first dimension is the entries.
-            folded: whether an entry may occupy several adjacent indices of it, such as positions or heads.
+            shape: shape of the result; its first dimension runs over the entries.
+            folded: whether the first dimension may be a multiple of the batch, with several adjacent indices per entry,
+                such as positions or heads.
         """
         ...
 
     @property
     def like(self) -> Tensor:
-        """Tensor with the entries' dimension, even where `vmap` hides it."""
+        """Tensor with the batch dimension, which `vmap` hides from other tensors; new tensors copy it."""
         ...
 
 
@@ -73,8 +75,8 @@ def _self_normalising(values: Tensor, p: float, kept: Tensor) -> Tensor:
     floor = -1.7580993408473766  # SELU's value at minus infinity
     if p == 1:
         return values * 0.0
-    # Affine correction of the paper: a (x d + alpha' (1 - d)) + b, a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p
-    # alpha'.
+    # Affine correction of the paper, with d the mask: a (x d + alpha' (1 - d)) + b,
+    # a = ((1 - p)(1 + p alpha'^2))^(-1/2), b = -a p alpha'.
     scale = ((1 - p) * (1 + p * floor**2)) ** -0.5
     mask = kept.to(values.dtype)
     return scale * (values * mask + floor * (1 - mask)) - scale * floor * p
@@ -95,7 +97,7 @@ def _attention(
     """Scaled dot-product attention, with dropout on the attention weights."""
     if dropout_p == 0:
         return NotImplemented
-    # PyTorch's function does not return its weights: they are its output when the values are unit vectors.
+    # PyTorch's function does not return the attention weights; for unit vectors as values, they are its output.
     units = torch.eye(key.shape[-2], dtype=key.dtype, device=key.device).expand(*key.shape[:-1], key.shape[-2])
     attend = partial(functional.scaled_dot_product_attention, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
     weights = attend(query, key, units, enable_gqa=enable_gqa)
@@ -117,7 +119,7 @@ def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *giv
     states = [h.chunk(layers) for h in ([hidden] if single else hidden)]
     each, last = len(weights) // layers, []
     for layer in range(layers):
-        if layer and packed:  # packed sequences interleave: they are treated as a single entry, and several are refused
+        if layer and packed:  # packed sequences interleave entries: only a single entry is served
             values = _dropout(draw, values[None], p)[0]
         elif layer:
             values = (
@@ -142,7 +144,7 @@ def _leaky(
     training: bool = False,
     inplace: bool = False,
 ) -> Any:
-    """Leaky ReLU with a random slope for each number."""
+    """RReLU: a leaky ReLU with a random slope per element."""
     if not training:
         return NotImplemented
     slopes = lower + (upper - lower) * draw(input.shape, folded=True).to(input.dtype)
@@ -189,7 +191,7 @@ def _coins_in_place(draw: Uniforms, values: Tensor, p: Any = 0.5, generator: Any
 
 
 def _empty(draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, device: Any = None, **more: Any) -> Any:
-    """Replaces `torch.empty`; under `vmap` each entry gets its own, so that draws may be written into it."""
+    """Replaces `torch.empty`: under `vmap` the new tensor has the batch dimension, so that draws fit into it."""
     if more:
         return NotImplemented
     device, dtype = device or torch.get_default_device(), dtype or torch.get_default_dtype()
@@ -197,7 +199,7 @@ def _empty(draw: Uniforms, *size: Any, dtype: torch.dtype | None = None, device:
 
 
 def _is_plain(more: dict[str, Any], dtype: torch.dtype) -> bool:
-    """True if no argument, such as a generator, affects the draw itself."""
+    """Returns whether the remaining arguments leave the draw unchanged (a `generator` would not)."""
     return dtype.is_floating_point and all(key in _WHERE or value in (None, False) for key, value in more.items())
 
 
@@ -207,12 +209,12 @@ def _uniform(u: Tensor, dtype: torch.dtype, start: float = 0.0, to: float = 1.0)
 
 
 def _normal(u: Tensor, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Normal numbers by the inverse distribution function, which is infinite at 0."""
+    """Normal numbers by the inverse distribution function; clamped, because it is infinite at 0."""
     return (mean + std * math.sqrt(2) * torch.erfinv(2 * u.clamp(min=2.0**-54) - 1)).to(dtype)
 
 
 def _exponential(u: Tensor, dtype: torch.dtype, lambd: float = 1.0) -> Tensor:
-    """Exponential numbers, positive as in PyTorch, because callers take their logarithm."""
+    """Exponential numbers; clamped above 0 as in PyTorch, because callers take their logarithm."""
     return -torch.log1p(-u.clamp(min=2.0**-54)).to(dtype) / lambd
 
 
@@ -238,7 +240,7 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     Tensor.normal_: partial(_in_place, _normal),
     Tensor.exponential_: partial(_in_place, _exponential),
 }
-"""Replacements: take the uniform source and the function's arguments; NotImplemented for calls to leave to PyTorch."""
+"""Random function -> replacement of its calls, given the uniform source; NotImplemented leaves a call to PyTorch."""
 
 
 def _opened(function: Any) -> Any:
@@ -250,4 +252,7 @@ def _opened(function: Any) -> Any:
 
 
 OPENED = {kind: _opened(kind) for kind in (functional.multi_head_attention_forward, functional.gumbel_softmax)}
-"""Copies of Python functions that draw through other functions: a mode intercepts only the outermost function."""
+"""Python functions of PyTorch whose bodies call random functions -> copies without their dispatch to function modes.
+
+A mode intercepts only the outermost call; inside a copy, the random functions are outermost and are intercepted.
+"""

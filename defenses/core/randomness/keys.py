@@ -17,28 +17,28 @@ import torch
 from torch import Tensor
 
 _WORDS = 624
-_BEFORE = 24  # bytes of the saved state before the words, which take 8 bytes each
+_BEFORE = 24  # bytes that precede the words in a saved state; each word takes 8 bytes
 
 
 def seed_from(*parts: object) -> int:
-    """Derives a 63-bit seed, a pure function of its parts, the same on every machine."""
+    """Derives a 63-bit seed by SHA-256 from the text of its parts; the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def key_from(*parts: object) -> int:
-    """Derives a 256-bit key, a pure function of its parts; secret if one of them is."""
+    """Derives a 256-bit key by SHA-256 from the text of its parts; secret if a part is secret and hard to guess."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest(), "big")
 
 
 def keyed(key: int) -> torch.Generator:
-    """Returns a CPU generator from a key of any length; keys below 2^32 seed it as PyTorch does.
+    """Returns a CPU generator from a key of any length; a key below 2^32 gives the generator that `manual_seed` gives.
 
-    If a later PyTorch changes the layout of its state (`fills_states`), only 32 bits of a key count, as in PyTorch
-    itself.
+    If a later PyTorch changes the layout of its state (`fills_states`), only the lower 32 bits of a key count, as in
+    `manual_seed`.
 
     Args:
-        key: any number of bits.
+        key: nonnegative integer with any number of bits.
 
     Raises:
         ValueError: for a negative key.
@@ -51,16 +51,16 @@ def keyed(key: int) -> torch.Generator:
 
 
 def filled(content: bytes) -> torch.Generator:
-    """Returns a CPU generator whose whole state is derived from these bytes, of any number."""
+    """Returns a CPU generator whose whole state is hashed (SHAKE-256) from a byte string of any length."""
     state = hashlib.shake_256(content).digest(4 * _WORDS)
-    # Value of `initial_seed`: it reveals nothing of the state, and differs between generators.
+    # This seed is the value of `initial_seed` only: a hash that does not reveal the state, and differs between keys.
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> 1)
     return _with_words(generator, state)
 
 
 def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
     state = generator.get_state()
-    # In NumPy: each of five PyTorch calls on so few numbers takes as long as all of this.
+    # NumPy, because a PyTorch call on so few numbers takes as long as all of these lines, which would need five.
     words = np.frombuffer(content, dtype=np.uint32).astype(np.uint64)
     state.numpy()[_BEFORE : _BEFORE + 8 * _WORDS] = words.view(np.uint8)
     generator.set_state(state)
@@ -69,7 +69,7 @@ def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
 
 @contextmanager
 def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
-    """Seeds PyTorch's global generators inside the context, so that a method which draws from them is resumable.
+    """Seeds PyTorch's global generators inside the context, so that code which draws from them can be resumed.
 
     Args:
         start: a seed, or the states yielded by an earlier call.

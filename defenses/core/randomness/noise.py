@@ -1,21 +1,22 @@
 """Sources of Gaussian noise, and its addition on a public grid. Only the engine draws from a source.
 
-Floating-point numbers lie on grids, and the grid depends on the size of a number. If noise is added to a sum in the
-model's own float32, the last bits reveal the sum for any noise: Mironov, "On Significance of the Least Significant Bits
-for Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein & Ohrimenko, "Are We There Yet? Timing and Floating-Point
+The spacing of floating-point numbers depends on their magnitude. If noise is added to a sum in the model's own float32,
+the last bits reveal the sum at any noise scale: Mironov, "On Significance of the Least Significant Bits for
+Differential Privacy", CCS 2012; Jin, McMurtry, Rubinstein & Ohrimenko, "Are We There Yet? Timing and Floating-Point
 Attacks on Differential Privacy Systems", S&P 2022. `attacks/float_grid.py` is such an attack. Every source therefore
-releases multiples of a unit that depends on the noise's standard deviation alone, and only that multiple is rounded to
-float32.
+rounds the noisy sum to a multiple of a unit that depends on the noise's standard deviation alone, and only this
+multiple is rounded to float32.
 
 Guarantee:
-    Each draw is independent of the data and of every other draw. Released: multiples of a public unit. `secure`: sums
-    of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes that the bits
-    of the operating system are independent and fair. `os` and `seeded`: noise in float64, added in float64, rounded to
-    the unit, with 2^18 or more units in a standard deviation. Assumes that the stream of ChaCha20, a cipher, cannot be
-    distinguished from fair bits, and that a Gaussian in float64 precision counts as one: within five standard
-    deviations a unit holds 2^31 floats or more, two numbers are made of 128 bits, and tails end at 11. The sums
-    themselves are rounded as float32 rounds them. `os` has a key of 256 bits from the operating system; the key of
-    `seeded` is derived from a number, which must be secret and large for the guarantee to hold.
+    Each draw is independent of the data and of every other draw. Released: multiples of a public unit.
+    `secure`: sums of integers plus discrete Gaussian noise, exactly (`discrete_gaussian.py`, `exact_sums.py`). Assumes
+    that the bits of the operating system are independent and fair.
+    `os` and `seeded`: noise drawn and added in float64, then rounded to the unit, with 2^18 or more units in a standard
+    deviation. Assumes that the stream of the cipher ChaCha20 cannot be distinguished from fair bits, and that a float64
+    Gaussian may stand for a real-valued Gaussian: within five standard deviations a unit contains 2^31 floats or more,
+    each pair of draws uses 128 random bits, and tails end at 11 standard deviations. The sums before the noise are not
+    exact: they have the rounding error of float32. `os` has a key of 256 bits from the operating system; the key of
+    `seeded` is hashed from an integer, which must be secret and hard to guess for the guarantee to hold.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ EXACT_SCALE = 2.0**30
 """Units in a standard deviation of exact noise, enough that rounding contributions to whole units is harmless."""
 
 _FINE = 18  # bits: the unit of float64 noise is between 2^-19 and 2^-18 of its standard deviation
-_PART = 1000 * GROUP  # numbers that a thread processes at a time
-_KEY_BYTES, _STATE_WORDS = 32, 5  # of ChaCha20; of a saved stream
+_PART = 1000 * GROUP  # draws that a thread makes at a time
+_KEY_BYTES, _STATE_WORDS = 32, 5  # of a ChaCha20 key; of a saved stream (key and number of draws)
 
 
-_forks = 0  # number of forks since the first process; process ids are reused
+_forks = 0  # fork depth of this process, which identifies it among its ancestors; process ids are reused
 
 
 def _forked() -> None:
@@ -61,11 +62,11 @@ if hasattr(os, "register_at_fork"):
 
 @runtime_checkable
 class Noise(Protocol):
-    """Source of independent Gaussians.
+    """Source of independent Gaussian draws.
 
     Attributes:
         kind: name of the source in records.
-        exact: whether sums must be whole numbers of units, never rounded.
+        exact: whether sums must be integers, in units, so that the addition does not round.
     """
 
     kind: NoiseSource
@@ -76,10 +77,10 @@ class Noise(Protocol):
         ...
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds noise, and returns float64 multiples of the unit.
+        """Adds noise, and returns multiples of the unit: float64, or the dtype of float32 sums (`CipherNoise`).
 
         Args:
-            sums: float64, or int64 in units; may be overwritten.
+            sums: float64, or int64 in units; for `CipherNoise` float32 too. They may be overwritten.
             std: standard deviation of the noise, in the units of float64 sums.
         """
         ...
@@ -106,7 +107,7 @@ class CipherNoise:
         self._key, self._draws, self._drawing, self._process = key, 0, Lock(), _forks
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuses to be copied or pickled: both copies would add the same noise, which cancels between their releases.
+        """Refuses copies and pickles: two copies would add the same noise, which cancels between their releases.
 
         Raises:
             TypeError: always.
@@ -118,7 +119,8 @@ class CipherNoise:
         with self._drawing:
             taken = CipherNoise(self._key, self.kind)
             taken._draws, taken._process = self._draws, self._process
-            # A seed must determine the new stream; otherwise, a run's checkpoint must not reveal another run's noise.
+            # "os": a fresh key, because a run's checkpoint holds its key, which must not reveal other runs' noise.
+            # "seeded": derived from the key, to remain reproducible.
             fresh = os.urandom(_KEY_BYTES) if self.kind == "os" else hashlib.sha256(b"noise/next/" + self._key).digest()
             self._key, self._draws = fresh, 0
         return taken
@@ -128,7 +130,7 @@ class CipherNoise:
         return 2.0 ** (math.frexp(_checked(std))[1] - 1 - _FINE)
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
-        """Adds noise in place and rounds to the nearest unit; sums in float32 are then rounded to float32."""
+        """Adds noise in float64 and rounds to the nearest unit; float32 sums are then rounded to float32."""
         unit = self.unit(std)
         _refuse_tables(sums)
         if sums.dtype not in (torch.float64, torch.float32):
@@ -143,13 +145,13 @@ class CipherNoise:
         return noisy.div(unit).round().mul(unit).to(sums.dtype)
 
     def _visit(self, values: Float[Tensor, " size"], std: float, unit: float | None) -> None:
-        """Adds a draw to a vector and rounds to `unit` if given, in parts independent of the number of threads."""
+        """Adds a draw to a vector in place and rounds to `unit` if given; the same for any number of threads."""
         if self._process != _forks:
             raise ValueError(
                 f"noise must be drawn by the process that made it, got its fork {os.getpid()}: parent and fork would "
                 "draw the same numbers, which cancel between their releases; make noise after the fork"
             )
-        # Concurrent draws must not share a number, nor may a draw share one with `handed_over`.
+        # Locked, so that no two draws, and no draw after `handed_over`, use the same part of the stream.
         with self._drawing:
             stream = self._key, self._draws
             self._draws += 1
@@ -194,17 +196,17 @@ class SecureNoise:
     exact = True
 
     def unit(self, std: float) -> float:
-        """Unit of exact noise: the standard deviation over 2^30, a division without rounding."""
+        """Unit of exact noise: the standard deviation over 2^30, a power of two, so that the division is exact."""
         return _checked(std) / EXACT_SCALE
 
     def add(self, sums: Float[Tensor, " size"] | Int64[Tensor, " size"], std: float) -> Float[Tensor, " size"]:
         """Adds noise to integer sums exactly; float64 sums, which have no guarantee, are rounded to units first."""
         unit = self.unit(std)
         _refuse_tables(sums)
-        # Clamped, because a float beyond 2^63 has no defined int64.
+        # Clamped, because the conversion of a float beyond 2^63 to int64 is undefined.
         whole = sums if sums.dtype == torch.int64 else (sums.double() / unit).clamp(-(2.0**60), 2.0**60).round().long()
         drawn = discrete_gaussian.draw(len(sums), EXACT_SCALE).to(sums.device)
-        # Integers up to here; float64 rounds only after the noise, which is post-processing.
+        # The sum is of integers; rounding to float64 comes after the noise, and is post-processing.
         return (whole + drawn).double() * unit
 
     def state(self) -> Tensor | None:
@@ -226,7 +228,7 @@ def seeded(seed: int) -> Noise:
     """
     if seed < 0:
         raise ValueError(f"the seed of noise must be at least 0, got {seed}")
-    # Hashed, so that consecutive seeds have unrelated keys, also unrelated to those of a sampler with the same seed.
+    # Hashed with a prefix, so that keys of consecutive seeds, and of a sampler with the same seed, are unrelated.
     return CipherNoise(hashlib.sha256(f"noise/{seed}".encode()).digest(), "seeded")
 
 
@@ -237,7 +239,7 @@ def from_generator(generator: torch.Generator) -> Noise:
 
 
 def from_os() -> Noise:
-    """Returns noise with a key from the operating system, which a checkpoint stores."""
+    """Returns noise with a key from the operating system; a checkpoint of the run contains the key."""
     return CipherNoise(os.urandom(_KEY_BYTES), "os")
 
 
@@ -249,10 +251,11 @@ def secure() -> Noise:
 def of_one_run(noise: Noise) -> Noise:
     """Returns noise for a single run, so that its checkpoint can rewind the stream.
 
-    If several runs shared a stream, a rewind would repeat the draws of another run, which would cancel between the two.
+    If several runs shared a stream, a resumed run could repeat draws of another run, and the noise would cancel in the
+    difference of their releases.
 
     Args:
-        noise: source given to the run, and maybe to others; a source of a user's own type is returned as it is.
+        noise: source given to the run, perhaps also to others; a source of another type is returned unchanged.
     """
     return noise.handed_over() if type(noise) is CipherNoise else noise
 
@@ -267,5 +270,5 @@ def _checked(std: float) -> float:
 
 
 def _refuse_tables(sums: Tensor) -> None:
-    if sums.dim() != 1:  # the number of draws is the first dimension
+    if sums.dim() != 1:  # the number of draws would be the length of the first dimension only
         raise ValueError(f"sums must be vectors [size], got {tuple(sums.shape)}")

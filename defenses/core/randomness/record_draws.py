@@ -2,15 +2,16 @@
 
 Augmentation and dropout use public randomness. If it were drawn by position, removing a record from a batch would
 change the draws of all later ones, and with them their gradients: the sum would change by more than a single
-contribution. Here every record has a key, a hash of its own input and target, and each of its draws is a hash of that
-key, the step's seed and the index of the draw.
+contribution. Here every record has a key, a hash of its own input and target. Each augmented view of a record is an
+entry of the batch that the model is called with; its key is a hash of the record's key, the step's seed and the index
+of the view, and each of its draws is a hash of that key and the index of the draw.
 
 Draws are intercepted at PyTorch's functions (`drawn_functions.py`), in any layer, copy or engine, and inside
-`torch.func.vmap` too. Other random layers are found by `model_checks.py` and refused.
+`torch.func.vmap` too. Other random layers are found by `gradients/checks/model_checks.py` and refused.
 
 Guarantee:
-    Draws for a record are a function of that record, the public seed and its own activations' shape. Equal records get
-    equal draws.
+    Draws for a record are a function of that record, the public seed, the index of the draw and the shape of the
+    record's own activations. Equal records get equal draws.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from .keys import seed_from
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, odd: the step between the inputs of a hash
 _FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # multipliers of splitmix64's finaliser
-_AT_ONCE = 2**24  # numbers of records hashed at a time
+_AT_ONCE = 2**24  # entries of the input tensor hashed at a time, which limits memory
 
 _keys: ContextVar[Tensor | None] = ContextVar("keys of the entries that a model is called with", default=None)
 
 
 def record_keys(inputs: Tensor, targets: Tensor | None = None) -> Int64[Tensor, " n"]:
-    """Key of each record: a hash of the bits of its input and target.
+    """Computes the key of each record, a hash of the bits of its input and target.
 
     Args:
         inputs: records along the first dimension.
@@ -51,19 +52,19 @@ def record_keys(inputs: Tensor, targets: Tensor | None = None) -> Int64[Tensor, 
 
 
 def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n count"]:
-    """Random 64-bit words of each key.
+    """Computes pseudorandom 64-bit words for each key, by splitmix64.
 
     Args:
         keys: keys of records, or of their views.
         count: number of words per key.
-        seed: seed of the words.
+        seed: any integer; words of different seeds are unrelated.
     """
     stream = _mixed(keys + _wrapped(seed * _GOLDEN)).unsqueeze(-1)
     return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
 
 
 def entry_keys(inputs: Tensor, targets: Tensor, views: int, coins: int) -> Int64[Tensor, " entries"]:
-    """Key of each view of each record, with the views of a record adjacent.
+    """Computes the key of each entry (view of a record); the views of a record are adjacent.
 
     Args:
         inputs: records along the first dimension.
@@ -80,12 +81,12 @@ def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, 
 
 
 def entries(keys: Int64[Tensor, " entries"] | None) -> AbstractContextManager[None]:
-    """Sets the record keys for passes inside the context, one for each entry of the batch; None for no keys."""
+    """Sets the keys of the batch's entries for passes inside the context; None switches draws per record off."""
     return _Entries(keys)
 
 
 class _Entries(AbstractContextManager[None]):
-    """Context manager as a class: a generator takes three times as long, noticeable in a small network's step."""
+    """Context manager as a class, because `contextlib.contextmanager` takes three times as long."""
 
     __slots__ = ("_given", "_token")
 
@@ -100,22 +101,22 @@ class _Entries(AbstractContextManager[None]):
 
 
 def current_keys() -> Int64[Tensor, " entries"] | None:
-    """Record keys of the current pass; None if none were set."""
+    """Returns the entries' keys of the current pass; None if none were set."""
     return _keys.get()
 
 
 def one_pass() -> AbstractContextManager[DrawsByRecord | None]:
-    """Context of a pass through a model, in which layers draw per record; without keys it changes nothing."""
+    """Returns the context of a forward pass in which layers draw per record; without keys it changes nothing."""
     keys = _keys.get()
     return nullcontext() if keys is None else DrawsByRecord(keys)
 
 
 class DrawsByRecord(TorchFunctionMode):
-    """Function mode that replaces the functions of `drawn_functions.py` by draws from the entries' keys.
+    """`TorchFunctionMode` that replaces PyTorch's random functions by draws from the entries' keys.
 
     Attributes:
-        calls: number of draws in this pass.
-        like: the keys, which have the entries' dimension.
+        calls: number of random calls in this pass so far, the seed of the next.
+        like: the keys, a tensor with the batch dimension, also under `vmap`.
     """
 
     def __init__(self, keys: Int64[Tensor, " entries"]) -> None:
@@ -124,7 +125,7 @@ class DrawsByRecord(TorchFunctionMode):
         self.like, self.calls = keys, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replaces functions that draw, and calls all others unchanged."""
+        """Replaces random functions, and calls all others unchanged."""
         kwargs = kwargs or {}
         if func in OPENED:
             with self:
@@ -136,20 +137,20 @@ class DrawsByRecord(TorchFunctionMode):
     def __call__(self, shape: Sequence[int], *, folded: bool = False) -> Float[Tensor, "..."]:
         """Draws uniform numbers, see `drawn_functions.Uniforms`."""
         count, size = len(self.like), torch.Size(shape).numel()
-        # With a single entry all draws are its own, for any shape.
+        # In a batch of a single entry, all draws belong to it, whatever the shape.
         if count != 1 and not (shape and (shape[0] == count or (folded and count and shape[0] % count == 0))):
             raise ValueError(
                 f"{'dropout' if folded else 'a random tensor'} must have the batch as its first dimension to draw for "
                 f"each record by itself, got {list(shape)} for {count} examples"
             )
         self.calls += 1
-        # The index of the call is the seed: a record's draws in two layers are independent.
+        # The index of the call is the seed, so that two layers draw independently for the same record.
         return uniforms(self.like, size // max(count, 1), self.calls).reshape(shape)
 
 
 def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     """Hash of each row's bits: a sum of its words with random odd weights, modulo 2^64."""
-    # Bits, not values: -0.0 and 0.0 are two records, and so are two different NaNs.
+    # Bits, not values, are hashed: inputs that differ only by -0.0 and 0.0, or by two NaNs, have different keys.
     values = torch.view_as_real(values.detach()) if values.is_complex() else values.detach()
     flat = values.reshape(len(values), -1)
     if not flat.shape[1]:
@@ -162,7 +163,7 @@ def _hashed(values: Tensor, seed: int) -> Int64[Tensor, " n"]:
     }
     flat = flat.contiguous().view(whole[flat.dtype]) if flat.dtype in whole else flat
     places = torch.arange(1, flat.shape[1] + 1, device=values.device)
-    # Odd weights are invertible modulo 2^64, so a change of a word always changes the sum; int64 wraps around.
+    # Odd weights are invertible modulo 2^64, so a change of a single word always changes the sum; int64 wraps around.
     weights = _mixed(places * _GOLDEN + _wrapped(seed * _FIRST)) | 1
     return _mixed((flat.long() * weights).sum(dim=1))
 

@@ -1,16 +1,17 @@
-"""Adaptive clip norm: it follows a quantile of the norms that it bounds, for any method that releases a single block.
+"""Adaptive clipping for any method with a single block: the clip norm follows a quantile of the norms.
 
 Andrew, Thakkar, McMahan & Ramaswamy, "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021, Algorithm
 1. A second block on the same batch counts the examples whose contribution is within the clip norm before it is bounded,
 as +1/2 or -1/2 each (interpolated just beyond it), so that an example moves the count by at most 1/2; the clip norm
-then moves geometrically towards the quantile. The count uses the encoded rows: coefficients, if the block has a codec.
-The method gets the context with the noise that the count leaves it, and the clip norm of the step through its field
-`bound`, so that other quantities that it derives from them follow, such as the variance that dp_adam_bc subtracts. A
-method with state in units of its clip norm cannot follow; it gives the reason in `not_adapted` and is refused.
+then moves geometrically towards the quantile. The count uses the norms of encoded rows, such as coefficients in a
+subspace. The wrapped method gets the context with the noise multiplier of its own block and, in its field `bound`, the
+clip norm of the step, so that quantities derived from these are right, such as the variance that dp_adam_bc subtracts.
+A method whose state is in units of its clip norm does not support this: it is refused with the reason that it gives in
+`not_adapted`.
 
 Guarantee:
-    Blocks of the method spend 1 - share of a step's 1 / sigma^2, the count the rest: a single Gaussian, as without
-    adaptation. The clip norm is a function of releases.
+    The method's blocks spend the fraction 1 - share of a step's 1 / sigma^2 and the count the fraction share: together
+    a single Gaussian at sigma, as without adaptation. The clip norm is a function of releases.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ..rounding import LEAST_SHARE, least_norms
 
 @dataclass(frozen=True, eq=False)
 class EncodedNormWithin:
-    """Indicator, as +1/2 or -1/2, that the norm which a block bounds is within a threshold.
+    """Indicator, as +1/2 or -1/2, that the norm of an encoded row, before its bound, is at most a threshold.
 
     Attributes:
         within: indicator of a norm.
@@ -56,7 +57,7 @@ class EncodedNormWithin:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """Another method with an adaptive clip norm; state: the clip norm (None at first) and the other method's state.
+    """A method wrapped with an adaptive clip norm; state: the clip norm (None at first) and the method's state.
 
     Attributes:
         method: method with a single updating block, whose clip norm is the initial value.
@@ -83,18 +84,18 @@ class Adapted:
             raise ValueError(f"rate must be at least 0, got {self.rate}")
         if not 1e-6 <= self.share <= 1 - 1e-6:
             raise ValueError(f"share must be in [1e-6, 1 - 1e-6], got {self.share}")
-        # A range in which noise can be drawn for every clip norm that the releases may lead to.
+        # Noise can be drawn for every clip norm in this range, whatever the releases.
         if not 1e-9 <= self.lowest <= self.highest <= 1e9:
             raise ValueError(
                 f"lowest and highest must be in this order and in [1e-9, 1e9], got {self.lowest} and {self.highest}"
             )
 
     def start(self, context: Context) -> dict[str, Any]:
-        """Returns no clip norm, and the method's own state."""
+        """Returns the state without a clip norm, and with the method's own start."""
         return {"norm": None, "own": self.method.start(self._told(context))}
 
     def plan(self, state: dict[str, Any], context: Context) -> tuple[dict[str, Any], StepPlan]:
-        """Returns the method's plan at the current clip norm, with the count of contributions within it."""
+        """Returns the method's plan at the current clip norm, plus a block that counts the norms within it."""
         own, plan = self._method(state["norm"]).plan(state["own"], self._told(context))
         updating = [block for block in plan.blocks if block.updates]
         if len(updating) != 1 or math.isinf(plan.sensitivity):
@@ -116,7 +117,7 @@ class Adapted:
             for block in plan.blocks
         ]
         within = NormWithin(norm)
-        # On plain gradients, `NormWithin` itself has a faster engine.
+        # For gradients without a codec: the engines have a faster way for `NormWithin`.
         plain = type(bounded.codec) is Everything and type(bounded.query) is Gradient
         query = within if plain else EncodedNormWithin(within, bounded.codec, bounded.query)
         count = Block(codec=Everything(1), bound=clip(0.5), share=self.share, query=query, updates=False)
@@ -137,14 +138,14 @@ class Adapted:
     ) -> dict[str, Any]:
         """Updates the clip norm: C exp(-rate (fraction within C - quantile))."""
         within = float(noisy[-1]) / context.expected_batch + 0.5
-        # The noise of a count may be large: the exponent is clamped to avoid overflow.
+        # Clamped, because a count with large noise could overflow the exponential.
         moved = state["norm"] * math.exp(min(max(-self.rate * (within - self.quantile), -50.0), 50.0))
         method = self._method(state["norm"])
         own = method.observe(state["own"], self._told(context), noisy[:-1], update)
         return {"norm": min(max(moved, self.lowest), self.highest), "own": own}
 
     def _method(self, norm: float | None) -> Method | Stateless:
-        """The method at the clip norm of a step; unchanged if there is none yet, or if it has no `bound`."""
+        """Returns the method with the step's clip norm in `bound`; unchanged in the first step or without `bound`."""
         method, bound = self.method, getattr(self.method, "bound", None)
         if norm is None or not is_dataclass(method) or not isinstance(bound, Bound) or bound.norm == norm:
             return method
@@ -155,7 +156,7 @@ class Adapted:
         return adapted
 
     def _told(self, context: Context) -> Context:
-        """The context at the noise multiplier of the method's own blocks."""
+        """Returns the context with the noise multiplier of the method's own blocks, sigma / sqrt(1 - share)."""
         return replace(context, noise_multiplier=context.noise_multiplier / math.sqrt(1 - self.share))
 
 

@@ -1,4 +1,4 @@
-"""DP-SGD with noise that is correlated over steps: the base class of its defenses."""
+"""DP-SGD with noise that is correlated over steps (matrix mechanisms): the base class of these methods."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .single_block import Whole
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed(Whole):
-    """Releases the sum of bounded gradients with correlated noise; subclasses define the correlation.
+    """Releases the sum of bounded gradients with correlated noise; subclasses define the strategy matrix.
 
     Attributes:
-        restart: whether every epoch is a stream of its own; otherwise the whole run is a single stream.
+        restart: whether every epoch is a separate stream, with independent noise; otherwise the run is a single stream.
     """
 
     restart: bool = False
 
     def strategy(self, steps: int) -> NoiseStrategy:
-        """Returns the noise correlation for a stream of this length."""
+        """Returns the strategy for a stream of this many steps."""
         raise NotImplementedError(f"{type(self).__name__} must define strategy(steps)")
 
     def plan(self, context: Context) -> StepPlan:

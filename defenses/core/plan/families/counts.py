@@ -14,11 +14,11 @@ _TOLERANCE = 2.0**-50
 
 
 def floor_of(fraction: float, count: int) -> int:
-    """Rounds a fraction of a count down; a product below a whole number by rounding error alone counts as that number.
+    """Computes floor(fraction * count), without the error of a product that float64 puts just below an integer.
 
     Args:
         fraction: fraction in [0, 1]; a decimal setting, perhaps times a quotient of counts.
-        count: whole.
+        count: nonnegative integer.
     """
     return min(math.floor(fraction * count * (1 + _TOLERANCE)), count)
 
@@ -33,7 +33,7 @@ def dealt(total: int, weights: Sequence[float]) -> list[int]:
     whole = math.fsum(weights)
     shares = [weight / whole for weight in weights]
     counts = [floor_of(share, total) for share in shares]
-    # Rounded to nine digits, because equal weights have equal remainders up to rounding error.
+    # Remainders are rounded to nine digits, because those of equal weights differ by rounding error.
     order = sorted(range(len(counts)), key=lambda i: (counts[i] - round(shares[i] * total, 9), i))
     for i in order[: total - sum(counts)]:
         counts[i] += 1

@@ -1,4 +1,4 @@
-"""Random masks: a schedule of the number of dropped coordinates, and a random choice of them by a public generator.
+"""Random masks: a schedule of the number of dropped coordinates, chosen at random by a public generator.
 
 Zhu & Blaschko, "Improving Differentially Private SGD via Randomly Sparsified Gradients", TMLR 2023: a single mask over
 the whole flat vector, which changes between steps only. A method decides where the mask is applied.
@@ -18,14 +18,14 @@ from ..defense import Context
 from ..refusals import refuse_count, refuse_fraction
 from .counts import floor_of
 
-_SMALL, _MOST = 2**15, 128  # 32 MiB of masks at most
+_SMALL, _MOST = 2**15, 128  # coordinates of a cached mask, and number of masks: 32 MiB at most
 # Cache of the last masks of small networks, because drawing a mask takes as long as the rest of a step.
 _masks: dict[tuple[object, ...], Coordinates] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMasks:
-    """Uniformly random sets of coordinates, redrawn `refreshes` times an epoch.
+    """Uniformly random sets of kept coordinates, redrawn `refreshes` times per epoch.
 
     Attributes:
         final_sparsity: fraction dropped at the end of the cooling.
@@ -50,7 +50,7 @@ class RandomMasks:
         return context.epoch * refreshes + context.step % context.steps_per_epoch * refreshes // context.steps_per_epoch
 
     def _refreshes(self, context: Context) -> int:
-        # With more refreshes than steps, the last mask and its sparsity would never be reached.
+        # Limited to the steps of an epoch: otherwise the last mask, with the final sparsity, would not be reached.
         return min(self.refreshes, context.steps_per_epoch)
 
     def dropped(self, context: Context) -> int:
@@ -61,7 +61,7 @@ class RandomMasks:
         return floor_of(self.final_sparsity * grown, context.dim)
 
     def at(self, context: Context) -> Coordinates:
-        """Coordinates that a step keeps: all but the first ones of a public random permutation."""
+        """Returns the coordinates that a step keeps: a public random permutation without its first `dropped`."""
         number, dropped = self.number(context), self.dropped(context)
         key = (context.seed, number, dropped, context.dim, context.device)
         if (mask := _masks.get(key)) is None:

@@ -1,8 +1,9 @@
-"""Pruning before training and dropping during it: masks of weights, and the family of methods that use them.
+"""Pruning before training and dropping during it: masks of weights, and the methods that use them.
 
-Only weights of convolutions and linear layers may be dropped, not other parameters (biases, norm scales), and never all
-of a weight: a layer without a path through it would end training. Dropped coordinates are neither bounded nor released,
-and pruned ones stay fixed, whatever an optimizer's momentum.
+A weight is a parameter tensor such as that of a convolution or a linear layer (`Layout.weights`). Only entries of
+weights may be dropped, not biases or norm scales, and never all entries of a weight, because a layer without a path
+through it would end training. Dropped coordinates are neither bounded nor released, and pruned ones stay fixed even
+under momentum.
 
 Guarantee:
     A mask is a function of the layout, of public randomness, of the parameters (themselves a function of releases) or
@@ -32,7 +33,7 @@ class Criterion(Protocol):
     """Pruning criterion."""
 
     def keeps(self, context: Context) -> Bool[Tensor, " dim"]:
-        """Returns the mask of coordinates to train, decided before the first step."""
+        """Returns the mask of the coordinates to train, chosen before the first step."""
         ...
 
 
@@ -45,7 +46,7 @@ def drop_in_each(
         layout: layout that identifies the weights.
         fraction: fraction of each weight's entries, rounded down; at least one entry of each is kept.
         scores: score of every coordinate; among equal scores the first are dropped.
-        among: mask of candidates; None for all. Other coordinates are dropped, and do not count in the fraction.
+        among: mask of candidates; None for all. Other coordinates are dropped too, and the fraction is of candidates.
     """
     kept = torch.ones_like(scores, dtype=torch.bool) if among is None else among.clone()
     for start, stop in layout.weights:
@@ -62,7 +63,10 @@ def drop_in_each(
 
 
 def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
-    """Mask of all but the `count` lowest scores, the first among equals; selection takes a tenth of a sort's time."""
+    """Returns the mask of all but the `count` lowest scores, by selection, in a tenth of the time of a sort.
+
+    Among equal scores the first are dropped.
+    """
     if count == 0:
         return torch.ones_like(scores, dtype=torch.bool)
     if scores.device.type != "cpu" or scores.requires_grad:
@@ -83,7 +87,7 @@ def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
 
 
 def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"]) -> Bool[Tensor, " dim"]:
-    """Drops a fraction of all weights together, but keeps the entry with the highest score of each.
+    """Drops a fraction of the entries of all weights together, but never the entry with the highest score of a weight.
 
     Args:
         layout: layout that identifies the weights.
@@ -102,7 +106,7 @@ def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"])
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse:
-    """Trains the coordinates that a pruning keeps and, in each step, drops a fraction of these.
+    """Trains the coordinates that pruning keeps and, in each step, drops a fraction of them.
 
     State: the kept coordinates, int64 [n]; empty without pruning.
 
@@ -110,8 +114,8 @@ class Sparse:
         bound: bound of an example's masked gradient.
         pruning: criterion applied before the first step; None for no pruning.
         pruned: whether pruned weights are set to zero, for a smaller network, or stay at their initialisation.
-        dropping: entries of each weight that a step drops: random ones, or those of the smallest parameters; None for
-            none.
+        dropping: choice of the entries of each weight that a step drops: at random, or those of smallest magnitude;
+            None drops nothing.
         drop_rate: fraction of each weight's remaining entries that a step drops.
         hold_dropped: whether dropped coordinates stay fixed in the step; otherwise momentum may move them.
     """
@@ -129,7 +133,7 @@ class Sparse:
         refuse_unknown("dropping", self.dropping, (None, "random", "magnitude"))
 
     def start(self, context: Context) -> Tensor:
-        """Prunes, and returns the kept coordinates."""
+        """Prunes the network, and returns the kept coordinates."""
         if self.pruning is None:
             return torch.zeros(0, dtype=torch.int64, device=context.device)
         return Coordinates.of(self.pruning.keeps(context)).kept

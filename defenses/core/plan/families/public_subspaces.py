@@ -1,4 +1,4 @@
-"""Projection subspaces and their refresh: spanned by public gradients or drawn at random, per tensor or global.
+"""Subspaces for projection, per tensor or global: spanned by public gradients or drawn at random, and refreshed.
 
 A basis is a function of public data, of past releases (the parameters at which public gradients are taken) and of
 public randomness, so it costs no privacy. It is used for `interval` steps and then recomputed.
@@ -24,7 +24,7 @@ from ..linear_algebra.sketch import SketchDirections
 from ..public_data import GradientBatch
 from ..refusals import refuse_count, refuse_unknown
 
-_MANY = 1024  # length from which half as many Gaussian vectors are never nearly parallel
+_MANY = 1024  # dimension from which half as many Gaussian vectors are always well conditioned
 
 Scope = Literal["tensor", "global"]
 """Scope of a basis: each parameter tensor has its own, or all share a global one."""
@@ -58,16 +58,16 @@ class Subspaces(Protocol):
 
 
 class SubspaceMemory:
-    """Cache of the last codec, which may have formed a basis since."""
+    """Cache of the last step's codec, together with a basis that it may have formed."""
 
     def __init__(self) -> None:
         """Starts empty."""
         self._last: tuple[tuple[Remembered, ...], Subspace] | None = None
 
     def subspace(self, bases: tuple[Remembered, ...], spans: tuple[tuple[int, int], ...], dim: int) -> Subspace:
-        """Returns the codec of these bases; from the cache if the tensors are identical objects."""
+        """Returns the codec of these bases: the cached codec, if the bases are the same objects as in the last call."""
         last = self._last
-        # By identity, because comparing values would cost as much as the cache saves.
+        # Compared by identity, because a comparison of values would cost as much as the cache saves.
         if last is None or len(last[0]) != len(bases) or any(a is not b for a, b in zip(last[0], bases, strict=True)):
             last = self._last = (bases, ImplicitSubspace([_directions_of(basis) for basis in bases], spans, dim))
         return last[1]
@@ -75,7 +75,7 @@ class SubspaceMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSubspace:
-    """Subspace of the leading directions of per-example gradients on public data at the current parameters.
+    """Subspace spanned by the leading directions of per-example gradients on public data at the current parameters.
 
     Attributes:
         rank: largest number of directions, per tensor or global.
@@ -126,7 +126,8 @@ class PublicSubspace:
             batch = context.public_batch(size, block=block)
             most = min(self.rank, size)
             bases = tuple(
-                # Kept whole, whatever the public gradients span: those of a softmax's biases sum to zero.
+                # Short tensors are kept whole: public gradients may span less, as those of a softmax's biases, whose
+                # entries sum to zero.
                 torch.eye(b - a, device=context.device) if b - a <= most else _directions(batch, a, b, most)
                 for a, b in spans
             )
@@ -156,7 +157,7 @@ class PublicSubspace:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSubspace:
-    """Random subspace.
+    """Random subspace, independent of all data.
 
     Attributes:
         rank: number of directions, per tensor or global.
@@ -180,7 +181,7 @@ class RandomSubspace:
         """Returns the bases to keep, the subspace of a step, and no remarks."""
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
-            # Keyed by the index of the refresh: the basis is a function of seed and step for every party.
+            # Keyed by the index of the refresh, so that every party with the seed draws the same basis.
             coins = context.coins(f"subspace {context.step // self.interval}")
             drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
             bases = tuple(drawn)
@@ -309,9 +310,9 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     """Orthonormal columns with the span of as many Gaussian vectors."""
     if rank == dim:
         return torch.eye(dim)
-    # By Cholesky, many times faster than Householder QR. The closer to square a Gaussian matrix is, the worse its
-    # condition; and a few short vectors may by chance be nearly parallel. Only then are float64 and a second pass,
-    # which corrects rounding, worth their time: otherwise the condition is below 6, and float32 leaves 1e-6.
+    # Cholesky is many times faster than Householder QR. The closer to square a Gaussian matrix is, the worse its
+    # condition, and a few short vectors may by chance be nearly parallel: only then are float64 and a second pass
+    # needed. Otherwise the condition number is below 6, and float32 leaves an error of 1e-6.
     careful = 2 * rank > dim or dim < _MANY
     vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):

@@ -31,7 +31,7 @@ class Whole(Stateless):
 
 @dataclass(frozen=True, kw_only=True)
 class Projected:
-    """Keeps the component inside a subspace: of each gradient before the bound, or of the noisy update.
+    """Projects on a subspace: each gradient before the bound, or the noisy update.
 
     Before the bound, the clip norm is spent on the kept component, and as many numbers are released as there are
     directions. After the noise, the whole gradient is bounded and released, and the projection is post-processing.
@@ -40,7 +40,8 @@ class Projected:
         bound: bound of an example's contribution.
         subspace: source of the directions of a step.
         where: position of the projection.
-        rescale: whether the update of a span is multiplied by its length over its rank.
+        rescale: whether the update of each span is multiplied by its length over its rank, which offsets the average
+            shrinkage by a random projection.
     """
 
     bound: Bound
@@ -57,7 +58,7 @@ class Projected:
         bases, subspace, remarks = self.subspace.at(state, context)
         after = self.where == "after the noise"
         block = Block(codec=Everything(context.dim) if after else subspace, bound=self.bound)
-        # Before the bound, the update is inside the subspace already, and projecting it again only rescales it.
+        # Projection before the bound: the decoded update is in the subspace already, and `Project` only rescales it.
         post = Project(subspace, self.rescale) if after or self.rescale else identity
         return bases, StepPlan(block, post=post, remarks=remarks)
 

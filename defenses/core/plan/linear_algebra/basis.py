@@ -1,9 +1,9 @@
 """Leading right singular vectors of a matrix of public gradients, as a basis for subspace codecs.
 
 Two methods for rows [m, dim] with m far below dim, both cheaper than a singular value decomposition. `gram`: the
-eigenvectors of the rows' float64 Gram matrix, and one product back. `randomized`: Halko, Martinsson & Tropp, "Finding
-Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1, which compresses the rows to a few more than
-`rank` first. Rows are not centred: a subspace of gradients is meant to hold their mean too.
+eigenvectors of the rows' float64 Gram matrix, mapped back by a product with the rows. `randomized`: Halko, Martinsson &
+Tropp, "Finding Structure with Randomness", SIAM Review 2011, Algorithms 4.4 and 5.1, which compresses the rows to a few
+more than `rank` first. Rows are not centred: a subspace of gradients is meant to hold their mean too.
 
 All passes run over strips of columns that fit the cache, and only a single matrix of the size of the basis is
 allocated. Products within a strip are short sums, accurate to 1e-6 in float32; sums over strips are in float64.
@@ -27,11 +27,11 @@ from .products import compiled_for, lower_products
 
 _STRIP = 1024  # columns: 1024 * 2^-24 = 6.1e-5 bounds the rounding of a float32 inner product within a strip
 _BAND = 48  # rows of a Gram matrix computed at once; MKL's kernels take 24 (float64) or 48 (float32)
-_SMALL = 1e-12  # numbers whose squares and reciprocals are far within the range of float32
-_NEGLIGIBLE = 1e-10  # eigenvalues relative to the largest, below which is the rounding of float32 rows
+_SMALL = 1e-12  # squares and reciprocals of numbers from here to 1 / _SMALL are well within the range of float32
+_NEGLIGIBLE = 1e-10  # eigenvalues below this fraction of the largest are rounding error of float32 rows
 _ORTHONORMAL = 1e-5  # the guaranteed error
 _EXACT = 1e-7  # the error with float64 coefficients
-_ROUNDING_SHOWS = 3e-6  # error from which coefficients rounded to the rows' precision are corrected
+_ROUNDING_SHOWS = 3e-6  # error from which coefficients that are rounded to the rows' dtype get a correction
 
 
 @torch.no_grad()
@@ -164,7 +164,7 @@ def _from_gram(
         rank: largest number of directions.
         ordered: see `leading_directions`.
         moments: Gram matrix of the rows, if known.
-        within: orthonormal columns that restrict the combinations of rows; None for no restriction.
+        within: orthonormal columns, to whose span the coefficients of the combinations are restricted; None for all.
         out: output tensor; it may be `rows`.
     """
     if rows.shape[1] < rows.shape[0]:  # then the Gram matrix of the columns is smaller
@@ -224,7 +224,7 @@ def _compressed(
 def _iterated(
     rows: Tensor, size: int, passes: int, generator: torch.Generator | None, image: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "m s"]:
-    """Returns orthonormal coefficients of rows after power iterations; `image` is a single iteration."""
+    """Returns orthonormal coefficients after power iterations; `image` multiplies coefficients by the Gram matrix."""
     # On the CPU, because generators of different devices draw different numbers.
     draws = torch.randn(rows.shape[0], size, generator=generator, dtype=torch.float64).to(rows.device)
     # QR after each pass (Algorithm 4.4): powers alone lose the smaller directions to rounding.
@@ -281,7 +281,7 @@ def _combine(weights: list[Tensor], rows: Tensor, out: Tensor, working: torch.dt
         for weight in weights:
             block = torch.bmm(weight.expand(len(block), -1, -1), block)
         out[:, span].unflatten(1, block.shape[::2]).copy_(block.transpose(0, 1))
-        if not compiled:  # the compiled kernel is faster on all at once
+        if not compiled:  # the compiled kernel is faster on all strips at once
             _add_products(total, block.to(out.dtype).to(working))
     return gram(out, working) if compiled else _mirrored(total)
 
@@ -322,7 +322,7 @@ def _of_moderate_size(rows: Tensor) -> Tensor:
 
 
 def _orthonormaliser(moments: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
-    """L^-1 of Cholesky: removes from every direction its components along stronger, more accurate ones."""
+    """Returns L^-1 of Cholesky, which removes from each direction its components along stronger, more exact ones."""
     factor = torch.linalg.cholesky(moments)
     return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
 

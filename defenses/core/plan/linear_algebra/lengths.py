@@ -1,8 +1,8 @@
-"""Norms of rows in float32, without the rounding drift of long sums.
+"""Norms of float32 rows, without the accumulated rounding error of long sums.
 
-On the CPU, PyTorch adds the squares of a norm sequentially. For 11 million float32 numbers that loses 4e-4 of the norm,
-always downwards, and a clip that uses it would let rows exceed the clip norm by as much. Long rows are therefore
-measured in parts.
+On the CPU, PyTorch adds the squares of a norm sequentially. For 11 million float32 numbers, the computed norm is too
+small by a relative 4e-4, and rows clipped with it would exceed the clip norm by as much. Long rows are therefore
+measured in parts, whose norms are combined in float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PART = 4096  # numbers whose float32 norm is accurate to 2e-7
 
 
 def lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
-    """L2 norms of the rows, float64; differentiable. Infinite or 0 if a square overflows or underflows their dtype."""
+    """Computes L2 norms, float64; differentiable. Infinite or 0 if squares overflow or underflow the rows' dtype."""
     size = rows.shape[1]
     if size <= 2 * _PART or rows.dtype == torch.float64:
         return torch.linalg.vector_norm(rows, dim=1).double()

@@ -1,4 +1,4 @@
-"""Cache of a result that is valid while no input tensor is written to."""
+"""Cache of the last result of a computation, valid until an input tensor is replaced or written to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """The last result of a computation."""
+    """Last result of a computation, with the tensors that it was computed from."""
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -23,7 +23,7 @@ class Memo(Generic[T]):
 
     @property
     def empty(self) -> bool:
-        """True if nothing was computed yet."""
+        """True before the first computation."""
         return self._last is None
 
     def of(self, parts: Sequence[Tensor], compute: Callable[[], T]) -> T:

@@ -1,9 +1,9 @@
-"""Products of long rows with a few directions in float32, without the rounding drift of long sums.
+"""Products of long float32 rows with a few directions, without the accumulated rounding error of long sums.
 
-MKL adds the products of a long row in a few running totals. In float32 that loses 1e-2 of an inner product of ten
-million normal numbers that lie in one direction, and 2e-5 to 1e-3 at two million. Coefficients along a direction are
+MKL adds the products of a long row in a few running sums. In float32, this loses 1e-2 of the inner product of two
+parallel vectors of ten million normal numbers, and 2e-5 to 1e-3 at two million. Coefficients along a direction are
 subtracted from rows, and their squares from squared norms: the norm of the remainder would differ from the norm that
-the bound assumes. Long rows are therefore multiplied in strips, whose sums are then added.
+the bound assumes. Long rows are therefore multiplied in strips, whose products are then added.
 
 On AMD, MKL uses half of AVX-512. For contiguous rows that need no gradient, a compiled kernel
 (`kernels/row_products.py`) is twice as fast there, and a row's products do not depend on the rest of the batch.
@@ -24,9 +24,9 @@ from ...kernels.machine_code import Processor, in_threads, processor
 from ...kernels.row_products import RowProducts, row_products
 
 _STRIP = 8192  # numbers whose float32 inner products are accurate to 2e-7 of the factors' norms
-_FEWEST = 4  # strips, below which a single product drifts by little more
-# Size of the right factor from which the kernel saves more than its call costs. The left factor must not decide,
-# because then a row's products would depend on the number of rows.
+_FEWEST = 4  # strips; for fewer, a single product is nearly as accurate
+# Size of the right factor from which the kernel saves more time than its call costs. The size of the left factor must
+# not matter, because then a row's products would depend on the number of rows.
 _WORTH_IT = 2**13
 _PANEL = 128  # right rows at a time, a strip of which stays in the second-level cache
 _WORTH_A_THREAD = 1e8  # flops from which another thread saves more than it costs
@@ -93,7 +93,7 @@ def exact_products(rows: Float[Tensor, "n d"], others: Float[Tensor, "k d"]) -> 
 
 
 OuterPiece = tuple[int, int, Tensor, Tensor]
-"""A range (start, stop) of flattened outer products, with their signals and inputs in rows."""
+"""A range (start, stop) of flattened outer products, and their factors: signals and inputs, in rows."""
 
 
 def inner_with(
@@ -109,8 +109,7 @@ def inner_with(
         pieces: ranges of the others, with their factors t and y.
     """
     width = inputs.shape[1]
-    # Columns at which a range cuts a row: between two of them, inputs are multiplied once for all ranges that share
-    # them.
+    # Columns at which a range cuts a matrix row: inputs between two cuts are multiplied once for all ranges.
     cuts = sorted({0, width} | {place % width for start, stop, *_ in pieces for place in (start, stop)})
     known: dict[tuple[int, int, int], Tensor] = {}
 
@@ -145,13 +144,14 @@ def lower_products(rows: Float[Tensor, "m d"], *, exact: bool) -> Float[Tensor, 
 
     Args:
         rows: rows that are `compiled_for`.
-        exact: whether all arithmetic is in float64; otherwise only sums of a few kilobytes of a row are.
+        exact: whether all arithmetic is in float64; otherwise a few kilobytes of a row are summed in its own dtype, and
+            these sums added in float64.
     """
     return _sums(rows, rows, 8 if exact else _BYTES[rows.dtype], lower=True)
 
 
 def compiled_for(*rows: Float[Tensor, "_ _"]) -> bool:
-    """True if the kernel can read these rows and is worth its call for the last: on AVX-512, with enough numbers."""
+    """Returns whether the kernel can read these rows (needs AVX-512) and saves time for a right factor of this size."""
     return (
         _wide() is not None
         and rows[-1].numel() >= _WORTH_IT
@@ -246,8 +246,8 @@ def _sums(
     runs = runs or _runs(left.shape[1], kernel)
     factors = left if factors is None else factors
     count, columns, threads = len(left), len(right), torch.get_num_threads()
-    # Long rows are split by their length alone, and only then by examples: the sum of a row does not depend on the
-    # batch.
+    # Rows are split at places that depend on their length alone, so that the sum of a row does not depend on the
+    # batch; examples are split only if threads remain.
     parts = _edges(len(runs.strips), max(1, min(threads, len(runs.strips) // _STRIPS_A_THREAD)))
     tiles = -(-count // kernel.left)
     # Lower rows have more entries below the diagonal.

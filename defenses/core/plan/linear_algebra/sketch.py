@@ -1,12 +1,12 @@
 """Random directions with disjoint coordinates: a count sketch, whose products with a row take a single pass over it.
 
-The coordinates of a span are assigned to k directions in turn, each with a random sign; a direction is the sum of its
-coordinates over the root of their number. Directions are therefore orthonormal by construction, a product with all of
-them reads a row once, and a draw takes as many random bits as coordinates. k dense directions cost k times as much in
-all three respects.
+The coordinates of a span are assigned to k directions cyclically, each with a random sign; a direction is the signed
+sum of its coordinates over the root of their number. Directions are therefore orthonormal by construction, a product
+with all of them reads a row once, and a draw takes as many random bits as coordinates. k dense directions cost k times
+as much to orthonormalise, multiply and draw.
 
-Deviation: the assignment of coordinates is fixed up to a random rotation, and not a hash as in the source: with
-independent signs the expectation of V Vᵀ is (k / d) times the identity either way.
+Deviation: coordinates are assigned cyclically from a random offset, not by a hash function as in the source; with
+independent signs, the expectation of V Vᵀ is (k / d) times the identity either way.
 
 Source: Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", ICALP 2002; as random projections: Li,
 Hastie & Church, "Very sparse random projections", KDD 2006.
@@ -32,7 +32,7 @@ class SketchDirections:
     Attributes:
         factors: factor of each coordinate [span], its sign over the root of the number of coordinates in its direction.
         rank: number of directions.
-        turn: rotation; coordinate i belongs to direction ((i + turn) modulo span) modulo rank.
+        turn: offset of the assignment; coordinate i belongs to direction ((i + turn) modulo span) modulo rank.
     """
 
     factors: Float[Tensor, " span"] = field(repr=False)
@@ -51,7 +51,7 @@ class SketchDirections:
 
     @classmethod
     def drawn(cls, span: int, rank: int, coins: torch.Generator) -> SketchDirections:
-        """Draws random signs and a random rotation.
+        """Draws random signs and a random offset.
 
         Args:
             span: number of coordinates.
@@ -79,16 +79,16 @@ class SketchDirections:
         return _dealt(len(self.factors), self.rank, self.turn).to(self.factors.device)
 
     def of_rows(self, rows: Float[Tensor, "rows some"], first: int = 0) -> Float[Tensor, "rows k"]:
-        """Coefficients of rows that are zero outside a range of coordinates; differentiable.
+        """Computes coefficients of rows that are zero outside a range of coordinates; differentiable.
 
         Args:
-            rows: the rows' values in that range.
-            first: index of its first coordinate in the span.
+            rows: values of the rows in the range.
+            first: index of the first coordinate of the range, counted in the span.
         """
         span, width = len(self.factors), rows.shape[1]
         scaled = rows * self.factors[first : first + width].to(rows)
         coefficients = scaled.new_zeros(len(rows), self.rank)
-        # Two runs, before and after the coordinate at which the rotation wraps around.
+        # Two parts, before and after the coordinate at which the offset wraps around.
         begin = (span - self.turn - first) % span
         for some, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
             coefficients = coefficients + _added_up(some, number % span % self.rank, self.rank)
@@ -105,7 +105,7 @@ def _dealt(span: int, rank: int, turn: int) -> Int64[Tensor, " span"]:
 
 
 def _added_up(values: Float[Tensor, "rows some"], first: int, rank: int) -> Float[Tensor, "rows k"]:
-    """Sums of every `rank`-th number, the first of which belongs to direction `first`."""
+    """Sums the values of each direction; the first value belongs to direction `first`, the next to the next."""
     sums = values.new_zeros(len(values), rank)
     head = min((rank - first) % rank, values.shape[1])
     sums[:, first : first + head] += values[:, :head]
