@@ -50,7 +50,7 @@ class Codec(Protocol):
         ...
 
     def signal(self, values: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
-        """Projects values on the range of `encode`; the remainder of a release is noise, independent of the data."""
+        """Projects values on the range of `encode`; the rest of a release is noise, independent of the data."""
         ...
 
 

@@ -9,8 +9,8 @@ whole stream is a Gaussian mechanism, adaptively chosen contributions included.
 Guarantee:
     `cyclic` sampling with at least as many groups as C has bands amplifies: the columns of C at a record's steps do not
     overlap, so each step is a Poisson-subsampled Gaussian (Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta &
-    Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS 2023). All others are
-    charged without amplification: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is assumed to be in
+    Xu, "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS 2023). Otherwise
+    sampling does not amplify: under `poisson`, `truncated_poisson`, `fixed` and `full` a record is assumed to be in
     every step, under `partition` and `cyclic` at the same position of every epoch or cycle, under `shuffle` and
     `random_allocation` at an arbitrary position of each.
 """

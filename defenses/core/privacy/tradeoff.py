@@ -1,4 +1,4 @@
-"""The trade-off function of a claim: the smallest type II error of any membership test at each type I error.
+"""The trade-off function of a claim: a lower bound on the type II error of any membership test at each type I error.
 
 Dong, Roth & Su, "Gaussian Differential Privacy", JRSS B 2022 (f-DP, with mu-GDP as the closed form for a Gaussian);
 Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015 (a pair of epsilon and delta

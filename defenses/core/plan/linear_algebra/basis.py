@@ -62,8 +62,8 @@ def leading_directions(
         method: algorithm.
         generator: public generator of `randomized`, on the CPU; unused by `gram`.
         oversampling: additional vectors of `randomized`.
-        passes: power iterations of `randomized`; each adds two to the power of the singular value ratios by which its
-            errors shrink.
+        passes: power iterations of `randomized`; its errors shrink by a power of the singular value ratios, to which
+            each iteration adds two.
         ordered: False if only the span matters; if all rows are kept, their basis is then computed by Cholesky, in a
             tenth of the time of eigenvectors.
 

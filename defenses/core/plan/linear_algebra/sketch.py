@@ -2,8 +2,8 @@
 
 The coordinates of a span are assigned to k directions cyclically, each with a random sign; a direction is the signed
 sum of its coordinates over the root of their number. Directions are therefore orthonormal by construction, a product
-with all of them reads a row once, and a draw takes as many random bits as coordinates. k dense directions cost k times
-as much to orthonormalise, multiply and draw.
+with all of them reads a row once, and a draw takes as many random bits as coordinates. k dense directions need k times
+as many operations and random numbers, and an orthonormalisation.
 
 Deviation: coordinates are assigned cyclically from a random offset, not by a hash function as in the source; with
 independent signs, the expectation of V Vᵀ is (k / d) times the identity either way.
