@@ -198,7 +198,11 @@ def test_a_basis_that_would_decode_wrongly_is_refused(bases, spans, message):
 def test_posts_project_mask_shift_or_leave_alone():
     update = draws(DIM)
     assert torch.equal(Identity()(update), update)
-    torch.testing.assert_close(Project(BLOCKED)(update), BLOCKED.project(update[None])[0])
+    projected = BLOCKED.project(update[None])[0]
+    torch.testing.assert_close(Project(BLOCKED)(update), projected)
+    projected[1:5] *= 4 / 2  # length of the span over its rank
+    projected[6:11] *= 5 / 1
+    torch.testing.assert_close(Project(BLOCKED, rescale=True)(update), projected)
     kept = Keep(Coordinates(torch.tensor([0, 3]), dim=DIM))(update)
     assert kept.nonzero().squeeze(1).tolist() == [0, 3]
     assert torch.equal(kept[[0, 3]], update[[0, 3]])
