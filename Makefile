@@ -32,16 +32,18 @@ $(error TORCH must be default or cpu, got $(TORCH))
 endif
 
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-newest test-lowest test-peers test-all test-gpu ci lint types core default speed format clean
+.PHONY: help demo check test test-newest test-lowest test-peers test-shapes test-all test-gpu ci lint types core default speed format clean
 # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
-check test test-newest test-lowest test-peers test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
+check test test-newest test-lowest test-peers test-shapes test-all test-gpu ci: export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo 'make demo       trains and attacks the quick suite, prints its board and makes its page (one to three minutes, installed)'
 	@echo 'make check      format, lint, types of the packages and the tests of the core: what one runs while working (a minute)'
 	@echo 'make test       format, lint and the default tests (minutes)'
 	@echo 'make test-peers second opinions: Opacus, BackPACK, torchvision, torchmetrics, kymatio; the wheel'
-	@echo 'make ci         make test, types and make test-peers: what CI runs'
+	@echo 'make test-shapes'
+	@echo '                the tests of make check, in which the shapes and types of every call are checked'
+	@echo 'make ci         make test, types, make test-peers and make test-shapes: what CI runs'
 	@echo 'make test-newest, make test-lowest'
 	@echo '                the default tests on newer Pythons and the newest versions of all, and on the lowest that we admit'
 	@echo 'make test-all   every test but those of a GPU, at full counts'
@@ -67,6 +69,7 @@ test: $(VENV)/.dev
 
 ci: test
 	@+$(MAKE) --no-print-directory -j 2 types test-peers
+	@+$(MAKE) --no-print-directory test-shapes
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -88,6 +91,11 @@ default: $(VENV)/.dev
 
 test-peers: $(VENV)/.dev
 	$(BIN)/pytest -q -n $(JOBS) -m 'peers and not slow and not gpu'
+
+# Without the tests that read the sources: they check no calls.
+test-shapes: $(VENV)/.dev
+	LEAKBENCH_SHAPES=1 $(BIN)/pytest -q -n $(JOBS) --dist loadfile -m 'not long and not slow and not gpu and not peers' \
+	  --hypothesis-profile=few $(filter-out tests/test_architecture.py tests/test_catalog.py,$(CORE))
 
 # Each makes environments of its own, by uv where it is installed. PyTorch of PyTorch's own index with TORCH=cpu.
 test-newest test-lowest: $(VENV)/.made

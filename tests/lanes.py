@@ -29,8 +29,6 @@ PYTHONS = {"newest": ("3.14", "3.13", "3.12"), "lowest": ("3.11",)}
 OF_RECORD = ("test_the_lowest_versions_that_are_admitted_were_tested", "test_every_python_that_is_admitted_was_tested")
 # Versions of today meet each other's deprecations in the lowest lane, which are no errors of ours.
 OPTIONS = {"newest": (), "lowest": ("-W", "default")}
-# Shapes and types of every call are checked in one lane, see conftest.py; the other jaxtyping may be too old.
-SHAPES = {"newest": {"LEAKBENCH_SHAPES": "1"}, "lowest": {}}
 TESTS = {
     "default": (),
     "mechanisms": (
@@ -144,7 +142,7 @@ def tested(python: Path, lane: str, tests: str, jobs: str, *, recording: bool) -
     # Where the environment forbids compiled modules, every process that a test starts would compile all of ours again.
     # Options of pytest's in the environment may leave tests out, which must not be recorded.
     left = {"PYTHONDONTWRITEBYTECODE", *(["PYTEST_ADDOPTS"] if recording else [])}
-    variables = {name: value for name, value in os.environ.items() if name not in left} | SHAPES[lane]
+    variables = {name: value for name, value in os.environ.items() if name not in left}
     return all([subprocess.run(each, cwd=ROOT, env=variables, check=False).returncode == 0 for each in (chosen, quick)])
 
 

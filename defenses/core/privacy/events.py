@@ -56,11 +56,6 @@ class Gaussian:
         return min(1.0, -math.expm1(self.count * math.log1p(-self.sample_rate)) * (1 + 1e-12))
 
     @property
-    def unsampled(self) -> Gaussian:
-        """The event without amplification, an upper bound on its cost."""
-        return Gaussian(1.0, self.noise_multiplier, self.count)
-
-    @property
     def of_replacement(self) -> Gaussian:
         """The event under replace-one: half the multiplier, because a sum moves by up to twice the bound."""
         if self.replaced:
