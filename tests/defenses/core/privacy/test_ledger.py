@@ -138,6 +138,8 @@ def test_neighbouring_steps_of_one_price_are_one_entry():
     ledger.record(PLAN.at(1.54), step=6)
     assert [(e.first, e.steps) for e in ledger.entries] == [(0, 5), (5, 1), (6, 1)]
     assert ledger.steps == 7
+    ledger.record(PLAN.at(1.54), step=9)  # not the next step: epochs are counted from an entry's first
+    assert [(e.first, e.steps) for e in ledger.entries][2:] == [(6, 1), (9, 1)]
 
 
 def test_no_epoch_of_a_partition_is_forgotten_or_charged_twice():
