@@ -10,8 +10,8 @@ import jaxtyping
 import pytest
 import torch
 
-# Shapes and types are checked by `make test-shapes` alone: a checked call takes a tenth of a millisecond, as long as all
-# that a small function does, and the tests three times as long. An int is a float, as type checkers have it.
+# Shapes and types are checked by `make test-shapes` alone: a checked call takes a tenth of a millisecond, as long as
+# all that a small function does, and the tests three times as long. An int is a float, as type checkers have it.
 if os.environ.get("LEAKBENCH_SHAPES"):
     # Before any of ours is imported: a module that is loaded already is not checked any more.
     jaxtyping.install_import_hook(["leakbench"], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leakbench.attacks.core import NotApplicable, Shadows, balanced_halves, viewed
+from leakbench.attacks.core.membership.shadow_statistics import normal
 
 from . import toys
 
@@ -31,6 +32,19 @@ def test_nobody_can_be_halved_and_no_odd_number_of_models_does_it():
         balanced_halves(10, 5, toys.generator(0))
     with pytest.raises(ValueError, match="at least 2, got 1"):
         balanced_halves(1, 4, toys.generator(0))
+
+
+def test_deviations_have_the_degrees_of_freedom_of_the_chosen_models():
+    values = torch.randn(7, 2, 1, generator=toys.generator(0), dtype=torch.float64)
+    chosen = torch.ones(7, 2, dtype=torch.bool)
+    chosen[4:, 1] = False
+    parts = values[:, 0, 0], values[:4, 1, 0]
+    own = normal(values, chosen, "per_example")
+    torch.testing.assert_close(own.mean[:, 0], torch.stack([part.mean() for part in parts]))
+    torch.testing.assert_close(own.deviation[:, 0], torch.stack([part.std(correction=1) for part in parts]))
+    squares = sum(float((part - part.mean()).square().sum()) for part in parts)
+    pooled = normal(values, chosen, "pooled").deviation
+    torch.testing.assert_close(pooled, torch.full_like(pooled, (squares / (6 + 3)) ** 0.5))
 
 
 def test_views_are_the_image_its_mirror_image_and_both_moved_by_a_pixel():

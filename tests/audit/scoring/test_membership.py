@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest, norm
+from scipy.stats import binom, binomtest, mannwhitneyu, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from leakbench.attacks.core import MembershipScores
@@ -449,3 +449,12 @@ def test_each_number_has_those_of_both_halves_beside_it():
     for metric in ("advantage", "balanced_accuracy", "implied_epsilon"):
         assert found[metric].detail["report_value"] == found[metric].value
         assert found[metric].detail["calibration_value"] != found[metric].value
+
+
+def test_the_detectable_auc_is_found_in_four_runs_of_five():
+    detail = auc(*gaussian(60, 90, 0.0, 0)).detail
+    deviation = math.sqrt((60 + 90 + 1) / (12 * 60 * 90))
+    draws = np.random.default_rng(0).standard_normal((2000, 150))
+    values = [mannwhitneyu(row[:60], row[60:]).statistic / (60 * 90) for row in draws]
+    assert np.std(values) == pytest.approx(deviation, rel=0.08)
+    assert detail["detectable"] == pytest.approx(0.5 + (norm.ppf(0.975) + norm.ppf(0.8)) * np.std(values), abs=0.011)

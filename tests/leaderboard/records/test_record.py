@@ -25,6 +25,7 @@ from leakbench.leaderboard.records.record import (
     read_all,
     write,
 )
+from leakbench.leaderboard.records.task import TrainingTask
 
 from ...parameters import subtests
 
