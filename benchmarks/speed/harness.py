@@ -74,7 +74,7 @@ def interleaved(
     budget: float = math.inf,
     warmup: int = 2,
     least: float = 0.0,
-    clock: Callable[[], float] = timer,
+    clock: Callable[[], float] = time.perf_counter,
     wall_clock: Callable[[], float] = time.perf_counter,
 ) -> Rounds:
     """Builds and warms up each way, then runs all of them in turn in each round.
@@ -86,8 +86,7 @@ def interleaved(
         warmup: calls of each way before the first round.
         least: seconds for which a way is called repeatedly in each round; its time is then the mean. A single short
             step would find the caches as another way left them, unlike the consecutive steps of a training.
-        clock: seconds, at which all work on the device has ended. PyTorch's `Timer` has the same clock; its `timeit`
-            would call a way twice more in every round.
+        clock: seconds, at which all work on the device has ended; see `clock_of`.
         wall_clock: seconds, without waiting for the device; for `least` and the budget.
 
     Raises:
@@ -136,6 +135,15 @@ def interleaved(
     # Notes say, for example, which engine was chosen.
     notes = {name: note for name, step in steps.items() if (note := getattr(step, "note", ""))}
     return Rounds(seconds={name: tuple(times[name]) for name in steps}, notes=notes, failed=failed)
+
+
+def clock_of(device: str) -> Callable[[], float]:
+    """Returns the clock of a device, "cpu" or "cuda": on CUDA that of PyTorch's `Timer`, which waits for the device.
+
+    `Timer.timeit` itself would call a way twice more in every round. On the CPU its clock would wait for whatever
+    accelerator the machine has, and fail on one that cannot be waited for.
+    """
+    return timer if device.startswith("cuda") else time.perf_counter
 
 
 def reason(error: Exception) -> str:
@@ -238,7 +246,7 @@ def compare(
         least: seconds for which a way is called repeatedly in each round; see `interleaved`.
     """
     builders = {way: probe.build for way, probe in probes.items()}
-    timings = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least)
+    timings = interleaved(builders, rounds=rounds, budget=budget, warmup=warmup, least=least, clock=clock_of(device))
     gc.collect()  # models and hooks form reference cycles, and the fresh processes need their memory
     measurements = []
     for way, probe in probes.items():

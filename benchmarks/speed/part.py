@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import pandas as pd
 
 from . import report
-from .harness import SpeedComparison, compare, interleaved
+from .harness import SpeedComparison, clock_of, compare, interleaved
 from .memory import Probe
 from .targets import SpeedTarget
 
@@ -129,7 +129,7 @@ class SpeedPart:
             Plain data. `ratio` is the median over rounds of a way's time over the baseline's: below 1 is faster.
         """
         builders = {way: lambda call=call: call for way, call in ways.items()}
-        rounds = interleaved(builders, rounds=self.rounds, budget=self.budget, warmup=1)
+        rounds = interleaved(builders, rounds=self.rounds, budget=self.budget, warmup=1, clock=clock_of(self.device))
         seconds = pd.DataFrame(rounds.seconds)
         ratios = seconds.div(seconds[baseline], axis=0)
         figures = {

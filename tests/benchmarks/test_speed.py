@@ -28,7 +28,7 @@ from leakbench.benchmarks.speed import (
     targets,
 )
 from leakbench.benchmarks.speed.__main__ import app
-from leakbench.benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, compare, interleaved
+from leakbench.benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, clock_of, compare, interleaved
 from leakbench.benchmarks.speed.memory import Memory, Probe, Unavailable, measured
 from leakbench.benchmarks.speed.networks import Workload, parameters
 from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
@@ -101,6 +101,14 @@ def test_the_device_is_waited_for_before_and_after_each_call():
 
     interleaved({"a": lambda: lambda: events.append("call")}, rounds=2, warmup=0, clock=waits)
     assert events == ["wait", "call", "wait"] * 2
+
+
+def test_the_clock_of_cuda_waits_for_the_device_and_that_of_the_cpu_for_none(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waited.append("wait"))
+    assert clock_of("cpu")() <= clock_of("cpu")() and not waited
+    assert clock_of("cuda")() <= clock_of("cuda:1")() and waited == ["wait", "wait"]
 
 
 def test_a_ratio_is_the_median_of_the_ratios_within_a_round():
