@@ -1,4 +1,4 @@
-"""What every test shares: one thread, the optional data folder, and in one lane types checked at run time."""
+"""Setup that every test shares: one thread, the optional data folder, and in one lane types checked at run time."""
 
 import gc
 import os

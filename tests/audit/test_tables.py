@@ -1,4 +1,4 @@
-"""What comes is added by rows and files: another access, another kind of result, results that cells wait for."""
+"""Rows and files are all that is added for another access, another kind of result, results that cells wait for."""
 
 import json
 import sys

@@ -2,6 +2,7 @@
 
 import io
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -451,3 +452,14 @@ def test_sizes_of_ones_own_data_may_be_asked_for(tmp_path):
     assert [len(p) for p in (splits.private, splits.non_member, splits.public)] == [5, 7, 0]
     with pytest.raises(ValueError, match=re.escape("sizes of folder:x must add up to at most 40, got 41 (private=41)")):
         data.load(name, sizes=Sizes(private=41))
+
+
+@subtests("side", [10**13, 10**15, 2**62])  # of more memory than there is, and than there can be
+def test_an_archive_whose_header_declares_more_than_fits_into_memory_is_one_sentence(tmp_path, side):
+    with zipfile.ZipFile(tmp_path / "lies.npz", "w") as archive:
+        for name, shape, dtype in (("x", (side, 2, 2), "|u1"), ("y", (side,), "<i8")):
+            header = io.BytesIO()
+            np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
+            archive.writestr(f"{name}.npy", header.getvalue() + b"abc")
+    with pytest.raises(ValueError, match=r"lies.npz must be a whole .npz file"):
+        data.load(f"npz:{tmp_path / 'lies.npz'}", seed=0)

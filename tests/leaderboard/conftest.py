@@ -61,7 +61,7 @@ METRICS = {
 
 @cache
 def stated() -> tuple[RecordedClaim, Provenance]:
-    """What most records have; they are frozen, and hundreds of records are made for some tests."""
+    """Fields of most records, made once: they are frozen, and some tests make hundreds of records."""
     return claim(), provenance()
 
 

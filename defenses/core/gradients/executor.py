@@ -412,7 +412,7 @@ class Engine:
 
     @staticmethod
     def _fitting(choice: ChosenEngine, examples: int, batches: Batches, like: Tensor) -> Iterator[tuple[slice, int]]:
-        """Splits a batch into micro-batches of even size: a small remainder would cost a whole pass.
+        """Splits a batch into micro-batches (`Batches.micro_batch`), of which a lone entry is processed twice.
 
         A micro-batch of one entry runs through other kernels than a larger one. For a black image, say, rounding
         dominates the gradient that a GroupNorm passes back, and other rounding is another gradient: removing its only
@@ -422,12 +422,9 @@ class Engine:
         Yields:
             Pairs of a span and the number of copies of each of its examples.
         """
-        limit = batches.fitting(choice.engine.bytes_per_entry(choice.activations, like.element_size()))
-        if 1 < examples <= limit:
-            yield slice(0, examples), 1
-            return
-        even = -(-examples // max(1, -(-examples // limit)))
-        for chosen in microbatches(examples, max(1, even)):
+        needed = choice.engine.bytes_per_entry(choice.activations, like.element_size())
+        limit = batches.fitting(needed)
+        for chosen in microbatches(examples, batches.micro_batch(examples, needed)):
             alone = batches.views * (chosen.stop - chosen.start) == 1
             yield chosen, 2 if alone and limit > 1 else 1
 

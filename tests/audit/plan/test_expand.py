@@ -441,7 +441,7 @@ def test_budgets_in_what_a_test_of_membership_may_do_become_noise(suite_of, budg
     assert not matched and reached == pytest.approx(limit, rel=0.01) and not request.budget.overspent(claim)
     less = predict(defense.with_noise(0.9 * defense.calibrated_multiplier), sampling=sampling, steps=steps)
     assert request.budget.overspent(less.claim(1e-5))
-    # What proves nothing gets the noise that a bounded one would need.
+    # An unbounded defense gets the noise that a bounded defense would need.
     other, matched = defend(found["noisy_sgd", limit], 700)
     assert matched and other.noise_multiplier == pytest.approx(defense.calibrated_multiplier, rel=2e-3)
 

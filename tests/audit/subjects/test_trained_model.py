@@ -212,7 +212,7 @@ def test_released_statistics_are_a_part_of_the_budget_and_of_what_is_attacked(su
         suite_of(CONTROLLED.replace('"dp_sgd"', '"noisy_sgd"').replace("epochs = 1", f"epochs = 1, {said}")),
         "noisy_sgd",
     )
-    # What proves nothing gets the noise that a bounded one would need beside the same releases.
+    # An unbounded defense gets the noise that a bounded defense would need beside the same releases.
     assert matched[None].noise_multiplier == pytest.approx(found[None].noise_multiplier, rel=1e-3)
 
 

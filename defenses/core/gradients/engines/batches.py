@@ -30,16 +30,29 @@ class Batches(NamedTuple):
         """Returns the maximum number of examples processed at a time, at least 1."""
         return self.most or max(1, self.budget // max(1, self.views * bytes_per_entry))
 
-    def sizes(self, bytes_per_entry: int) -> set[int]:
-        """Returns the batch sizes, in entries, that an engine is checked on.
+    def micro_batch(self, examples: int, bytes_per_entry: int) -> int:
+        """Returns the size of a batch's micro-batches: as even as they can be, as a small last one costs a whole pass.
 
-        They are those of the expected batch, of its remainder over full micro-batches, and of a large Poisson sample.
-        The executor splits a batch that does not fit into nearly equal parts, which may lie between these sizes.
+        Args:
+            examples: in the batch.
+            bytes_per_entry: of the engine.
         """
-        most, expected = self.fitting(bytes_per_entry), math.ceil(self.expected)
+        number = -(-examples // self.fitting(bytes_per_entry))
+        return max(1, -(-examples // max(1, number)))
+
+    def sizes(self, bytes_per_entry: int) -> set[int]:
+        """Returns the sizes, in entries, on which an engine is checked.
+
+        They are those of the micro-batches of the expected batch and of a large Poisson sample, their last ones
+        included, and the largest that fits.
+        """
         # Four standard deviations: a Poisson sample's variance is its mean.
         large = math.ceil(self.expected + 4 * math.sqrt(self.expected))
-        return {self.views * size for size in (min(expected, most), expected % most, min(large, most)) if size}
+        sizes = {min(large, self.fitting(bytes_per_entry))}
+        for examples in (math.ceil(self.expected), large):
+            even = self.micro_batch(examples, bytes_per_entry)
+            sizes |= {min(even, examples), examples % even}
+        return {self.views * size for size in sizes if size}
 
 
 def reused(budget: int, parameter: torch.Tensor, dim: int) -> int:

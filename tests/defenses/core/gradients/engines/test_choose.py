@@ -26,6 +26,7 @@ from leakbench.defenses.core.gradients.engines.batches import Batches
 from leakbench.defenses.core.gradients.engines.interface import PerExample
 from leakbench.defenses.core.gradients.engines.torch_func import TorchFunc
 from leakbench.defenses.core.gradients.layerwise.engine import Layerwise
+from leakbench.defenses.core.gradients.reference import microbatches
 from leakbench.defenses.dp_sgd import dp_sgd
 
 from .....parameters import subtests
@@ -360,3 +361,10 @@ def test_a_layer_that_is_called_without_gradients_too_is_named():
     with pytest.raises(ValueError, match="layer 'layer' must not be called without gradients"):
         choose("layerwise", model, cross_entropy, Layout.of(model), *data)
     assert choose("auto", model, cross_entropy, Layout.of(model), *data).note.startswith("torch.func (no layerwise: ")
+
+
+@subtests("expected, most", [(100, 64), (100, 100), (100, 33), (100, 1), (1, 8), (9, None), (256, 250)])
+def test_an_engine_is_checked_on_the_micro_batches_that_run(expected, most):
+    batches = Batches(expected=expected, views=2, most=most)
+    executed = {2 * (part.stop - part.start) for part in microbatches(expected, batches.micro_batch(expected, 1000))}
+    assert executed <= batches.sizes(1000) and max(executed) <= 2 * (most or expected)
