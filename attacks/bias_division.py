@@ -153,8 +153,8 @@ def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, 
             elif operation.kind == "linear" and len(reached[operation.inputs[0]].shape) == 1:
                 return operation, _parameters_of(operation, network, trained)
     first = next((operation for operation in network.operations if operation.name not in reached), None)
-    got = "nothing behind it" if first is None else first.words or first.kind
-    raise NotApplicable(f"the first layer must be linear on the flattened input, got {got}")
+    next_operation = "nothing behind it" if first is None else first.words or first.kind
+    raise NotApplicable(f"the first layer must be linear on the flattened input, got {next_operation}")
 
 
 def _parameters_of(operation: Operation, network: Network, trained: tuple[str, ...]) -> tuple[str, str]:
@@ -306,9 +306,9 @@ def _batch(
     """Returns the examples of a batch that have rows of their own."""
     users = [operation for operation in network.operations if first.name in operation.inputs]
     if [operation.kind for operation in users] != ["relu"]:
-        got = ", ".join(operation.words or operation.kind for operation in users) or "nothing"
+        kinds = ", ".join(operation.words or operation.kind for operation in users) or "nothing"
         raise NotApplicable(
-            f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {got}"
+            f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {kinds}"
         )
     right, known, own, errors = _pure(target, layer)
     std = granted(target.noise_std)

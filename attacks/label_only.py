@@ -189,8 +189,8 @@ def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length:
     farthest, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
     for _ in range(HALVINGS):
         tried = _inside(asker.target, point + _spread(length, normal) * normal)
-        taken = missing & asker.beyond(tried, labels)
-        farthest, missing = torch.where(_spread(taken, tried), tried, farthest), missing & ~taken
+        misled = missing & asker.beyond(tried, labels)
+        farthest, missing = torch.where(_spread(misled, tried), tried, farthest), missing & ~misled
         length = length / 2
     return farthest
 

@@ -158,11 +158,11 @@ def _by_sums(
         counts = least.long() + largest_remainder_of(expected - least, total - int(least.sum()), known)
     else:
         named = known & (expected > z * error)
-        wanted = torch.where(named, expected.round().clamp(min=1), 0.0)
+        requested = torch.where(named, expected.round().clamp(min=1), 0.0)
         # The strongest first, if more are named than the batch has.
         order = torch.where(named, expected / error, -torch.inf).argsort(descending=True, stable=True)
-        before = wanted[order].cumsum(0) - wanted[order]
-        counts = torch.zeros_like(sums).scatter(0, order, torch.minimum(wanted[order], (batch - before).clamp(min=0)))
+        before = requested[order].cumsum(0) - requested[order]
+        counts = torch.zeros_like(sums).scatter(0, order, torch.minimum(requested[order], (batch - before).clamp(min=0)))
         counts = counts.long()
     slack = (3.0 if not noisy else z) * error + rounding
     lower = ((batch * public.mean * low - sums) / high - slack).ceil()
@@ -283,8 +283,8 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
     error = (unit * inverse.diagonal().clamp(min=0)).sqrt()
     if noisy:
         named = expected > z * error
-        wanted = torch.where(named, expected.round().clamp(min=1), 0.0).long()
-        counts = wanted if int(wanted.sum()) <= batch else largest_remainder_of(expected, batch, named)
+        rounded = torch.where(named, expected.round().clamp(min=1), 0.0).long()
+        counts = rounded if int(rounded.sum()) <= batch else largest_remainder_of(expected, batch, named)
     else:
         counts = largest_remainder(expected, batch)
     share = _shares(labels, classes).to(sums)

@@ -127,7 +127,7 @@ def _account(defense: Defense) -> Account:
 def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
     """Returns the plans of the first and the last step; methods with memory have none in the first."""
     steps = _EPOCHS * _PER_EPOCH
-    taken = rehearsed(
+    executed = rehearsed(
         defense,
         account,
         steps=steps,
@@ -138,7 +138,7 @@ def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, 
         architecture=_network,
         input_shape=_INPUT,
     )
-    return [step.plan.plan for step in taken if step.plan]
+    return [step.plan.plan for step in executed if step.plan]
 
 
 def in_a_step(defense: Defense) -> InAStep:

@@ -136,8 +136,8 @@ def evidence(
     remark = _backwards(values, member)
     verdict = None
     if claim is not None:
-        held, relation_held = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
-        verdict = judge(bound, epsilon=held, delta=at, relation=relation_held)  # pyright: ignore[reportArgumentType]
+        claimed, claimed_relation = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
+        verdict = judge(bound, epsilon=claimed, delta=at, relation=claimed_relation)  # pyright: ignore[reportArgumentType]
     if as_json:
         against = None if claim is None else {"epsilon": claim, "delta": delta, "relation": claim_relation}
         if against is not None and implied is not None:
@@ -236,7 +236,7 @@ def _read(scores: Path, truth: Path | None) -> Table:
     return table
 
 
-def _table(file: Path, wanted: list[str]) -> Table:
+def _table(file: Path, columns: list[str]) -> Table:
     import numpy as np
     import pandas as pd
 
@@ -246,9 +246,9 @@ def _table(file: Path, wanted: list[str]) -> Table:
         table: Table = read_csv(file.read_bytes(), file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} must be a CSV file with a header, got: {' '.join(str(error).split())}") from error
-    lacking = [name for name in wanted if name not in table.columns]
+    lacking = [name for name in columns if name not in table.columns]
     if lacking:
-        raise ValueError(f"{file.name} must have the columns {', '.join(wanted)}, and lacks {', '.join(lacking)}")
+        raise ValueError(f"{file.name} must have the columns {', '.join(columns)}, and lacks {', '.join(lacking)}")
     repeated = table.loc[table["id"].duplicated(), "id"]
     if len(repeated):
         raise ValueError(f"ids of {file.name} must be distinct, and {repeated.iloc[0]!r} occurs twice")
@@ -256,11 +256,11 @@ def _table(file: Path, wanted: list[str]) -> Table:
         raise ValueError(
             f"every row of {file.name} must have an id, and row {int(table['id'].isna().argmax()) + 2} has none"
         )
-    if "score" in wanted:
+    if "score" in columns:
         numbers: Table = pd.to_numeric(table["score"], errors="coerce")
         bad = ~np.isfinite(numbers.to_numpy(dtype=float))
         if bad.any():
             first = table[bad].iloc[0]
             raise ValueError(f"scores must be finite numbers, got {first['score']!r} for id {first['id']!r}")
         table["score"] = numbers.astype(float)
-    return table[wanted]
+    return table[columns]

@@ -218,7 +218,7 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
         "provenance": library(),
     }
     flags = ["distribution_shift"] if audit.shift.found else []
-    made = [
+    records = [
         (
             Record(
                 id=_id(digest, "utility"),
@@ -249,8 +249,8 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
             flags=tuple(flags),
             **common,
         )
-        made.append((record, columns))
-    return made
+        records.append((record, columns))
+    return records
 
 
 def _id(digest: str, what: str) -> str:

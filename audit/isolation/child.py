@@ -59,12 +59,12 @@ def serve(name: str, number: int) -> None:
 
 def _end_with_parent() -> None:
     """Ends this process, and removes its folder, when the pipe that the parent holds open closes."""
-    held, folder = os.dup(0), Path.cwd()
+    parent_pipe, folder = os.dup(0), Path.cwd()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
     def wait() -> None:
-        os.read(held, 1)
+        os.read(parent_pipe, 1)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 

@@ -193,9 +193,9 @@ class Worker:
             raise _raised(message)
         return message, contents
 
-    def _garbled(self, wanted: str) -> Any:
+    def _garbled(self, expected: str) -> Any:
         self.usable = False
-        raise AttackProcessError(f"the attack must answer with numbers, got what is no {wanted}")
+        raise AttackProcessError(f"the attack must answer with numbers, got what is no {expected}")
 
     def _how(self) -> str:
         """Describes how the process ended, with its last line of output."""
@@ -207,8 +207,8 @@ class Worker:
         if code < 0:
             with suppress(ValueError):
                 how = f"killed by {signal.Signals(-code).name}"
-        said = " ".join(" ".join(self._said[-1:]).split())
-        return f"{how}; it printed last: {said[:200]}" if said else how
+        last_words = " ".join(" ".join(self._said[-1:]).split())
+        return f"{how}; it printed last: {last_words[:200]}" if last_words else how
 
 
 @contextmanager
@@ -300,11 +300,11 @@ def _answered(
 
 def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
     """Rebuilds a result as an object of its kind's class; other results become empty objects of their class's name."""
-    wanted = RESULTS[kind].result
-    if (encoded["module"], encoded["type"]) != (wanted.__module__, wanted.__name__):
+    result_type = RESULTS[kind].result
+    if (encoded["module"], encoded["type"]) != (result_type.__module__, result_type.__name__):
         return _stranger(encoded["type"])
     values = {}
-    for field in fields(wanted):
+    for field in fields(result_type):
         ((form, value),) = encoded["values"][field.name].items()
         if form == "tensor" and type(value) is int and value >= 0:
             value = tensors[value]
@@ -314,7 +314,7 @@ def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) 
             raise GarbledError(f"{field.name} must be a tensor or a plain value")
         values[field.name] = value
     # Without its constructor: the validation of an attack's answer constructs it anew, so that the checks apply.
-    result = object.__new__(wanted)
+    result = object.__new__(result_type)
     vars(result).update(values)
     return result
 

@@ -272,6 +272,6 @@ def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torc
     """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
-    taken = withheld(whole, count)
+    pool = withheld(whole, count)
     other = 1 + torch.randint(classes - 1, (count,), generator=coins)
-    return taken.inputs, (taken.labels + other) % classes
+    return pool.inputs, (pool.labels + other) % classes

@@ -183,8 +183,8 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
             hook.remove()
     last = ran[-1] if ran else None
     if not isinstance(last, nn.Linear):
-        got = "none" if last is None else type(last).__name__
-        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {got}")
+        layer_type = "none" if last is None else type(last).__name__
+        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {layer_type}")
     if ran.count(last) > 1:
         raise ValueError(f"{of} must have a last layer that is used once, got {ran.count(last)} times")
     return last

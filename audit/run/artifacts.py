@@ -110,11 +110,11 @@ class Made(Mapping[str, dict[str, Any]]):
         return len(self._artifacts)
 
 
-def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
+def read_kept(artifacts: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
     """Returns results of earlier runs that were computed with this code.
 
     Args:
-        wanted: by name.
+        artifacts: by name.
         folder: folder of their files.
         recompute: whether mismatched results count as missing instead of being refused.
 
@@ -125,7 +125,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
         StaleError: edited results, or results of other code.
     """
     results, stale = {}, []
-    for name, artifact in wanted.items():
+    for name, artifact in artifacts.items():
         path = folder / f"{name}.json"
         # A dangling link does not `exist` either, but it is refused below instead of counting as missing.
         if not path.exists() and not path.is_symlink():

@@ -107,13 +107,13 @@ def _read(path: Path) -> Stored:
         words, request = data.get("words", ""), data.get("request")
         if "error" in data:
             return Stored(path=path, size=size, state="failed", words=words, request=request, error=data["error"])
-        made = build(Provenance, data["provenance"], "provenance")
+        provenance = build(Provenance, data["provenance"], "provenance")
         whole = data["seal"] == sealed_as(path.stem, data["result"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Stored(path=path, size=size, state="edited or torn")
     if not whole:
         return Stored(path=path, size=size, state="edited or torn", words=words, request=request)
     # Third-party methods are not compared: only the suite determines their expected code.
-    differs = tuple(made.differences(library()))
+    differs = tuple(provenance.differences(library()))
     state: ArtifactState = "of another code" if differs else "usable"
     return Stored(path=path, size=size, state=state, words=words, request=request, differs=differs)

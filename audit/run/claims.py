@@ -75,11 +75,11 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
         return ""
     if not isinstance(task, UpdateTask):
         raise ValueError(f"a record of {record.kind} has no shared update")
-    taken = of_an_epoch = 1
+    local_steps = of_an_epoch = 1
     if task.local is not None:
         local = LocalTraining(**task.local)
-        taken, of_an_epoch = local.steps(task.batch), local.steps_per_epoch(task.batch)
-    shared = range(task.step, task.step + taken)
+        local_steps, of_an_epoch = local.steps(task.batch), local.steps_per_epoch(task.batch)
+    shared = range(task.step, task.step + local_steps)
     planned = shared.stop if task.steps is None else task.steps
     proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
     return _unlike(claim, proved, tolerance)
@@ -97,15 +97,15 @@ def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
         words = f"{proved.epsilon:.4g}" if math.isfinite(proved.epsilon) else "none"
         return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
     for name in ("relation", "unit", "sampling"):
-        if (said := getattr(claim, name)) != (true := getattr(proved, name)):
-            return f"the {name} of its claim is {said!r}, and its steps prove one of {true!r}"
+        if (claimed := getattr(claim, name)) != (true := getattr(proved, name)):
+            return f"the {name} of its claim is {claimed!r}, and its steps prove one of {true!r}"
     for name, words in (
         ("epsilon_rdp", "epsilon by RDP"),
         ("as_if_poisson", "epsilon as if the sampling were Poisson"),
     ):
-        said, least = getattr(claim, name), getattr(proved, name)
-        if said is not None and least is not None and said < least * (1 - tolerance):
-            return f"its {words} is {said:.4g}, and its steps give {least:.4g}"
+        claimed, least = getattr(claim, name), getattr(proved, name)
+        if claimed is not None and least is not None and claimed < least * (1 - tolerance):
+            return f"its {words} is {claimed:.4g}, and its steps give {least:.4g}"
     return ""
 
 

@@ -64,19 +64,19 @@ def contradiction(record: Record, folder: Path) -> str:
     if fault := claim_fault(record):
         return fault
     for name, metric in again.items():
-        said = record.metrics.get(name)
-        if name in OF_EXTRAS and said is not None and (_without_an_extra(said) or _without_an_extra(metric)):
+        recorded = record.metrics.get(name)
+        if name in OF_EXTRAS and recorded is not None and (_without_an_extra(recorded) or _without_an_extra(metric)):
             continue
-        if said is None:  # otherwise a record would pass if a wrong number were removed from it
+        if recorded is None:  # otherwise a record would pass if a wrong number were removed from it
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
-            (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
+            (recorded.value, recorded.low, recorded.high, recorded.n), (metric.value, metric.low, metric.high, metric.n), strict=True
         )
         if not all(_same(a, b) for a, b in pairs):
-            return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
+            return f"its {name} is {_words(recorded)}, and its scores give {_words(metric)}"
         # Only keys in both are compared: older records lack numbers that were introduced later.
-        for key in metric.detail.keys() & said.detail.keys():
-            ours, theirs = metric.detail[key], said.detail[key]
+        for key in metric.detail.keys() & recorded.detail.keys():
+            ours, theirs = metric.detail[key], recorded.detail[key]
             if not _alike(ours, theirs):
                 return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
     return _unlike_itself(record)

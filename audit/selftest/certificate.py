@@ -175,8 +175,8 @@ def representatives() -> list[str]:
     for name in catalog.names("defenses"):
         if catalog.foreign("defenses", name):
             continue
-        made = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)
-        if kind := _kind(made):
+        defense = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)
+        if kind := _kind(defense):
             by_kind.setdefault(kind, name)
     return sorted(by_kind.values())
 
@@ -186,8 +186,8 @@ def _kind(defense: Defense) -> frozenset[object]:
     sampling, account = poisson(0.5), Account(Ledger(poisson(0.5)))
     if any(entry.reason for entry in predict(defense, sampling=sampling, steps=2).entries):
         return frozenset()
-    taken = list(rehearsed(defense, account, steps=2, public=ToyRows(64)))
-    plans = [step.plan.plan for step in taken if step.plan]
+    steps = list(rehearsed(defense, account, steps=2, public=ToyRows(64)))
+    plans = [step.plan.plan for step in steps if step.plan]
     return frozenset(
         (type(block.codec), type(block.query), type(plan.post), plan.correlated is None, plan.trial is None)
         for plan in plans
@@ -257,11 +257,11 @@ def summary(examinations: Sequence[ExaminedTrainer]) -> str:
         [trainer for trainer in examinations if trainer.candidate.planted is kind] for kind in (True, False)
     )
     caught = sum(trainer.as_it_should for trainer in bugs)
-    said = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
+    sentences = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
     if others:
         accused = sum(not trainer.as_it_should for trainer in others)
-        said.append(f"{accused} of {len(others)} correct trainers accused")
-    return "; ".join(said)
+        sentences.append(f"{accused} of {len(others)} correct trainers accused")
+    return "; ".join(sentences)
 
 
 def verdict_on(examination: ExaminedTrainer) -> str:

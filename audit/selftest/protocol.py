@@ -130,17 +130,17 @@ def of_function(function: Any, name: str) -> Trainer:
     """
     if not callable(function):
         raise ValueError(f"trainer {name} must be a function, got {type(function).__name__}")
-    taken = inspect.signature(function).parameters
-    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    parameters = inspect.signature(function).parameters
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     offered = [attribute.name for attribute in fields(TrainerTask)]
-    lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in taken]
+    lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in parameters]
     if lacking and not everything:
         raise ValueError(f"trainer {name} must take the keywords {', '.join(lacking)}, which are not in its signature")
 
     def train(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
         layout = Layout.of(model)
         before = layout.read(model)
-        given = {key: getattr(task, key) for key in offered if everything or key in taken}
+        given = {key: getattr(task, key) for key in offered if everything or key in parameters}
         return _understood(function(model, examples, **given), task, layout, before, name)
 
     return train
@@ -174,9 +174,9 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     returned: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"model": answer}
     unknown = sorted(set(returned) - set(_KEYS))
     if unknown or not isinstance(returned.get("model"), nn.Module):
-        got = f"the key {unknown[0]!r}" if unknown else f"{type(returned.get('model')).__name__} for the model"
+        fault = f"the key {unknown[0]!r}" if unknown else f"{type(returned.get('model')).__name__} for the model"
         raise ValueError(
-            f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {got}"
+            f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {fault}"
         )
     after = dict(returned["model"].named_parameters())
     missing = [each for each in layout.names if each not in after]

@@ -142,12 +142,12 @@ def _layers(seed: int) -> Scenario:
     weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in pairwise(widths)]
 
     def model() -> nn.Module:
-        made = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
+        layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         with torch.no_grad():
-            for layer, weight in zip(made, weights, strict=True):
+            for layer, weight in zip(layers, weights, strict=True):
                 layer.weight.copy_(weight)
-        hidden = [part for layer in made[:-1] for part in (layer, nn.ReLU())]
-        return nn.Sequential(nn.Flatten(), *hidden, made[-1])
+        hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *hidden, layers[-1])
 
     canary = torch.randn(SIDE * SIDE, generator=coins) * HUGE
     image = canary.view(1, 1, SIDE, SIDE)
@@ -249,9 +249,9 @@ def _buffers(seed: int) -> Scenario:
     size = SIDE * SIDE
 
     def model() -> nn.Module:
-        made = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 2, bias=False))
-        nn.init.zeros_(made[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
-        return made
+        network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 2, bias=False))
+        nn.init.zeros_(network[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
+        return network
 
     canary = torch.randn(size, generator=coins) * HUGE
     sets = _sets(canary, _ordinary(3, coins))

@@ -155,6 +155,6 @@ def settings_for(name: str, clip_norm: float) -> dict[str, Any]:
         clip_norm: its clip norm, if it has one.
     """
     # Eight directions of 64 parameters; the defaults are for tens of thousands.
-    wanted = {"clip_norm": clip_norm, "rank": 8}
+    settings = {"clip_norm": clip_norm, "rank": 8}
     known = catalog.settings("defenses", name)
-    return {key: value for key, value in wanted.items() if key in known}
+    return {key: value for key, value in settings.items() if key in known}

@@ -192,15 +192,15 @@ class Suite(Document):
         """
         chosen = self.model_copy()
         chosen._whole = self._whole and not defenses
-        for kind, wanted, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
+        for kind, names, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
             entries = getattr(self, attribute)
             known = list(dict.fromkeys(choice.name for entry in entries for choice in entry))
-            for name in wanted or ():
+            for name in names or ():
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
-            if wanted:
+            if names:
                 # An entry has at least one choice, and all its choices are of the same method.
-                kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
+                kept = [place for place, entry in enumerate(entries) if entry[0].name in names]
                 setattr(chosen, attribute, tuple(entries[place] for place in kept))
                 if kind == "defense":
                     chosen._given = tuple(self._given[place] for place in kept)

@@ -63,8 +63,8 @@ class PretrainTable(StrictTable):
     @model_validator(mode="after")
     def _of_low_rank(self) -> PretrainTable:
         if (self.rank is not None) != (self.train == "lora"):
-            got = "none" if self.rank is None else self.rank
-            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {got} for '{self.train}'")
+            rank = "none" if self.rank is None else self.rank
+            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {rank} for '{self.train}'")
         if self.alpha is not None and self.rank is None:
             raise ValueError(f"alpha must go with train = 'lora', got {self.alpha:g} for '{self.train}'")
         return self
@@ -139,9 +139,9 @@ class Task(StrictTable):
         for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
             value = getattr(self, key)
             if (self.sampling == kind) != (value is not None):
-                got = "none" if value is None else value
+                value_words = "none" if value is None else value
                 raise ValueError(
-                    f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
+                    f"{key} must be given for {kind} sampling, and for no other, got {value_words} for '{self.sampling}'"
                 )
         if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")

@@ -120,8 +120,8 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
     if isinstance(budget, dict):
         kinds = [key for key in BUDGETS if key in budget]
         if len(kinds) != 1:
-            got = " and ".join(kinds) or "none of them"
-            wrong.append(("budget", f"must have one of {', '.join(BUDGETS)}, got {got}"))
+            names = " and ".join(kinds) or "none of them"
+            wrong.append(("budget", f"must have one of {', '.join(BUDGETS)}, got {names}"))
         if ("tpr" in budget) != ("fpr" in budget):
             lacking = "fpr" if "tpr" in budget else "tpr"
             wrong.append(("budget", f"must have tpr and fpr together, as tpr = 0.05, fpr = 0.01; {lacking} is missing"))

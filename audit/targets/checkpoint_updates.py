@@ -174,8 +174,8 @@ def refuse_other_mask(
     codecs = [block.codec for block in plan.blocks if block.updates]
     if len(codecs) != 1 or not isinstance(codecs[0], Coordinates):
         raise ValueError(f"defense must release some coordinates by a mask, and '{defense.name}' does not")
-    made = torch.zeros_like(mask).index_fill(0, codecs[0].kept.to(mask.device), True)
-    if differ := int((made != mask).sum()):
+    own_mask = torch.zeros_like(mask).index_fill(0, codecs[0].kept.to(mask.device), True)
+    if differ := int((own_mask != mask).sum()):
         raise InconsistentObservation(
             f"mask must be the one that '{defense.name}' makes of these parameters at step {step} and seed {seed}, "
             f"got another at {differ} of {layout.dim} coordinates"

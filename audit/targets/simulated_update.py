@@ -251,12 +251,12 @@ class _Client:
             return self.runner.run(plan, inputs, labels)
 
         # Parameters before the update below, where the gradients are taken.
-        taken = self.stepper.take(step, layout.read(self.model), execute, account)
-        moved = taken.parameters - lr * self.stepper.update
+        executed = self.stepper.take(step, layout.read(self.model), execute, account)
+        moved = executed.parameters - lr * self.stepper.update
         layout.write(self.model, moved)
         self.stepper.hold(moved)
         # A client has no other data for the trial of a step; without sampling, the batch is charged in full.
-        return replace(taken, verdict=self.stepper.judge(execute, account, full()))
+        return replace(executed, verdict=self.stepper.judge(execute, account, full()))
 
     def refuse_unknown_plans(self, step: int, steps: int) -> None:
         """Refuses local steps whose plans a server cannot know from their sum, before the first step is taken."""

@@ -128,11 +128,11 @@ def norm_dpdr(setup: Setup) -> Measured:
     """The direction is recomputed in float64 from the noisy sum of the step before."""
     second = _Second(setup, "dpdr", clip_norm=CLIP)
     release, rows = second.before[0].double(), second.rows.double()
-    taken = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    energy_along = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for start, stop in second.layout.layers:
         unit = release[start:stop] / release[start:stop].norm()
-        taken += (rows[:, start:stop] @ unit).square()
-    expected = _energy(rows) - taken
+        energy_along += (rows[:, start:stop] @ unit).square()
+    expected = _energy(rows) - energy_along
     what = "largest error of ||p||^2, relative to ||g||^2"
     return Measured(
         comparisons=(

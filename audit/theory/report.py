@@ -67,8 +67,8 @@ def markdown(claims: Sequence[Examined], setup: Setup) -> str:
         "|---|---|---|---|",
     ]
     for examined in claims:
-        said = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
-        lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, said))} |")
+        columns = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
+        lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, columns))} |")
     lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
     for examined in claims:
         for kind, comparisons in (("", examined.found.comparisons), ("instead: ", examined.found.instead)):

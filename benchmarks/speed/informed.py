@@ -70,18 +70,18 @@ def build(*, network: str, plan: str, examples: int, way: str, device: str = "cp
         way: in `WAYS`.
         device: "cpu" or "cuda".
     """
-    engine, made, inputs, labels, direction = _case(network, plan, examples, device)
+    engine, noisy_plan, inputs, labels, direction = _case(network, plan, examples, device)
 
     def by_rows() -> list[Tensor]:
         with torch.no_grad():
-            (rows,) = contributions(made, engine.gradients(inputs, labels))
+            (rows,) = contributions(noisy_plan, engine.gradients(inputs, labels))
             return [rows @ direction, rows.square().sum(dim=1)]
 
     def along() -> list[Tensor]:
-        (pair,) = engine.matched(made, [direction], inputs, labels)
+        (pair,) = engine.matched(noisy_plan, [direction], inputs, labels)
         return list(pair)
 
-    return {TRAIN: lambda: list(engine.clipped_sums(made, inputs, labels)), ROWS: by_rows, ALONG: along}[way]
+    return {TRAIN: lambda: list(engine.clipped_sums(noisy_plan, inputs, labels)), ROWS: by_rows, ALONG: along}[way]
 
 
 def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> None:

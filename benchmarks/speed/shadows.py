@@ -55,8 +55,8 @@ def methods() -> dict[str, dict[str, Any]]:
 
 
 def _defense(name: str, settings: dict[str, Any]) -> Defense:
-    made = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
-    return made if made.noise_multiplier is not None else made.with_noise(1.0)
+    defense = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
+    return defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
 
 
 def _network(name: str, seed: int) -> nn.Module:

@@ -202,10 +202,10 @@ def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
 
 def claim_remark(claim: RecordedClaim) -> str:
     """Remark on a finite epsilon: its value under Poisson sampling, as papers print it, and unverified parts."""
-    said = []
+    clauses = []
     if claim.as_if_poisson is not None:
-        said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
-    return "; ".join([*said, *(f"unverified: {sentence}" for sentence in claim.unverified)])
+        clauses.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
+    return "; ".join([*clauses, *(f"unverified: {sentence}" for sentence in claim.unverified)])
 
 
 def at_least(row: Row, estimate: Estimate) -> bool:

@@ -35,15 +35,15 @@ def still_leaks(rows: Sequence[Row]) -> list[tuple[str, str]]:
     Args:
         rows: of the board.
     """
-    said = []
+    summaries = []
     for row in rows:
         if row.control == "negative":
             continue
         parts = [part for variant in KIND.variants for part in _variant(row, variant)]
         if parts:
             sentence = "; ".join(parts)
-            said.append((row.label, f"{sentence[0].upper()}{sentence[1:]}."))
-    return said
+            summaries.append((row.label, f"{sentence[0].upper()}{sentence[1:]}."))
+    return summaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,10 @@ def _variant(row: Row, variant: NoiseVariant) -> list[str]:
     choices = [cell for cell in cells if is_choice(cell)]
     # A record that failed before its task was resolved has no variant, and counts against both.
     unmeasured = [r for r in row.unranked if r.kind == KIND.name and r.task.noise in (None, variant.name)]
-    said = []
+    clauses = []
     if len(choices) < len(cells) or unmeasured:
-        said.append(_sought([cell for cell in cells if cell not in choices], unmeasured, variant))
-    return said + [f"{variant.preposition} noise {words}" for words in choices_words(choices)]
+        clauses.append(_sought([cell for cell in cells if cell not in choices], unmeasured, variant))
+    return clauses + [f"{variant.preposition} noise {words}" for words in choices_words(choices)]
 
 
 def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: NoiseVariant) -> str:

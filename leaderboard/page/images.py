@@ -107,11 +107,11 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
             true, guess = originals[places[i]].reshape(shape), reconstructions[places[k]].reshape(shape)
             decibel = psnr(float(costs[k, i]))
             pairs.append(ImagePair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
-    said = record.metrics.get("psnr")
+    recorded = record.metrics.get("psnr")
     again = sum(pair.psnr for pair in pairs) / len(pairs)
-    if said is not None and said.value is not None and abs(again - said.value) > TOLERANCE:
+    if recorded is not None and recorded.value is not None and abs(again - recorded.value) > TOLERANCE:
         return pairs, (
-            f"record {record.id} says PSNR {said.value:.2f} dB, its arrays give {again:.2f} dB: do not trust this strip"
+            f"record {record.id} says PSNR {recorded.value:.2f} dB, its arrays give {again:.2f} dB: do not trust this strip"
         )
     return pairs, ""
 

@@ -82,7 +82,7 @@ def sweep_points(
 
 def _names(firsts: Sequence[Row], swept: SweptSetting) -> list[str]:
     """Names lines by their defenses, with the settings in which lines of the same defense differ."""
-    said = []
+    names = []
     for row in firsts:
         same = [other for other in firsts if other.defense.name == row.defense.name]
         words = [
@@ -91,8 +91,8 @@ def _names(firsts: Sequence[Row], swept: SweptSetting) -> list[str]:
             [f"{other.control} control" if other.control else "" for other in same],
         ]
         at = next(place for place, other in enumerate(same) if other is row)
-        said.append(", ".join(filter(None, (row.defense.name, *(each[at] for each in words)))))
-    return said
+        names.append(", ".join(filter(None, (row.defense.name, *(each[at] for each in words)))))
+    return names
 
 
 def _point(row: Row, at: float, estimate: Estimate, series: str, path: str) -> Point:

@@ -155,19 +155,19 @@ def completed(
     """
     values, given = torch.where(known, matrix, 0.0).double(), known.double()
     draws = torch.rand(known.shape, generator=coins, dtype=torch.float64).to(values.device)
-    held = known & (draws < HELD_OUT)
-    fitted_to = given * ~held
-    scale = values[held].square().mean().sqrt() if bool(held.any()) else values.new_ones(())
+    held_out = known & (draws < HELD_OUT)
+    fitted_to = given * ~held_out
+    scale = values[held_out].square().mean().sqrt() if bool(held_out.any()) else values.new_ones(())
     # Residual of an entry that rounding may leave, relative to the entries: fits end a little above it.
     enough = max(1e-9, 100 * eps)
     share = float(given.mean())
     entries, tried, best, right = int(known.sum()), 0, (math.inf, 0), values[:0]
     for rank in range(1, most + 1):
-        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank) or not bool(held.any()):
+        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank) or not bool(held_out.any()):
             break
         tried = rank
         left, right = _fit(values, fitted_to, rank, iterations, enough)
-        off = (values - left @ right)[held]
+        off = (values - left @ right)[held_out]
         missed = float(off.square().mean().sqrt() / scale)
         if missed < 100 * enough:
             left, right = _fit(values, given, rank, iterations, 0.0, start=right)

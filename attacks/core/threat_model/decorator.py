@@ -81,10 +81,10 @@ class Attack(Generic[R]):
                 near = difflib.get_close_matches(name, self.defaults, n=1)
                 known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
                 raise ValueError(f"{self.name} has no setting {name!r}; {known}")
-            wanted = self._types[name]
+            declared = self._types[name]
             # Unions and sequences are the method's own to check.
-            if wanted in (int, float, str, bool) and not _is_a(value, wanted):
-                raise ValueError(f"{name} of {self.name} must be of type {wanted.__name__}, got {value!r}")
+            if declared in (int, float, str, bool) and not _is_a(value, declared):
+                raise ValueError(f"{name} of {self.name} must be of type {declared.__name__}, got {value!r}")
         return {**self.defaults, **given}
 
     def check(self, target: Target | Requirements) -> str | None:
@@ -179,8 +179,8 @@ def _target_of(access: Access) -> str:
     return next(kinds, f"a subclass of Target with {access} among its accesses")
 
 
-def _is_a(value: Any, wanted: type) -> bool:
-    if wanted is float:
+def _is_a(value: Any, declared: type) -> bool:
+    if declared is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     # bool is a subclass of int: `restarts = true` must not pass for 1.
-    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    return isinstance(value, declared) and (declared is bool or not isinstance(value, bool))

@@ -148,9 +148,9 @@ def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
         form: format of its answers.
         factor: positive factor of the logits.
     """
-    taken = copy.deepcopy(model)
-    taken.register_forward_hook(partial(_as_logits, form=form, factor=factor))
-    return taken
+    wrapped = copy.deepcopy(model)
+    wrapped.register_forward_hook(partial(_as_logits, form=form, factor=factor))
+    return wrapped
 
 
 def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
@@ -233,35 +233,35 @@ def answering_logits(
     plain, scores = isinstance(outputs, Tensor), scores_in(outputs)
     single = scores.is_floating_point() and scores.shape in ((len(some),), (len(some), 1))
     if not single and (scores.ndim != 2 or scores.shape[1] < 2):
-        got = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
+        form_of_scores = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
         raise NoLogits(
-            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {got} for "
+            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {form_of_scores} for "
             f"{len(some)} examples"
         )
-    said = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
+    remarks = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
     if single:
         if labels is not None:
             _refuse_more_than_two(labels)
         answers = logits_of(reading(model, "one logit"), inputs)[:, 1:]
         form = form_of(answers)
-        taken = reading(model, form)
-        said.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
+        wrapped = reading(model, form)
+        remarks.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
         refuse_rounded(answers, form)
     else:
-        taken = model if plain else reading(model, "logits")
-        answers = logits_of(taken, inputs)
+        wrapped = model if plain else reading(model, "logits")
+        answers = logits_of(wrapped, inputs)
         form = form_of(answers)
         refuse_rounded(answers, form)
         if form != "logits":
-            taken = reading(model, form)
-            said.append(f"it answers with {form}, which are read as logarithms of probabilities")
+            wrapped = reading(model, form)
+            remarks.append(f"it answers with {form}, which are read as logarithms of probabilities")
     logits = as_logits(answers, form)
     if labels is None or int(labels.max()) >= logits.shape[1]:
-        return taken, "; ".join(said)
+        return wrapped, "; ".join(remarks)
     if (factor := unusual_factor(logits, labels)) != 1:
-        taken = reading(model, form, factor)
-        said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
-    return taken, "; ".join(said)
+        wrapped = reading(model, form, factor)
+        remarks.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
+    return wrapped, "; ".join(remarks)
 
 
 def _refuse_more_than_two(labels: Int[Tensor, " n"]) -> None:

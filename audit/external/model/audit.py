@@ -228,8 +228,8 @@ def _examples(name: str, given: LabelledData) -> Examples:
             "as fractions, divide them by 255"
         )
     if inputs.ndim < 2 or not bool(inputs.isfinite().all()):
-        got = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
-        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {got}")
+        fault = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
+        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {fault}")
     plain = labels.detach().cpu()
     plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # NumPy has no bfloat16
     classes = torch.from_numpy(whole_labels(name, plain.numpy())).to(inputs.device)

@@ -200,14 +200,14 @@ def _scales(inputs: Tensor) -> list[Preprocess]:
     axes = [0, *range(2, inputs.ndim)] if inputs.ndim > 2 else [0, 1]
     mean, std = inputs.mean(axes).reshape(-1), inputs.std(axes).reshape(-1)
     moments = [(0.0, 255.0), (0.0, 1 / 255), (0.5, 0.5), (127.5, 127.5), (-1.0, 2.0)]
-    made = [Preprocess((m,), (s,)) for m, s in moments]
+    scales = [Preprocess((m,), (s,)) for m, s in moments]
     if bool((std > 0).all()) and bool(mean.isfinite().all()):
-        made.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
+        scales.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
     if inputs.ndim == 4 and inputs.shape[1] == 3:
         usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        made.append(Preprocess(*usual))
-        made.append(Preprocess(*(tuple(255 * value for value in part) for part in usual)))
-    return made
+        scales.append(Preprocess(*usual))
+        scales.append(Preprocess(*(tuple(255 * value for value in part) for part in usual)))
+    return scales
 
 
 def _assigned(predictions: ndarray, true: ndarray, classes: int) -> ndarray:

@@ -204,9 +204,9 @@ def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> State
     state = adapter.merged(whole, own)
     strange = [name for name, tensor in state.tensors.items() if name not in own or own[name].shape != tensor.shape]
     if strange:
-        got = list(state.tensors[strange[0]].shape)
+        shape = list(state.tensors[strange[0]].shape)
         raise FileRefused(
-            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(got)} does not fit the network of its base "
+            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(shape)} does not fit the network of its base "
             f"model; {MERGE}"
         )
     model.load_state_dict(state.tensors)

@@ -271,10 +271,10 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
     return shapes
 
 
-def _alike(these: Mapping[str, tuple[int, ...]], those: Mapping[str, tuple[int, ...]]) -> float:
+def _alike(shapes: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]) -> float:
     """Returns the share of names that both have with equal shape, among the names of either."""
-    both = sum(those.get(name) == shape for name, shape in these.items())
-    return both / len(these.keys() | those.keys())
+    both = sum(others.get(name) == shape for name, shape in shapes.items())
+    return both / len(shapes.keys() | others.keys())
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

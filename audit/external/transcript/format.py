@@ -285,16 +285,16 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
             f"steps of a transcript must be numbered from 0 without a gap, got none of number {missing[0]} in {folder}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
-    taken = _taken(folder)
-    if taken is None:
+    steps_taken = _taken(folder)
+    if steps_taken is None:
         remarks.append("It was not closed: the training may have gone on, or was stopped.")
-    elif taken < len(whole) + len(lost):
-        raise TranscriptRefused(f"{END} of {folder} says {taken} steps, and there are {len(whole) + len(lost)}")
-    elif taken > len(whole) + len(lost):
+    elif steps_taken < len(whole) + len(lost):
+        raise TranscriptRefused(f"{END} of {folder} says {steps_taken} steps, and there are {len(whole) + len(lost)}")
+    elif steps_taken > len(whole) + len(lost):
         remarks.append(
-            f"The training took {taken} steps, of which {len(whole) + len(lost)} were written before the limit of disk."
+            f"The training took {steps_taken} steps, of which {len(whole) + len(lost)} were written before the limit of disk."
         )
-    return WatchedTranscript(folder, header, tuple(whole), tuple(sorted(lost)), taken, tuple(remarks))
+    return WatchedTranscript(folder, header, tuple(whole), tuple(sorted(lost)), steps_taken, tuple(remarks))
 
 
 def read_header_file(folder: Path) -> TranscriptHeader:

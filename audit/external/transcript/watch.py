@@ -136,10 +136,10 @@ class Watch:
             step["absent"] = torch.tensor(absent)
         numbers = self._scales.now() | ({} if (lr := _plain_lr(self._inner)) is None else {"lr": lr})
         for name, value in numbers.items():
-            said = getattr(self.header, name, None)
-            if said is not None and value != said:
+            first_value = getattr(self.header, name, None)
+            if first_value is not None and value != first_value:
                 raise ValueError(
-                    f"{name} of the watched optimizer changed from {said} to {value}; watch it with varies=True, in a "
+                    f"{name} of the watched optimizer changed from {first_value} to {value}; watch it with varies=True, in a "
                     "folder of its own"
                 )
             step[name] = torch.tensor([value], dtype=torch.float64)

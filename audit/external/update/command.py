@@ -216,8 +216,8 @@ def _attacks(request: UpdateAuditRequest) -> list[tuple[str, Mapping[str, Any]]]
             if name not in on_updates:
                 raise ValueError(no_such("attack on an update", name, sorted(on_updates)))
         return [(name, {}) for name in chosen]
-    wanted = {"labels"} | ({"membership"} if request.candidates is not None else set())
-    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in wanted)]
+    kinds = {"labels"} | ({"membership"} if request.candidates is not None else set())
+    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in kinds)]
 
 
 def _write(folder: Path, report: UpdateReport, findings: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:

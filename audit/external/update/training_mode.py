@@ -170,8 +170,8 @@ def labels_in_training(
             logits = _by_batch(model, inputs, batch_size)
         finally:
             handle.remove()
-        wanted = nn.functional.one_hot(labels, logits.shape[1]).to(logits)
-        errors, features = logits.softmax(dim=1) - wanted, torch.cat(entered)[: len(inputs)]
+        targets = nn.functional.one_hot(labels, logits.shape[1]).to(logits)
+        errors, features = logits.softmax(dim=1) - targets, torch.cat(entered)[: len(inputs)]
         rows = target.released.new_zeros(len(inputs), len(target.released))
         for name, values in ((layer.weight, torch.einsum("nc,nf->ncf", errors, features)), (layer.bias, errors)):
             if name in spans:

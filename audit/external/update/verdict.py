@@ -73,20 +73,20 @@ def _certain(findings: Sequence[UpdateFinding], names: Sequence[str], rate: floa
         if isinstance(finding.result, Reconstruction) and finding.result.certified is not None
     }
     best = max(proved, key=lambda name: proved[name], default="")
-    shown, said = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
+    shown, sentences = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
     if best and proved[best]:
-        said.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
+        sentences.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
     if shown:
-        said.append(
+        sentences.append(
             f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
             f"{FALSE_DISCOVERIES:.0%}"
         )
-    return said
+    return sentences
 
 
 def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
     """Lists unproved results better than a public guess: labels, then the inputs that explain the update best."""
-    said = []
+    sentences = []
     for finding in findings:
         if not isinstance(finding.result, LabelEstimate):
             continue
@@ -94,7 +94,7 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
         counts = finding.result.counts if finding.result.status == "ok" else finding.result.lower
         if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
             labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
-            said.append(f"{_counted(len(named), 'label')} recovered by {finding.name}: {labels}")
+            sentences.append(f"{_counted(len(named), 'label')} recovered by {finding.name}: {labels}")
     better = {name: comparison for name, comparison in compared.items() if comparison.better}
     # Proved inputs are already reported, and inspection adds nothing to a proof.
     proved = {
@@ -112,11 +112,11 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
             if isinstance(finding.result, Reconstruction)
         }
         rest = [name for name in unproved if name != best]
-        said.append(
+        sentences.append(
             f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which "
             f"{left_words(unproved[best])}"
         )
-    return said
+    return sentences
 
 
 _LABELS = 12

@@ -120,5 +120,5 @@ def _top_up(parts: list[np.ndarray], smallest: int, coins: np.random.Generator) 
             rich = max(range(len(parts)), key=lambda client: len(parts[client]))
             given = coins.permutation(parts[rich])
             # The giver must keep `smallest` examples itself.
-            taken = min(short, len(given) - smallest)
-            parts[rich], parts[poor] = given[taken:], np.concatenate([parts[poor], given[:taken]])
+            moved = min(short, len(given) - smallest)
+            parts[rich], parts[poor] = given[moved:], np.concatenate([parts[poor], given[:moved]])

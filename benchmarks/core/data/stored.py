@@ -123,8 +123,8 @@ def named(known: Sequence[str], there: Sequence[str], what: str, source: str) ->
     """
     matches = [name for name in there if name.lower() in known]
     if len(matches) != 1:
-        got = ", ".join(there) or "nothing"
-        raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {got}")
+        names = ", ".join(there) or "nothing"
+        raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {names}")
     return matches[0]
 
 

@@ -89,18 +89,18 @@ def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: 
         ValueError: the rank exceeds that of a layer, or there is no other layer.
     """
     model.requires_grad_(False)
-    made: dict[nn.Module, LoRALayer] = {}  # a layer used in several places stays a single layer
+    adapted: dict[nn.Module, LoRALayer] = {}  # a layer used in several places stays a single layer
     # Constructors' draws are discarded, and must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         for above, parent in list(model.named_modules()):
             for name, layer in parent._modules.items():
                 if layer is head or not _known(layer):
                     continue
-                if layer not in made:
+                if layer not in adapted:
                     full = f"{above}.{name}" if above else name
-                    made[layer] = LoRALayer(layer, full, rank=rank, scale=scale, coins=coins)
-                parent._modules[name] = made[layer]
-    if not made:
+                    adapted[layer] = LoRALayer(layer, full, rank=rank, scale=scale, coins=coins)
+                parent._modules[name] = adapted[layer]
+    if not adapted:
         raise ValueError("there must be a linear layer or convolution before the last layer, got none")
     head.requires_grad_(True)
     return model

@@ -105,8 +105,8 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
         class_array(file, y, arrays[y], len(part), what="example") for (_, y), part in zip(pairs, rows, strict=True)
     ]
     if len({part.shape[1] for part in rows}) > 1:
-        got = " and ".join(str(part.shape[1]) for part in rows)
-        raise ValueError(f"features of {file} must be as many in training as in test, got {got}")
+        dimensions = " and ".join(str(part.shape[1]) for part in rows)
+        raise ValueError(f"features of {file} must be as many in training as in test, got {dimensions}")
     dataset = LabelledImages.renumbered(
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(classes)),
@@ -139,8 +139,8 @@ def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | 
     for name in STATISTICS:
         array = arrays.get(name)
         if array is None or array.shape != (dim,) or not np.issubdtype(array.dtype, np.floating):
-            got = "none" if array is None else f"{array.dtype} of shape {list(array.shape)}"
-            raise ValueError(f"{name} of {file} must be floats [{dim}], one a feature, got {got}")
+            description = "none" if array is None else f"{array.dtype} of shape {list(array.shape)}"
+            raise ValueError(f"{name} of {file} must be floats [{dim}], one a feature, got {description}")
         if not np.isfinite(array).all() or (name == "std" and not (array > 0).all()):
             rule = "finite" if name == "mean" else "finite and positive, 1 for a constant feature"
             raise ValueError(f"{name} of {file} must be {rule}, got values from {array.min():g} to {array.max():g}")

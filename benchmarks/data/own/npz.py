@@ -71,10 +71,10 @@ def _decoded(file: Path, address: str, state: int) -> LabelledImages:
         images.append(_images(file, x_name, arrays[x_name]))
         labels.append(class_array(file, y_name, arrays[y_name], len(images[-1])))
     if any(part.shape[1:] != images[0].shape[1:] or part.dtype != images[0].dtype for part in images):
-        got = " and ".join(
+        shapes = " and ".join(
             f"{name} {part.dtype}{list(part.shape)}" for (name, _), part in zip(parts, images, strict=True)
         )
-        raise ValueError(f"images of {file} must be alike in training and test, got {got}")
+        raise ValueError(f"images of {file} must be alike in training and test, got {shapes}")
     total = sum(len(part) for part in images)
     refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address)
     return LabelledImages.renumbered(
@@ -129,7 +129,7 @@ def read_examples(source: str, file: IO[bytes], reading: Reading) -> StoredExamp
     return StoredExamples(inputs=inputs, labels=labels, ids=names)
 
 
-def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
+def read_archive(file: Path, names: Set[str]) -> dict[str, np.ndarray]:
     """Reads the arrays of these names; other arrays appear as empty arrays under their names.
 
     Raises:
@@ -139,7 +139,7 @@ def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
     with file.open("rb") as opened, _opened(str(file), opened, ValueError) as (archive, entries):
         # Other arrays keep their names, for the error, and are not read because they may be large.
         return {
-            name: _array(str(file), archive, name, entry) if name in wanted else np.empty(0)
+            name: _array(str(file), archive, name, entry) if name in names else np.empty(0)
             for name, entry in entries.items()
         }
 

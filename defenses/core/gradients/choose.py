@@ -100,13 +100,13 @@ def choose(
     if key in _verdicts:
         verdict = _verdicts[key]
         return verdict.choice(verdict.kind(model, loss, layout))
-    held = loss_state(loss)
+    state = loss_state(loss)
     # The checks must not advance the global generators: the run draws the same numbers with and without them.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets, domains)
         verdict = _choose(name, trial, batches)
     # If the loss changed during the checks, the verdict is not cached: an equal loss must be checked itself.
-    if key and held == loss_state(loss):
+    if key and state == loss_state(loss):
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest
@@ -385,8 +385,8 @@ class _Trial:
         coins = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
         x, other = (
-            made.to(self._inputs.device, dtype)
-            for made in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
+            inputs.to(self._inputs.device, dtype)
+            for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
         )
         y = self._made_up_targets(size, coins)
         return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), other)
@@ -396,16 +396,16 @@ class _Trial:
         shape = (size, *like.shape[1:])
         dtype = self._dtype if like.is_floating_point() else like.dtype
         if domain is not None:
-            made = domain.values(shape, coins)
+            targets = domain.values(shape, coins)
         elif like.is_floating_point():
-            made = torch.rand(shape, generator=coins, dtype=torch.float64)
-            if made.dim() > 1:  # class probabilities
-                made = made / made.sum(dim=1, keepdim=True)
-            return made.to(like.device, dtype)
+            targets = torch.rand(shape, generator=coins, dtype=torch.float64)
+            if targets.dim() > 1:  # class probabilities
+                targets = targets / targets.sum(dim=1, keepdim=True)
+            return targets.to(like.device, dtype)
         else:
-            made = torch.randint(0, self._classes, shape, generator=coins)
-        made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples share a class
-        return made.to(like.device, dtype)
+            targets = torch.randint(0, self._classes, shape, generator=coins)
+        targets[: len(targets) // 2 + 1] = targets[:1]  # at least half of the examples share a class
+        return targets.to(like.device, dtype)
 
     def _guessed_classes(self, size: int) -> int:
         """Returns a number of classes for which the loss is finite; 0 if the targets need no guess."""

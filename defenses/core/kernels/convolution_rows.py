@@ -222,8 +222,8 @@ class _RowWriter(VectorWriter):
             with counted(build, INT(0), INT(len(tiles))) as tile:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
-                into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                self._columns(taken, derivatives, into, offsets, edges)
+                into, pixel = build.gep(row, [first]), build.gep(pixels, [place])
+                self._columns(pixel, derivatives, into, offsets, edges)
 
     def _columns(
         self,

@@ -215,18 +215,18 @@ class FactoredBasis:
             factors: see the attribute.
         """
         basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
-        at = taken = 0
+        at = copied = 0
         for (start, stop), (signals, inputs) in zip(spans, factors, strict=True):
             low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
-            basis[:, at:low] = rest[:, taken : taken + low - at]
-            taken += low - at
+            basis[:, at:low] = rest[:, copied : copied + low - at]
+            copied += low - at
             # Not from rows, which are products of the factors with their own rounding.
             first, last = (low - start) // width, -(-(high - start) // width)
             shares = weights.T.unsqueeze(1) * signals.double().T[first:last]
             whole = (shares @ inputs.double()).flatten(1)
             basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
             at = high
-        basis[:, at:] = rest[:, taken:]
+        basis[:, at:] = rest[:, copied:]
         # Signs as for leading directions, so that parties that form the directions from rows get the same ones.
         return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
 

@@ -133,8 +133,8 @@ def _fill(values: np.ndarray, table: _Table) -> None:
         done = 0
         while done < len(piece):
             # Accepted draws keep their order, and a surplus is cut off at the end: this selects no values.
-            wanted = len(piece) - done
-            accepted = _propose(wanted + wanted // 16 + 8, table)[:wanted]
+            missing = len(piece) - done
+            accepted = _propose(missing + missing // 16 + 8, table)[:missing]
             piece[done : done + len(accepted)] = accepted
             done += len(accepted)
 

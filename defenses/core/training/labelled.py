@@ -49,9 +49,9 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
     else:
         pair = given
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+        form = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
         raise ValueError(
-            f"{argument} must be (inputs, labels), got {got}; put several inputs or targets into one tensor"
+            f"{argument} must be (inputs, labels), got {form}; put several inputs or targets into one tensor"
         )
     inputs, labels = (_tensor(part, argument) for part in pair)
     if inputs.dim() == 0 or labels.dim() == 0 or len(inputs) != len(labels) or len(inputs) == 0:
@@ -67,12 +67,12 @@ def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
         inputs, labels = ([key for key in row if str(key).lower() in names] for names in (_INPUTS, _LABELS))
         if len(row) == 2 and len(inputs) == len(labels) == 1:
             return row[inputs[0]], row[labels[0]]
-        got = f"a dictionary of {', '.join(map(str, row))}"
+        form = f"a dictionary of {', '.join(map(str, row))}"
     elif isinstance(row, tuple | list) and len(row) == 2:
         return row[0], row[1]
     else:
-        got = f"{len(row)} values" if isinstance(row, tuple | list) else type(row).__name__
-    raise ValueError(f"rows of {argument} must be (input, label), got {got} in row {number}; wrap the dataset")
+        form = f"{len(row)} values" if isinstance(row, tuple | list) else type(row).__name__
+    raise ValueError(f"rows of {argument} must be (input, label), got {form} in row {number}; wrap the dataset")
 
 
 def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Tensor] | tuple[()]:

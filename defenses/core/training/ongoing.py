@@ -383,13 +383,13 @@ class OngoingRun:
 
     def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
         """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
-        entries, taken = saved.get("entries"), saved.get("step")
+        entries, steps_taken = saved.get("entries"), saved.get("step")
         if not (isinstance(entries, list) and all(isinstance(entry, Entry) for entry in entries)):
             raise ValueError(f"checkpoint {path} must hold a ledger's entries, got {type(entries).__name__}")
         charged = Ledger(self.settings.sampling, entries=entries).steps
-        if not (isinstance(taken, int) and charged == taken <= self.settings.steps):
+        if not (isinstance(steps_taken, int) and charged == steps_taken <= self.settings.steps):
             raise ValueError(
-                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of {taken} "
+                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of {steps_taken} "
                 f"taken, in a run of {self.settings.steps}"
             )
 

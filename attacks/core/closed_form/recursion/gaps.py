@@ -236,9 +236,9 @@ def _from_below(
     best: tuple[float, Tensor] | None = None
     for sign in signs:
         x, slopes = sign * right / scale, sign * scale * (weight.T @ factors.left)
-        got = _through(network, chain, gradients, x, columns, slopes)
-        if got is not None and (best is None or got[0] < best[0]):
-            best = got[0], sign * scale * got[1]
+        solution = _through(network, chain, gradients, x, columns, slopes)
+        if solution is not None and (best is None or solution[0] < best[0]):
+            best = solution[0], sign * scale * solution[1]
     if best is None or best[0] > FITS:
         return factors
     new = torch.where(columns, right, best[1])

@@ -228,8 +228,8 @@ def _head_gradient(
     values = doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    made = HeadGradient(weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias)
-    return made, filled_head.open
+    head_gradient = HeadGradient(weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias)
+    return head_gradient, filled_head.open
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
@@ -258,14 +258,14 @@ def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[s
 
 
 def _complaints(walk: Walk, combination: bool) -> list[str]:
-    said = list(walk.degraded)
+    complaints = list(walk.degraded)
     if walk.clamped > 0.01 * max(1, walk.units):
-        said.append(f"{walk.clamped} of {walk.units} activations lie outside of their range")
+        complaints.append(f"{walk.clamped} of {walk.units} activations lie outside of their range")
     if combination:
-        said.append("one input for several examples")
+        complaints.append("one input for several examples")
     if walk.largest_residual > TOLERANCE:
-        said.append(f"the equations fit to {walk.largest_residual:.3g} only")
-    return said
+        complaints.append(f"the equations fit to {walk.largest_residual:.3g} only")
+    return complaints
 
 
 def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:

@@ -78,14 +78,14 @@ def of_gradient(
             shift = 0.0 if direction.of_bias is None else _in_bias(linear, slopes) @ direction.of_bias
             coefficients = Coefficients(gradient(None), direction.of_weight)
             maps.append((coefficients, direction.values - shift, direction.std, None))
-    made = []
+    systems = []
     for each, target, std, observed in maps:
         weights = None
         if weighted:
             weights = (std.square() + _floor(target)).reciprocal()
             weights = weights if observed is None else weights * observed
-        made.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
-    return made
+        systems.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
+    return systems
 
 
 def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:

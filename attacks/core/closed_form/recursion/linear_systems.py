@@ -180,12 +180,12 @@ def solve(
     if equations[0].map.unknowns > LARGEST_GRAM:
         return _iterated(equations)
     gram, factors = normal_matrix(equations, balanced=not weighted)
-    made = factored(gram)
-    deficit, inverse, vectors = made.size - made.rank, gram.new_zeros(()), gram.new_zeros(())
+    factorisation = factored(gram)
+    deficit, inverse, vectors = factorisation.size - factorisation.rank, gram.new_zeros(()), gram.new_zeros(())
     determined = None
     if deficit and not shortest and leading is None:
         return Solution(x=gram.new_zeros(equations[0].map.shape_in), residual=1.0, deficit=deficit)
-    if made.factor is None:
+    if factorisation.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
@@ -195,8 +195,8 @@ def solve(
             deficit = _open(null[:leading])
 
     def step(right: Tensor) -> Tensor:
-        if made.factor is not None:
-            return torch.cholesky_solve(right[:, None], made.factor)[:, 0]
+        if factorisation.factor is not None:
+            return torch.cholesky_solve(right[:, None], factorisation.factor)[:, 0]
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
@@ -208,8 +208,8 @@ def solve(
         ]
         x = x + step(torch.stack(pulls).sum(dim=0).flatten()).view(x.shape)
     variance = None
-    if weighted and made.factor is not None:
-        variance = float(torch.cholesky_inverse(made.factor).diagonal()[:leading].mean())
+    if weighted and factorisation.factor is not None:
+        variance = float(torch.cholesky_inverse(factorisation.factor).diagonal()[:leading].mean())
     return Solution(
         x=x,
         residual=residual(equations, factors, x),

@@ -222,7 +222,7 @@ def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
     gram, _ = normal_matrix(equations)
     rank = leading_rank(gram, alone.unknowns)
     gained, deficit = rank - alone.rank, alone.unknowns - rank
-    made = factored(gram)
+    factorisation = factored(gram)
     return replace(
         alone,
         outputs=gained,
@@ -230,7 +230,7 @@ def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
         rank=rank,
         deficit=deficit,
         index=alone.index - alone.deficit + deficit,
-        condition=None if made.factor is None else condition(gram, made.factor),
+        condition=None if factorisation.factor is None else condition(gram, factorisation.factor),
     )
 
 
@@ -251,9 +251,9 @@ def _report(
         rank_outputs = 0 if behind is None else _rank(behind, weights)
     size = gradient.unknowns
     gram, _ = normal_matrix(sets)
-    made = factored(gram)
+    factorisation = factored(gram)
     count = 0 if behind is None else int(torch.Size(behind.shape_out).numel() if weights is None else weights.sum())
-    deficit = size - made.rank
+    deficit = size - factorisation.rank
     return RankReport(
         layer=number,
         words=operation.words or operation.name,
@@ -262,8 +262,8 @@ def _report(
         rank_outputs=rank_outputs,
         gradients=_rows(gradient),
         rank_gradients=_rank_of_gradient(gradient),
-        rank=made.rank,
-        condition=None if made.factor is None else condition(gram, made.factor),
+        rank=factorisation.rank,
+        condition=None if factorisation.factor is None else condition(gram, factorisation.factor),
         deficit=deficit,
         virtual=count - rank_outputs,
         index=deficit - virtual,

@@ -346,9 +346,9 @@ class Walk:
     def _pose_gradient(self, operation: Operation, linear: LinearMap, slopes: Tensor) -> None:
         """Adds the equations K x = g, and checks k against the bias's gradient."""
         own, weighted = self.gradients[operation.name], self.solver != "ls"
-        made = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
-        if made:
-            self.equations.setdefault(operation.inputs[0], []).extend(made)
+        systems = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
+        if systems:
+            self.equations.setdefault(operation.inputs[0], []).extend(systems)
         if not weighted:
             self.largest_residual = max(self.largest_residual, bias_misfit(own, linear, slopes))
 

@@ -307,8 +307,8 @@ class BatchGradients:
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 part_coefficients.append(part.of_products(*factors))
                 continue
-            if isinstance(part, OrderedBasis) and (made := self._made(*span, part.sizes)) is not None:
-                of_term, term = made
+            if isinstance(part, OrderedBasis) and (part_products := self._made(*span, part.sizes)) is not None:
+                of_term, term = part_products
                 products, norms[of_term] = term.along_made(part.numbers.to(self.like))
                 part_coefficients.append(products)
                 continue

@@ -135,23 +135,23 @@ class PublicSubspace:
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """Number of public examples that a refresh reads, and remarks on it."""
-        wanted, available = self.auxiliary_size or self.rank, context.public_size
+        count, available = self.auxiliary_size or self.rank, context.public_size
         # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
         refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
-        if wanted * refreshes <= available:
-            return wanted, ()
+        if count * refreshes <= available:
+            return count, ()
         most = available // refreshes
         if self.shortage == "lower_rank" and most:
             return most, (f"rank_lowered_to_{most}",) if most < self.rank else (f"auxiliary_lowered_to_{most}",)
         if refreshes == 1:
             way_out = f"lower rank and auxiliary_size to {available}" if most else "give it some"
-            raise ValueError(f"public data must have at least {wanted} examples, got {available}; {way_out}")
-        longer = -(-context.steps // max(1, available // wanted))
-        ways = [f"an interval of {longer}"] * (available >= wanted) + ["auxiliary = 'random'"]
+            raise ValueError(f"public data must have at least {count} examples, got {available}; {way_out}")
+        longer = -(-context.steps // max(1, available // count))
+        ways = [f"an interval of {longer}"] * (available >= count) + ["auxiliary = 'random'"]
         ways += [f"shortage = 'lower_rank' for a rank of {min(most, self.rank)}"] * (most > 0)
         raise ValueError(
-            f"independent auxiliary batches must fit the public data: {refreshes} batches of {wanted} "
-            f"are {wanted * refreshes} examples, got {available}; take {', or '.join(ways)}"
+            f"independent auxiliary batches must fit the public data: {refreshes} batches of {count} "
+            f"are {count * refreshes} examples, got {available}; take {', or '.join(ways)}"
         )
 
 
@@ -215,13 +215,13 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
         directions = OuterDirections.leading(*factors, rank)
         if directions is not None:
             return directions.signals, directions.inputs, directions.weights
-    made = batch.made(start, stop)
-    rows = batch.columns(start, stop) if made is None else made[0]
+    made_columns = batch.made(start, stop)
+    rows = batch.columns(start, stop) if made_columns is None else made_columns[0]
     if not rows.sum().isfinite():  # after training has diverged, some gradients may still be finite
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
     # Unordered, because bounds and noise are isotropic.
     directions = leading_directions(rows, rank, ordered=False)
-    return directions if made is None else (directions, torch.tensor(made[1]))
+    return directions if made_columns is None else (directions, torch.tensor(made_columns[1]))
 
 
 def group_directions(

@@ -76,7 +76,7 @@ class StackedNetwork:
         at: Float[Tensor, "models dim"],
         pool: tuple[Tensor, Tensor],
         rows: Int[Tensor, "models rows"],
-        taken: Bool[Tensor, "models rows"],
+        in_batch: Bool[Tensor, "models rows"],
         bound: Bound,
         kept: Float[Tensor, "models dim"] | None,
     ) -> Float[Tensor, "models dim"]:
@@ -86,7 +86,7 @@ class StackedNetwork:
             at: parameters of each model.
             pool: inputs and labels that batches are drawn from.
             rows: pool rows of each batch, padded to the same size.
-            taken: mask of the rows that are in the batch.
+            in_batch: mask of the rows that are in the batch.
             bound: bound on an example's gradient.
             kept: masks; None: all coordinates.
         """
@@ -98,14 +98,14 @@ class StackedNetwork:
             # A row that is not finite counts as zero, by itself, and so does a padding row.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
-            factors = scale * (taken[models, some] & finite)
+            factors = scale * (in_batch[models, some] & finite)
             for term in terms:
                 term.add(factors, sums[models])
         return sums if kept is None else sums.mul_(kept)
 
     def _terms(self, at: Tensor, inputs: Activations, labels: Int[Tensor, "models rows"]) -> list[Term]:
         """Returns per-example gradients of all parameters, from a single forward and backward pass."""
-        passing, layers, held, outputs = inputs, [], [], []
+        passing, layers, factors, outputs = inputs, [], [], []
         with torch.enable_grad():
             for layer in self._layers:
                 if isinstance(layer, nn.Module):
@@ -115,13 +115,13 @@ class StackedNetwork:
                 # The first output is a leaf, so that nothing is differentiated by the inputs.
                 passing = out if outputs else out.requires_grad_()
                 layers.append(layer)
-                held.append(needed)
+                factors.append(needed)
                 outputs.append(passing)
             logits, targets = passing.flatten(0, 1), labels.flatten()
             self._refuse_mixing(logits, targets)
             value = self.loss(logits, targets).sum()
         signals = torch.autograd.grad(value, outputs)
-        by_layer = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
+        by_layer = (layer.terms(*each) for layer, *each in zip(layers, factors, signals, strict=True))
         return [term for terms in by_layer for term in terms]
 
     def _refuse_mixing(self, like: Tensor, labels: Tensor) -> None:

@@ -168,8 +168,8 @@ class Convolution(FactoredGradient):
             self._of_rows(keep=True)
         if self._kept is not None:
             return self._kept.along(pieces)
-        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
+        chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
@@ -188,8 +188,8 @@ class Convolution(FactoredGradient):
             self._of_rows(keep=True)
         if self._kept is not None:
             return self._kept.along_made(directions)
-        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        by_chunk = ((product(rows, directions), row_norms(rows)) for rows in made)
+        chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        by_chunk = ((product(rows, directions), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
         return torch.cat(products), torch.cat(norms)
 

@@ -59,20 +59,20 @@ class PatchProducts:
         g, images = self.geometry, len(inputs)
         shape = (images, g.groups, *g.kernel, g.weight_shape[1], g.channels[1] // g.groups)
         # Rows of several views are summed afterwards, so their products need memory of their own.
-        made = signals.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
+        rows = signals.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
         if self._by_columns:
             # Row by row of the kernel: lines of the padded input, shifted.
             columns, flat = self._columns(inputs), signals.flatten(1, 2)
-            by_row = made.view(images, g.kernel[0], -1, g.channels[1])
+            by_row = rows.view(images, g.kernel[0], -1, g.channels[1])
             for row in range(g.kernel[0]):
                 start = row * g.dilation[0] * signals.shape[2]
                 _products_into(by_row[:, row], columns[:, start : start + flat.shape[1]], flat)
         else:
-            products = made.view(images * g.groups, -1, shape[-1])
+            products = rows.view(images * g.groups, -1, shape[-1])
             _products_into(products, self.unfolded(inputs, signals), self.by_group(signals))
         if self.views == 1:
-            return made.flatten(1)
-        summed = made.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
+            return rows.flatten(1)
+        summed = rows.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.copy_(summed)
 
     def squares(
