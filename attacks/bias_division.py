@@ -163,9 +163,9 @@ def _parameters_of(operation: Operation, network: Network, trained: tuple[str, .
         raise NotApplicable(f"the first layer must have a bias, whose gradient divides, and {words} has none")
     if frozen := [name for name in (operation.weight, operation.bias) if name not in trained]:
         raise NotApplicable(f"the first layer must be trained, and {' and '.join(frozen)} is not")
-    users = [other for other in network.operations if operation.weight in (other.weight, other.bias)]
-    users += [other for other in network.operations if operation.bias in (other.weight, other.bias)]
-    if any(other is not operation for other in users):
+    users = [user for user in network.operations if operation.weight in (user.weight, user.bias)]
+    users += [user for user in network.operations if operation.bias in (user.weight, user.bias)]
+    if any(user is not operation for user in users):
         raise NotApplicable(f"the first layer's parameters must be its own, and {words} shares them")
     return operation.weight, operation.bias
 

@@ -65,16 +65,16 @@ def sme(
     several = target.surrogate is not None
     mismatches = surrogate_mismatches(target) if several else direction_mismatches(target)
 
-    def objectives(points: Tensor, *ways: Tensor) -> tuple[Tensor, Tensor]:
+    def objectives(points: Tensor, *offsets: Tensor) -> tuple[Tensor, Tensor]:
         # In units in which a step of length `lr` moves the share by `share_lr`.
-        shares = [share_start + way[:, 0] * (share_lr / lr) for way in ways]
+        shares = [share_start + offset[:, 0] * (share_lr / lr) for offset in offsets]
         distances = mismatches(box.inputs(points), labels, *shares)
         return (distances if prior is None else distances + tv_weight * prior(points)), distances
 
-    def project_(points: Tensor, *ways: Tensor) -> None:
+    def project_(points: Tensor, *offsets: Tensor) -> None:
         box.project_(points)
-        for way in ways if share_lr > 0 else ():
-            way.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
+        for offset in offsets if share_lr > 0 else ():
+            offset.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
 
     def start() -> Tensor:
         # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.

@@ -87,11 +87,11 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
         raise ValueError(f"weights of {name!r} must be given in a file of safetensors: random ones are no encoder")
     if len(input_shape) != 3 and (vision or side is not None):
         raise ValueError(f"inputs must be images, to be resized or for {name!r}, got shape {input_shape}")
-    given = None if weights is None else read_tensors(weights)
+    state = None if weights is None else read_tensors(weights)
     blank = _prepared(torch.zeros(1, *input_shape), side, colour=vision)
     head, weights_name = None, ""
     if vision:
-        colours, classifier, weights_name = torchvision_models.published(name, download=given is None)
+        colours, classifier, weights_name = torchvision_models.published(name, download=state is None)
         network = nn.Sequential(colours, classifier).eval()
         try:
             with torch.no_grad():
@@ -103,9 +103,9 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
             ) from error
     else:
         network = classifier = user_factory.build(name, input_shape=tuple(blank.shape[1:]), classes=None, settings={})
-    if given is not None:
-        filled(classifier, given.tensors)
-    digest = content_digest(*network.state_dict().values()) if given is None else given.sha256
+    if state is not None:
+        filled(classifier, state.tensors)
+    digest = content_digest(*network.state_dict().values()) if state is None else state.sha256
     about = {"encoder": name, "weights": weights_name if weights is None else weights.name, "weights_sha256": digest}
     return Encoder(network.eval(), head, side, about)
 

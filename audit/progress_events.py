@@ -36,14 +36,14 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(activity: str) -> Iterator[None]:
     """Names the computation whose progress is reported within a `with` block.
 
     Args:
-        what: its name, such as "likelihood_ratio on dp_sgd, seed 0".
+        activity: its name, such as "likelihood_ratio on dp_sgd, seed 0".
     """
     global _doing
-    before, _doing = _doing, what
+    before, _doing = _doing, activity
     try:
         yield
     finally:

@@ -90,7 +90,7 @@ def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = Non
     known = environments() if known is None else known
     if not known:
         return "no versions were tested together"
-    nearest = min(known, key=lambda one: len(one.differing(here)))
+    nearest = min(known, key=lambda versions: len(versions.differing(here)))
     differing = ", ".join(f"{name} {number}" for name, number in nearest.differing(here).items())
     absent = ", ".join(name for name in here if name not in nearest.versions)
     sentence = f"tested together ({nearest})"

@@ -99,9 +99,9 @@ class Dpdr:
                 )
                 continue
             along = Subspace.of(part.unsqueeze(1))
-            rest = Within(start, Complement(along, self.project_noise), context.dim)
+            orthogonal = Within(start, Complement(along, self.project_noise), context.dim)
             bound_along = replace(self.bound_along, norm=self.bound_along.norm * math.sqrt(layer_share))
-            blocks.append(Block(codec=rest, bound=bound, share=layer_share * (1 - self.share)))
+            blocks.append(Block(codec=orthogonal, bound=bound, share=layer_share * (1 - self.share)))
             blocks.append(
                 Block(codec=Within(start, along, context.dim), bound=bound_along, share=layer_share * self.share)
             )

@@ -88,8 +88,8 @@ class Gep:
         if state is None or state["mask"] != mask or context.step % self.interval == 0:
             state = {"mask": mask, "bases": self._directions(spans, kept, context)}
         subspace = self._memory.subspace(state["bases"], spans, context.dim if kept is None else kept.size)
-        rest = Complement(subspace, self.project_noise)
-        along, beside = (codec if kept is None else Masked(kept, codec) for codec in (subspace, rest))
+        residual = Complement(subspace, self.project_noise)
+        along, beside = (codec if kept is None else Masked(kept, codec) for codec in (subspace, residual))
         if self.biased:
             return state, StepPlan(Block(codec=along, bound=self.bound))
         return state, StepPlan(

@@ -107,8 +107,8 @@ def attack(name: str) -> Attack[Any]:
     except AttackProcessError as error:
         raise CatalogError(f"attack {name!r}: {error}") from error
     except CatalogError as error:  # from that process, which received the absolute path
-        whole, given = (spelling.rpartition(":")[0] for spelling in (own, name))
-        raise type(error)(str(error).replace(whole, given) if whole else str(error)) from None
+        full_path, path_as_given = (spelling.rpartition(":")[0] for spelling in (own, name))
+        raise type(error)(str(error).replace(full_path, path_as_given) if full_path else str(error)) from None
 
 
 def attack_here(name: str) -> Attack[Any]:
@@ -159,32 +159,32 @@ def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             place = origin("defenses", name)
-            way = (
+            hint = (
                 "decorate it with leakbench.attacks.core.attack, if it is one"
                 if parameter.name == "target"
                 else "write *, before it"
             )
-            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): {way}")
+            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): {hint}")
 
 
-def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(kind: MethodKind, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all settings of a method, the given values over the defaults, each of the right type.
 
     Raises:
         CatalogError: unknown name, or all errors in the settings.
     """
     try:
-        return resolve_settings(settings(kind, name), given)
+        return resolve_settings(settings(kind, name), chosen)
     except CatalogError as error:
         raise CatalogError(f"{KINDS[kind]} {name!r}: {error}") from None
 
 
-def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
+def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
     """Constructs a defense by name.
 
     Args:
         name: its file name, or the path of its function.
-        given: settings; the others have their defaults.
+        chosen: settings; the others have their defaults.
         noise_multiplier: std / sensitivity, for defenses that add noise; ignored for other defenses.
 
     Raises:
@@ -193,7 +193,7 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         ValueError: the method refuses a value.
     """
     factory = find("defenses", name)
-    resolved = resolve("defenses", name, given or {})
+    resolved = resolve("defenses", name, chosen or {})
     # SGD, for example, adds no noise at any budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier

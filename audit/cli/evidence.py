@@ -187,11 +187,11 @@ def _choice(text: str | None, seed: int) -> Any:
 
     if text is None:
         raise ValueError("--threshold must be given for runs: fixed:T, declared:T1,T2,... or split[:N]")
-    kind, _, rest = text.partition(":")
+    kind, _, numbers_text = text.partition(":")
     if kind == "split":
-        return SplitThreshold(splits=_count(rest or "1"), seed=seed)
+        return SplitThreshold(splits=_count(numbers_text or "1"), seed=seed)
     try:
-        numbers = tuple(float(part) for part in rest.split(","))
+        numbers = tuple(float(part) for part in numbers_text.split(","))
     except ValueError:
         numbers = ()
     if kind == "fixed" and len(numbers) == 1:
@@ -219,8 +219,8 @@ def _read(scores: Path, truth: Path | None) -> Table:
     table = _table(scores, ["id", "score"] if truth is not None else ["id", "score", "member"])
     if truth is not None:
         known = _table(truth, ["id", "member"])
-        for reference, other, file in ((known, table, scores), (table, known, truth)):
-            missing = reference.loc[~reference["id"].isin(other["id"]), "id"]
+        for reference, table_to_match, file in ((known, table, scores), (table, known, truth)):
+            missing = reference.loc[~reference["id"].isin(table_to_match["id"]), "id"]
             if len(missing):
                 raise ValueError(
                     f"{file.name} must have every id once, and lacks {len(missing)}, as {missing.iloc[0]!r}"

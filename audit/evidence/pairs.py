@@ -81,15 +81,15 @@ def pair_guesses(
             )
     if (member_strata is None) != (non_member_strata is None):
         raise ValueError("strata must be given for members and non-members, or for neither")
-    own = np.zeros(len(members), int) if member_strata is None else np.asarray(member_strata)
-    other = np.zeros(len(non_members), int) if non_member_strata is None else np.asarray(non_member_strata)
-    if own.shape != members.shape or other.shape != non_members.shape:
+    stratum_inside = np.zeros(len(members), int) if member_strata is None else np.asarray(member_strata)
+    stratum_outside = np.zeros(len(non_members), int) if non_member_strata is None else np.asarray(non_member_strata)
+    if stratum_inside.shape != members.shape or stratum_outside.shape != non_members.shape:
         raise ValueError("strata must be one a record")
     largest = max(np.abs(members).max(), np.abs(non_members).max())
     scale = 0.5 if largest > np.finfo(np.float64).max / 2 else 1.0
     coins, gaps = np.random.default_rng(seed), []
-    for stratum in np.unique(own):
-        inside, outside = members[own == stratum], non_members[other == stratum]
+    for stratum in np.unique(stratum_inside):
+        inside, outside = members[stratum_inside == stratum], non_members[stratum_outside == stratum]
         count = min(len(inside), len(outside))
         # Halved first if a difference of the largest floats would overflow: infinite gaps would tie.
         gaps.append(coins.permutation(inside)[:count] * scale - coins.permutation(outside)[:count] * scale)

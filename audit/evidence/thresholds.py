@@ -119,7 +119,7 @@ def judged(
         looks, candidates = len(thresholds), [(t, errors_at(positives, negatives, t)) for t in thresholds]
     each = 1 - (1 - level) / looks
     bounds = [Judged(bound(errors, each), errors, threshold, looks, each) for threshold, errors in candidates]
-    return max(bounds, key=lambda one: one.value)
+    return max(bounds, key=lambda candidate: candidate.value)
 
 
 def errors_at(positives: ndarray, negatives: ndarray, threshold: float) -> Errors:

@@ -189,8 +189,8 @@ def _pictures(audit: ModelAudit) -> dict[str, Any]:
 
 def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[str, Any]]]:
     """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
-    what = json_values([report.groups, report.model, report.data])
-    digest = digest_of_bytes(json.dumps(what, sort_keys=True).encode())
+    contents = json_values([report.groups, report.model, report.data])
+    digest = digest_of_bytes(json.dumps(contents, sort_keys=True).encode())
     content = {
         "data": report.data.name,
         "model": report.model.architecture,
@@ -253,8 +253,8 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
     return records
 
 
-def _id(digest: str, what: str) -> str:
-    return hashlib.sha256(f"audit {digest} {what}".encode()).hexdigest()[:32]
+def _id(digest: str, measurement: str) -> str:
+    return hashlib.sha256(f"audit {digest} {measurement}".encode()).hexdigest()[:32]
 
 
 def _device(device: torch.device) -> str:

@@ -149,9 +149,9 @@ class _Question:
         if self._graph is None or not which:
             return [None] * len(tensors)
         inputs = [tensor for tensor, needed in zip(tensors, self._needs, strict=True) if needed]
-        given = [vector for place in which if (vector := vectors[place]) is not None]
+        present = [vector for place in which if (vector := vectors[place]) is not None]
         header = {"ask": "product", "of": self._graph.number, "which": which}
-        gradients = iter(_Question(self._questions, header, [*inputs, *given], known=len(inputs)).value())
+        gradients = iter(_Question(self._questions, header, [*inputs, *present], known=len(inputs)).value())
         return [next(gradients) if needed else None for needed in self._needs]
 
 

@@ -273,5 +273,5 @@ def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torc
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
     pool = withheld(whole, count)
-    other = 1 + torch.randint(classes - 1, (count,), generator=coins)
-    return pool.inputs, (pool.labels + other) % classes
+    shift = 1 + torch.randint(classes - 1, (count,), generator=coins)
+    return pool.inputs, (pool.labels + shift) % classes

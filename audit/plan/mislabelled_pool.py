@@ -29,8 +29,8 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
             f"number of mislabelled canaries must be below {len(splits.non_member)}, the non-members that they are "
             f"taken from, got {table.number}"
         )
-    _, rest = _reserved(splits, table.number)
-    non_members = _some(splits.non_member, rest)
+    _, unreserved = _reserved(splits, table.number)
+    non_members = _some(splits.non_member, unreserved)
     # Without a separate test set, the non-members stand in for it and shrink in the same way.
     same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
     digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()

@@ -193,7 +193,7 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
 def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """Returns a layer's input in a pass over inputs."""
     layer_inputs: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, given: layer_inputs.append(given[0]))
+    hook = head.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))
     try:
         model(inputs)
     finally:

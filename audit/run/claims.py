@@ -183,9 +183,9 @@ def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
     if not KINDS[record.kind].own_task or not record.noise_multiplier:
         return ""
     trained = {
-        other.noise_multiplier
-        for other in others
-        if not KINDS[other.kind].own_task and other.noise_multiplier is not None and _alike(record, other)
+        neighbour.noise_multiplier
+        for neighbour in others
+        if not KINDS[neighbour.kind].own_task and neighbour.noise_multiplier is not None and _alike(record, neighbour)
     }
     if not trained or any(math.isclose(record.noise_multiplier, multiplier, rel_tol=1e-9) for multiplier in trained):
         return ""

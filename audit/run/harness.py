@@ -78,7 +78,7 @@ def run(
     recompute: bool = False,
     verify: bool = False,
     command: Sequence[str] = (),
-    report: Report = lambda done, total, what: None,
+    report: Report = lambda done, total, activity: None,
 ) -> list[Record]:
     """Runs the cells of a suite that have no record yet.
 

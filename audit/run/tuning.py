@@ -230,17 +230,17 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     coins = keyed(seed_of_data(splits.digest, "tuning"))
     order = torch.randperm(len(public), generator=coins)
     sizes = [len(splits.private), content["validation"]]
-    own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
+    own, judges, public_rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))
     run = train(
         # From the remaining public examples: training and validation examples must be new to the model.
-        starting_model(request, splits, rest),
+        starting_model(request, splits, public_rest),
         (own.inputs, own.labels),
         defend(request, len(own))[0],
         sampling=sampling,
         steps=steps,
         lr=task.lr,
-        public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
+        public=(public_rest.inputs, public_rest.labels) if reads_public(request.defense) else None,
         # Seeded even for a run with secure noise, because it holds no private data.
         **SeedSet.of(content, request.seed).arguments(),
         recipe=recipe_of(task, splits),

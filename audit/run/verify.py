@@ -113,7 +113,7 @@ def _unlike_itself(record: Record) -> str:
     return _unflagged(record, bound, "pairs", "of one record in the place of another")
 
 
-def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
+def _unflagged(record: Record, bound: Metric, evidence: str, relation: str) -> str:
     """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none."""
     detail = ProvedDetail.of(bound.detail)
     if (proved := detail.value_at_verdict) is not None and (claimed := detail.claimed) is not None:
@@ -122,7 +122,7 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
         if least is None or claimed < least * (1 - TOLERANCE):
             return f"its claim is epsilon {least}, and {relation} it says {claimed}"
         if proved > claimed and "claim_violated" not in record.flags:
-            return f"its {what} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
+            return f"its {evidence} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
 
 

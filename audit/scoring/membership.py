@@ -95,7 +95,7 @@ def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
         return whole
     detail = {half_key(CALIBRATION, "value"): halves[CALIBRATION].value}
     report = halves[REPORT]
-    detail |= {half_key(REPORT, what): getattr(report, what) for what in ("value", "low", "high", "n")}
+    detail |= {half_key(REPORT, field): getattr(report, field) for field in ("value", "low", "high", "n")}
     return replace(whole, detail=whole.detail | detail)
 
 

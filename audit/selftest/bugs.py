@@ -312,8 +312,8 @@ def _over_batch(task: TrainerTask) -> CipherNoise:
     return noise
 
 
-def _bug(name: str, words: str, **given: Any) -> PlantedBug:
-    return PlantedBug(name=name, words=words, trainer=under_defense(plain, **given))
+def _bug(name: str, words: str, **faults: Any) -> PlantedBug:
+    return PlantedBug(name=name, words=words, trainer=under_defense(plain, **faults))
 
 
 BUGS = (

@@ -243,8 +243,8 @@ def line(examination: ExaminedTrainer) -> str:
     coverage = f"{first.asked} of {len(TESTS)} tests"
     coverage += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
     share = f"{examination.accused}/{len(examination.outcomes)} [{low:.2f}, {high:.2f}]"
-    rest = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
-    return f"{examination.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
+    measurements = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
+    return f"{examination.candidate.name:<24} {verdict:<12} {share:<20} {measurements}"
 
 
 def _accused(trainer: ExaminedTrainer) -> str:

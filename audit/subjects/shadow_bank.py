@@ -99,8 +99,8 @@ class ShadowStack:
         members = []
         for number, half in enumerate(halves, start=self.first):
             order = torch.randperm(len(others), generator=keyed(self.seed_for("others", number)))
-            rest = len(candidates) + order[: max(0, size - int(half.sum()))]
-            members.append(torch.cat([half.nonzero()[:, 0], rest]))
+            non_candidates = len(candidates) + order[: max(0, size - int(half.sum()))]
+            members.append(torch.cat([half.nonzero()[:, 0], non_candidates]))
         models = self._trained(join(candidates, others), members, public, splits)
         answers = [logits_of(model, augmented.flatten(0, 1)).unflatten(0, augmented.shape[:2]) for model in models]
         none = public.inputs.new_zeros(0, splits.classes)

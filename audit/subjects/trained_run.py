@@ -122,8 +122,8 @@ class TrainedRun:
         most = len(public) // 2 if self._reads_public else len(public)
         coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
         order = torch.randperm(len(public), generator=coins)
-        own, rest = order.tensor_split([min(most, len(self.members))])
-        return pick(public, own.sort().values), pick(public, rest)
+        stand_ins, remaining = order.tensor_split([min(most, len(self.members))])
+        return pick(public, stand_ins.sort().values), pick(public, remaining)
 
     @cached_property
     def _public_pool(self) -> Examples:

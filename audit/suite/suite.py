@@ -110,15 +110,15 @@ class Suite(Document):
     def budget_grid(self) -> list[dict[str, float]]:
         """Returns every budget: {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
         budget = self.budget
-        given = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
+        limits = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
         beside = {"delta": budget.delta} | ({} if budget.fpr is None else {"fpr": budget.fpr})
-        return [{kind: value, **beside} for kind, values in given.items() for value in values]
+        return [{kind: value, **beside} for kind, values in limits.items() for value in values]
 
     def tunable(self, choice: DefenseChoice) -> frozenset[str]:
         """Returns the settings and training values of a defense that its entry does not set."""
-        for entry, given in zip(self._defenses, self._given, strict=True):
+        for entry, stated in zip(self._defenses, self._given, strict=True):
             if choice in entry:
-                return frozenset({*choice.settings, *TRAINING} - given)
+                return frozenset({*choice.settings, *TRAINING} - stated)
         return frozenset()
 
     def with_tuned(

@@ -160,9 +160,9 @@ class Task(StrictTable):
         """The settings in the trainer's form."""
         augmentation = None
         if self.views is not None:
-            given = {"padding": self.crop_padding, "flip": self.horizontal_flip}
-            given = {name: value for name, value in given.items() if value is not None}
-            augmentation = CropAndFlip(views=self.views, **given)
+            settings = {"padding": self.crop_padding, "flip": self.horizontal_flip}
+            settings = {name: value for name, value in settings.items() if value is not None}
+            augmentation = CropAndFlip(views=self.views, **settings)
         return Recipe(
             momentum=self.momentum,
             optimizer=self.optimizer,

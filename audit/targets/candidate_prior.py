@@ -72,9 +72,9 @@ class Prior:
             )
         fresh = fresh[: count - 1]
 
-        def among(one: Tensor, rest: Tensor) -> Tensor:
-            rest = rest[fresh].to(one)
-            return torch.cat([rest[:place], one[:1], rest[place:]])
+        def among(record: Tensor, others_of_batch: Tensor) -> Tensor:
+            others_of_batch = others_of_batch[fresh].to(record)
+            return torch.cat([others_of_batch[:place], record[:1], others_of_batch[place:]])
 
         numbers = torch.arange(count, device=inputs.device)
         return cls(Examples(ids=numbers, inputs=among(inputs, others), labels=among(labels, classes)), place)

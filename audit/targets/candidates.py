@@ -58,8 +58,8 @@ class Candidates:
         order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
         aliases = _distinct(count, coins).to(device)
         # A clone, because answers are checked against the aliases, which no attack may overwrite.
-        given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
-        return cls(examples.ids[order], aliases, given)
+        shown = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
+        return cls(examples.ids[order], aliases, shown)
 
     def __len__(self) -> int:
         return len(self.ids)

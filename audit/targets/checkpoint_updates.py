@@ -85,9 +85,9 @@ def update_between(
     if momentum > 0 and velocity is None:
         raise AccessError("momentum needs the velocity before the step; give velocity, zeros at the first step")
     layout, start = _flat(before, "before")
-    other, end = _flat(after, "after")
-    if layout != other:
-        differ = [name for name in {*layout.names, *other.names} if _shape(layout, name) != _shape(other, name)]
+    end_layout, end = _flat(after, "after")
+    if layout != end_layout:
+        differ = [name for name in {*layout.names, *end_layout.names} if _shape(layout, name) != _shape(end_layout, name)]
         raise InconsistentObservation(
             f"after must have the parameters of before, got {min(differ, default='another order of them')!r} otherwise"
         )
@@ -100,12 +100,12 @@ def update_between(
         raise InconsistentObservation("velocity must be finite, got NaN or infinity")
     if mask is not None and mask.dtype is not torch.bool:
         raise ValueError(f"mask must be true and false, got {mask.dtype}; coordinates make one by zeros and indexing")
-    rest = start.values.new_zeros(layout.dim) if velocity is None else velocity.to(start.values) * momentum
+    momentum_term = start.values.new_zeros(layout.dim) if velocity is None else velocity.to(start.values) * momentum
     now = (start.values - end.values) / lr
-    update = now - rest - weight_decay * start.values
+    update = now - momentum_term - weight_decay * start.values
     # Rounding error of the stored checkpoints, amplified by a small learning rate.
     lost = (start.digits * start.values.abs() + end.digits * end.values.abs()) / lr
-    lost = lost + start.digits * (rest.abs() + weight_decay * start.values.abs())
+    lost = lost + start.digits * (momentum_term.abs() + weight_decay * start.values.abs())
     if mask is not None:
         mask = mask.to(update.device)
         _refuse_moved(update, mask, lost, layout)

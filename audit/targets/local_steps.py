@@ -151,8 +151,8 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
     state, plan = defense.plan(copy.deepcopy(state), context)
     for step in range(first, first + steps):
         if plan.trial is not None or plan.correlated is not None:
-            what = "is tried, and may be taken back" if plan.trial is not None else "has noise of the steps before"
-            return f"{why} {what}{out}"
+            reason = "is tried, and may be taken back" if plan.trial is not None else "has noise of the steps before"
+            return f"{why} {reason}{out}"
         if step + 1 == first + steps:
             break
         try:

@@ -347,8 +347,8 @@ class RunView:
     def _asked(self) -> Examples:
         """The candidates under their own ids, copied before an attack can write into its inputs."""
         assert self.candidates is not None  # noqa: S101  by `at`
-        given = self.candidates.given
-        return Examples(ids=self.candidates.ids, inputs=given.inputs.clone(), labels=given.labels.clone())
+        shown = self.candidates.given
+        return Examples(ids=self.candidates.ids, inputs=shown.inputs.clone(), labels=shown.labels.clone())
 
     def _views(self, step: Step) -> Views | None:
         """Returns the augmentation of this step, made from the run's public randomness without secret keys."""

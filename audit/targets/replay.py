@@ -51,8 +51,8 @@ class StepReplay:
             residuals = [noisy.double() for noisy in step.noisy]
             for part in batch.split(_AT_ONCE) if len(batch) else ():
                 inputs, labels, views = self._entries(step, self._private.inputs[part], self._private.labels[part])
-                for rest, total in zip(residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
-                    rest -= total
+                for residual, total in zip(residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
+                    residual -= total
             noise = torch.cat(residuals).to(step.noisy[0].dtype)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if sum(kept.nbytes for kept in self._noises.values()) + noise.nbytes <= _KEPT:

@@ -108,7 +108,7 @@ class Remainders:
         if remainder is None or not torch.isin(requested, remainder.asked).all():
             # Rows for all candidates at once, because each call takes a pass over the batch; unless they are too many.
             remainder = self._parted(step, candidates if self._few(step, candidates) else requested)
-            others = sum(other.size for number, other in self.kept.items() if number != step.key)
+            others = sum(step_remainder.size for number, step_remainder in self.kept.items() if number != step.key)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if others + remainder.size <= _KEPT:
                 self.kept[step.key] = remainder

@@ -355,6 +355,6 @@ def _moved(examples: Examples, device: torch.device | str | None) -> Examples:
     return Examples(ids=examples.ids.to(device), inputs=examples.inputs.to(device), labels=examples.labels.to(device))
 
 
-def _refuse_lengths(what: str, pair: tuple[Tensor, Tensor]) -> None:
+def _refuse_lengths(rule: str, pair: tuple[Tensor, Tensor]) -> None:
     if len(pair[0]) == 0 or len(pair[0]) != len(pair[1]):
-        raise ValueError(f"{what} one length above 0, got {len(pair[0])} and {len(pair[1])}")
+        raise ValueError(f"{rule} one length above 0, got {len(pair[0])} and {len(pair[1])}")

@@ -57,10 +57,10 @@ def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
 
 
 def _observed(
-    setup: Setup, sparsity: float, what: str, inputs: Float[Tensor, " n"], **settings: object
+    setup: Setup, sparsity: float, name: str, inputs: Float[Tensor, " n"], **settings: object
 ) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n dim"]]:
     """Returns releases of the gradient a x under successive masks, and the masks."""
-    defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(what, sparsity)
+    defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(name, sparsity)
     releases, masks = [], []
     for step, x in enumerate(inputs.tolist()):
         plan = plan_of(defense, setup.context(DIM, step))
@@ -70,9 +70,9 @@ def _observed(
     return torch.cat(releases), torch.stack(masks)
 
 
-def _unclipped(setup: Setup, sparsity: float, what: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _unclipped(setup: Setup, sparsity: float, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     # Without clipping the noise is the multiplier times `clip_norm`, hence a clip norm of 1.
-    return _observed(setup, sparsity, what, inputs, without="clipping", clip_norm=1.0)
+    return _observed(setup, sparsity, name, inputs, without="clipping", clip_norm=1.0)
 
 
 def _same(setup: Setup) -> Tensor:
@@ -151,8 +151,8 @@ def reconstruction_under_clipping(setup: Setup) -> Measured:
     )
     for sparsity in SPARSITIES[1:]:
         growth = expected_inverse(sparsity) / expected_inverse(0.0)
-        what = f"error relative to sparsity 0, sparsity {sparsity}"
-        comparisons.append(ratio_of(what, measured[sparsity], measured[0.0], growth))
+        quantity = f"error relative to sparsity 0, sparsity {sparsity}"
+        comparisons.append(ratio_of(quantity, measured[sparsity], measured[0.0], growth))
     return Measured(comparisons=tuple(comparisons), instead=tuple(instead))
 
 

@@ -46,8 +46,8 @@ def summary(claims: Sequence[Examined]) -> str:
     wrong = [examined.claim.name for examined in claims if not examined.expected]
     verdicts = [examined.verdict for examined in claims]
     counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
-    rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
-    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}: {counts}; {rest}"
+    outcome = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
+    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}: {counts}; {outcome}"
 
 
 def markdown(claims: Sequence[Examined], setup: Setup) -> str:
@@ -74,8 +74,8 @@ def markdown(claims: Sequence[Examined], setup: Setup) -> str:
         for kind, comparisons in (("", examined.found.comparisons), ("instead: ", examined.found.instead)):
             for c in comparisons:
                 cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
-                what = _cell(f"{kind}{c.what}")
-                lines.append(f"| `{examined.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
+                quantity = _cell(f"{kind}{c.what}")
+                lines.append(f"| `{examined.claim.name}` | {quantity} | {' | '.join(cells)} | {_mark(c)} |")
     return "\n".join(lines) + "\n"
 
 

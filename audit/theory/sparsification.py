@@ -28,8 +28,8 @@ ROUNDING = 1e-9  # relative, of float64 rows
 
 def sparse(setup: Setup, sparsity: float, sigma: float = 0.0, **settings: object) -> Defense:
     """Builds random sparsification at a constant sparsity; `sigma` is the noise multiplier, 0 for no noise."""
-    given = {"clip_norm": CLIP, "final_sparsity": sparsity, "cooling": False, **settings}
-    return setup.defense("random_sparsification", given, noise_multiplier=sigma)
+    chosen = {"clip_norm": CLIP, "final_sparsity": sparsity, "cooling": False, **settings}
+    return setup.defense("random_sparsification", chosen, noise_multiplier=sigma)
 
 
 def _records(setup: Setup) -> Float[Tensor, "records dim"]:
@@ -59,13 +59,13 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
         for left_out in range(len(rows)):
             neighbour = torch.cat([rows[:left_out], rows[left_out + 1 :]])
             moved = max(moved, float((whole - released(plans[0], neighbour)).norm()))
-        for what, measured in (
+        for quantity, measured in (
             ("largest ||clip(m.g)||", float(lengths.max())),
             ("smallest ||clip(m.g)|| where ||m.g|| >= C", float(lengths[cut].min())),
             ("largest ||f(D) - f(D')||", moved),
         ):
-            what = f"{what}, sparsity {sparsity}"
-            comparisons.append(Comparison(what=what, measured=measured, closed=CLIP, tolerance=ROUNDING))
+            quantity = f"{quantity}, sparsity {sparsity}"
+            comparisons.append(Comparison(what=quantity, measured=measured, closed=CLIP, tolerance=ROUNDING))
     return Measured(comparisons=tuple(comparisons))
 
 
@@ -99,17 +99,17 @@ def sparsification_silence(setup: Setup) -> Measured:
     plan = plan_of(sparse(setup, sparsity, sigma), setup.context(DIM))
     dropped = 1 - mask_of(plan.blocks[0].codec, setup.device)
     rows = _records(setup)
-    plain, other = (
+    plain, changed = (
         released(plan, gradients, sigma=sigma, noise=setup.noise("silence"))
         for gradients in (rows, rows + 1e3 * dropped)
     )
     numbers = (
         ("largest |release| on dropped coordinates", (plain * dropped).abs().max(), 0.0),
         ("coordinates that are released", (plain != 0).sum(), DIM - floor_of(sparsity, DIM)),
-        ("largest change of the release when gradients change there", (plain - other).abs().max(), 0.0),
+        ("largest change of the release when gradients change there", (plain - changed).abs().max(), 0.0),
     )
     return Measured(
-        comparisons=tuple(Comparison(what=what, measured=float(m), closed=float(c)) for what, m, c in numbers)
+        comparisons=tuple(Comparison(what=quantity, measured=float(m), closed=float(c)) for quantity, m, c in numbers)
     )
 
 
@@ -139,11 +139,11 @@ def sparsification_microbatches(setup: Setup) -> Measured:
         comparisons=tuple(
             Comparison(
                 what=f"largest difference of parameters after 6 steps, micro-batches of {size}",
-                measured=float((trained[0] - other).abs().max()),
+                measured=float((trained[0] - parameters).abs().max()),
                 closed=0.0,
                 tolerance=1e-6,
             )
-            for size, other in zip((7, 1), trained[1:], strict=True)
+            for size, parameters in zip((7, 1), trained[1:], strict=True)
         )
     )
 

@@ -130,10 +130,10 @@ def _rows(model: nn.Module, shape: Layout, inputs: Tensor, labels: Tensor) -> Fl
 
 
 def _codec(
-    setup: Setup, name: str, given: dict[str, object], model: nn.Module, shape: Layout, public: tuple[Tensor, Tensor]
+    setup: Setup, name: str, settings: dict[str, object], model: nn.Module, shape: Layout, public: tuple[Tensor, Tensor]
 ) -> Codec:
     """Returns the codec of a method's first plan."""
-    defense = setup.defense(name, given, noise_multiplier=1.0)
+    defense = setup.defense(name, settings, noise_multiplier=1.0)
     context = Context(
         step=0,
         steps=1,

@@ -182,20 +182,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--without", nargs="*", default=list(WITHOUT))
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as in a run
-    for case in given.cases:
+    for case in options.cases:
         network, _, batch = case.rpartition("-")
         result = measure(
             network,
             int(batch),
-            masked=given.masked,
-            rounds=given.rounds,
-            seconds=given.seconds,
-            only=set(given.without),
+            masked=options.masked,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            only=set(options.without),
         )
-        print(f"{case}{' masked' if given.masked else ''}: {result.pop('milliseconds'):.2f} ms", flush=True)
+        print(f"{case}{' masked' if options.masked else ''}: {result.pop('milliseconds'):.2f} ms", flush=True)
         for way, (least, middle) in result.items():
             print(f"  without {way:34s} {least:.3f} {middle:.3f}", flush=True)
 

@@ -137,7 +137,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
     details = (f"({row.details})",) if row.details else ()
     control = (f"({row.control} control)",) if row.control else ()
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
-    strongest, other = strongest_words(row)
+    strongest, reason = strongest_words(row)
     # Footnotes are numbered in this order: the rank's before the numbers', although its column is behind theirs.
     cells: dict[str, CellWords] = {
         "defense": (row.defense.name, *details, *control),
@@ -149,7 +149,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
         if key in shown:
             cells[key] = _number(page, row, *shown[key])
         elif key == "attack":
-            cells[key] = (*page.mark((strongest,), other), *looks_words(row)) if strongest else ("-",)
+            cells[key] = (*page.mark((strongest,), reason), *looks_words(row)) if strongest else ("-",)
     return cells | {"seeds": page.mark((seeds_words(row),), uneven_words(row)), "flags": (", ".join(flags),)}
 
 

@@ -253,8 +253,8 @@ def unranked_words(records: Sequence[Record]) -> list[str]:
     """A line for each reason, with all of its cells and seeds."""
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
-        what = record.attack.name if record.attack else record.kind
-        cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.noise)}"
+        method = record.attack.name if record.attack else record.kind
+        cell = f"{record.defense.name} x {method}{KINDS[record.kind].noise_words(record.task.noise)}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     # Sorting puts failed before skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]

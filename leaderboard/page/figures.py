@@ -310,7 +310,7 @@ def _point(
 def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
     """Label of a mark: a name if its method has a single row, the budget alone if a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
-    if sum(other.method == row.method for other in rows) == 1:
+    if sum(row_of_method.method == row.method for row_of_method in rows) == 1:
         # 28 letters take half of a narrow plot; the legend has the full names.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name

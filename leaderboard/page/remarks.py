@@ -219,7 +219,7 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("noise", _several(_NOISE[record.noise] for record in records)),
         ("compute time", f"{_duration(seconds)}, all records together"),
     ]
-    return [(what, words) for what, words in rows if words]
+    return [(title, words) for title, words in rows if words]
 
 
 _NOISE = {
@@ -238,10 +238,10 @@ def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]
     """
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
-        what = record.attack.name if record.attack else record.kind
+        method = record.attack.name if record.attack else record.kind
         control = f" ({record.control} control)" if record.control else ""
         variant = KINDS[record.kind].variant(record.task.noise)
-        cell = f"{record.defense.name}{control} x {what}{f', {variant.label}' if variant else ''}"
+        cell = f"{record.defense.name}{control} x {method}{f', {variant.label}' if variant else ''}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     return [
         (status, cell, ", ".join(map(str, sorted(set(seeds)))), reason, len(seeds))

@@ -313,7 +313,7 @@ def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
 
 
 def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
-    strongest, other = strongest_words(row)
+    strongest, reason = strongest_words(row)
     counts = sorted({len(cell.records) for cell in row.cells})
     # Shown columns only: others would add footnotes that no cell refers to.
     numbers = {key: estimate for key, estimate in row.estimates.items() if key in shown}
@@ -338,8 +338,8 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
             text=strongest or "-",
             ends=" ".join(looks_words(row)) if strongest else "",
             order=strongest.lower() or None,
-            reason=other,
-            note=notes.number(other),
+            reason=reason,
+            note=notes.number(reason),
         ),
         # Last of the cells: it rebinds `why`, which `noise` above has read.
         "seeds": Value(

@@ -112,7 +112,7 @@ def recovered_batch(
     layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
     eps = torch.finfo(target.released.dtype).eps
     known = _known(layer, eps, coins)
-    best = _searched(known, source, budget, block, lambda one: _all_certified(target, known, one, eps))
+    best = _searched(known, source, budget, block, lambda batch: _all_certified(target, known, batch, eps))
     return _result(target, known, best, eps)
 
 

@@ -186,17 +186,17 @@ def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, 
 
 def independent(directions: Tensor, most: int, apart: float) -> Tensor:
     """Returns indices of up to `most` directions, each independent of those chosen before it, in order."""
-    chosen, rest = [], directions.clone()
+    chosen, remainders = [], directions.clone()
     # Each step chooses the first direction that is left, and projects it out of all others.
     for _ in range(most):
-        distance = rest.norm(dim=1)
+        distance = remainders.norm(dim=1)
         far = (distance > apart).nonzero()
         if not len(far):
             break
         pick = int(far[0])
         chosen.append(pick)
-        unit = rest[pick] / distance[pick]
-        rest = rest - (rest @ unit)[:, None] * unit
+        unit = remainders[pick] / distance[pick]
+        remainders = remainders - (remainders @ unit)[:, None] * unit
     return torch.tensor(chosen, dtype=torch.int64, device=directions.device)
 
 
@@ -207,8 +207,8 @@ def filled(directions: Tensor, rank: int) -> Tensor:
         return directions.T
     if not len(directions):
         return torch.eye(rank, dtype=directions.dtype, device=directions.device)
-    rest = torch.linalg.svd(directions, full_matrices=True).Vh[len(directions) :]
-    return torch.cat([directions, rest]).T
+    orthogonal = torch.linalg.svd(directions, full_matrices=True).Vh[len(directions) :]
+    return torch.cat([directions, orthogonal]).T
 
 
 def _least(left_factor: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

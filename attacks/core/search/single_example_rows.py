@@ -110,16 +110,16 @@ def explained(
     low, high = target.input_low, target.input_high
     entries = own.to(target.released)
     size = (target.released * target.expected_batch * entries).norm(dim=1)
-    given = target.contributions(inputs, labels)
+    contributions = target.contributions(inputs, labels)
     spread = errors.clamp(max=OPEN * (high - low)).to(inputs)
     off = torch.zeros_like(size)
     for _ in range(DRAWN):
         steps = torch.randn(inputs.shape, generator=coins, dtype=torch.float64).to(inputs)
         moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
-        off += ((moved - given) * entries).square().sum(dim=1) / DRAWN
+        off += ((moved - contributions) * entries).square().sum(dim=1) / DRAWN
     noise = (noise_std.to(entries).square() * entries).sum(dim=1)
     # [coordinates of a guess, contributions of another]
-    between = (entries @ given.square().T).sqrt() / size[:, None]
+    between = (entries @ contributions.square().T).sqrt() / size[:, None]
     return OwnPlaces(
         labels=labels,
         unexplained=unexplained,

@@ -70,13 +70,13 @@ class Attack(Generic[R]):
         self._types = {p.name: hints.get(p.name) for p in settings}
         self._function = function
 
-    def settings(self, **given: Any) -> dict[str, Any]:
+    def settings(self, **chosen: Any) -> dict[str, Any]:
         """Returns all settings of a call, the given values over the defaults.
 
         Raises:
             ValueError: a setting that this attack does not have, or a value of the wrong type.
         """
-        for name, value in given.items():
+        for name, value in chosen.items():
             if name not in self.defaults:
                 near = difflib.get_close_matches(name, self.defaults, n=1)
                 known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
@@ -85,7 +85,7 @@ class Attack(Generic[R]):
             # Unions and sequences are the method's own to check.
             if declared in (int, float, str, bool) and not _is_a(value, declared):
                 raise ValueError(f"{name} of {self.name} must be of type {declared.__name__}, got {value!r}")
-        return {**self.defaults, **given}
+        return {**self.defaults, **chosen}
 
     def check(self, target: Target | Requirements) -> str | None:
         """Returns the reason, a sentence, if this attack does not apply, else None; runs nothing.

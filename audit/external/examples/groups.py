@@ -88,9 +88,9 @@ class Preprocess:
             return cls()
         statistics: dict[str, tuple[float, ...]] = {}
         for part in text.split(","):
-            name, equals, rest = part.partition("=")
+            name, equals, values_text = part.partition("=")
             try:
-                values = tuple(float(value) for value in rest.split("/"))
+                values = tuple(float(value) for value in values_text.split("/"))
             except ValueError:
                 values = ()
             if not equals or name.strip() not in ("mean", "std") or name.strip() in statistics or not values:
@@ -166,12 +166,12 @@ def groups_of(
     Raises:
         ValueError: shapes, column names, types of stored numbers, or classes of folders differ.
     """
-    given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
+    files: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
     shape, groups, names = tuple(members.inputs.shape[1:]), {}, {}
-    for name, file in given.items():
+    for name, file in files.items():
         if file is None:
             continue
-        file = given[name] = in_order(file, members)
+        file = files[name] = in_order(file, members)
         if tuple(file.inputs.shape[1:]) != shape:
             raise ValueError(
                 f"{file.source} must have inputs of the members' shape, {list(shape)}, got "
@@ -196,7 +196,7 @@ def groups_of(
         population=groups.get("population"),
         sources={
             name: ExamplesSource(source=file.source, sha256=file.sha256, n=len(file.labels), notes=file.notes)
-            for name, file in given.items()
+            for name, file in files.items()
             if file is not None
         },
         names=names,

@@ -96,14 +96,14 @@ def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
         return
     if form in ("probabilities", "one probability", "percentages"):
         digits = values / (100 if form == "percentages" else 1) * 1000
-        what = "of three digits or fewer"
+        precision = "of three digits or fewer"
     else:
-        digits, what = values, "of whole numbers"
+        digits, precision = values, "of whole numbers"
     # Large floats have no fractional digits, and tiny ones all round to a single number.
     whole = digits.round()
     if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
         raise NoLogits(
-            f"model must answer with more digits, got {form} {what}, of which attacks learn little: give the answers "
+            f"model must answer with more digits, got {form} {precision}, of which attacks learn little: give the answers "
             "before they are rounded, or audit labels alone"
         )
 
@@ -124,8 +124,8 @@ def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor
             return torch.cat([torch.zeros_like(answers), answers], dim=-1)
         case "one probability":
             # Rounding near 1 is half the precision of the type, so 1 - p is at least that.
-            other = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
-            return torch.cat([other, whole.clamp(min=tiny)], dim=-1).log()
+            complement = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
+            return torch.cat([complement, whole.clamp(min=tiny)], dim=-1).log()
         case "odds":
             return (whole / (1 + whole)).clamp(min=tiny).log()
         case "logits of each class":

@@ -147,9 +147,9 @@ def run_attacks(
         An outcome per attack, in their order.
     """
     knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**_sized(attack, given, bank))
+        settings = attack.settings(**_sized(attack, chosen, bank))
         if attack.kind != "membership" or not reads_no_step(attack.requires.access):
             why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
             yield AttackOutcome(
@@ -204,11 +204,11 @@ def outcome_of(
     return AttackOutcome(**about, metrics=metrics, scores=scores, seconds=time.perf_counter() - begun)
 
 
-def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
+def _sized(attack: Attack, chosen: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
     """Returns settings with as many shadow models as there are, unless a number is given."""
-    if bank is None or "shadows" in given or "shadows" not in attack.defaults:
-        return given
-    return {**given, "shadows": bank.models}
+    if bank is None or "shadows" in chosen or "shadows" not in attack.defaults:
+        return chosen
+    return {**chosen, "shadows": bank.models}
 
 
 def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:

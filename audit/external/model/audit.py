@@ -218,8 +218,8 @@ def audit_model(
     return audit_groups(audited, audit_settings, shift=looked.shift, bank=bank, transcript=transcript, report=report)
 
 
-def _examples(name: str, given: LabelledData) -> Examples:
-    inputs, labels = as_tensors(_dataset(name, given), name, None)
+def _examples(name: str, data: LabelledData) -> Examples:
+    inputs, labels = as_tensors(_dataset(name, data), name, None)
     if inputs.dtype in (torch.bfloat16, torch.float16, torch.float64):
         inputs = inputs.float()
     if not inputs.is_floating_point():
@@ -236,15 +236,15 @@ def _examples(name: str, given: LabelledData) -> Examples:
     return Examples(ids=content_ids(inputs, classes).to(inputs.device), inputs=inputs.detach(), labels=classes)
 
 
-def _dataset(name: str, given: LabelledData) -> LabelledData:
+def _dataset(name: str, data: LabelledData) -> LabelledData:
     """Returns the dataset of a loader that yields each of its examples once, unchanged, in any order."""
-    if not isinstance(given, DataLoader):
-        return given
-    whole = type(given.sampler) is SequentialSampler or (
-        type(given.sampler) is RandomSampler and not given.sampler.replacement
+    if not isinstance(data, DataLoader):
+        return data
+    whole = type(data.sampler) is SequentialSampler or (
+        type(data.sampler) is RandomSampler and not data.sampler.replacement
     )
-    if whole and given.collate_fn is default_collate and len(given.sampler) == len(given.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
-        return given.dataset
+    if whole and data.collate_fn is default_collate and len(data.sampler) == len(data.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
+        return data.dataset
     raise ValueError(
         f"{name} must be a dataset or tensors, got a DataLoader with a sampler or a collate_fn of its own; give the "
         "examples that it takes as (inputs, labels)"

@@ -97,11 +97,11 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
     spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
     if not spread > 0:  # constant and undefined answers have remarks of their own
         return None
-    for other, cause in (
+    for repeated, cause in (
         (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
         (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
     ):
-        if moved := int(((first - other).abs().amax(1) > spread).sum()):
+        if moved := int(((first - repeated).abs().amax(1) > spread).sum()):
             return Unsteady(moved, len(some), cause)
     return None
 
@@ -150,7 +150,7 @@ def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder
 
 
 def other_inputs(
-    model: nn.Module, inputs: Tensor, labels: Tensor, given: Preprocess
+    model: nn.Module, inputs: Tensor, labels: Tensor, own_preprocess: Preprocess
 ) -> tuple[Preprocess, float, float] | None:
     """Returns the preprocessing that makes a model right far more often, with accuracy before and after; else None.
 
@@ -158,7 +158,7 @@ def other_inputs(
         model: in evaluation mode.
         inputs: preprocessed as for the model.
         labels: of these inputs.
-        given: preprocessing that was applied already; the result replaces it.
+        own_preprocess: preprocessing that was applied already; the result replaces it.
     """
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:TRIED].to(labels.device)
     some, true = inputs[chosen].to(torch.float32), labels[chosen]
@@ -185,7 +185,7 @@ def other_inputs(
     # preprocessing.
     if share < min(1.5 * float(now.double().mean()), float(now.double().mean()) + 0.1):
         return None
-    return given.then(scale), float(now.double().mean()), share
+    return own_preprocess.then(scale), float(now.double().mean()), share
 
 
 def _guesses(model: nn.Module, inputs: Tensor) -> Tensor | None:

@@ -91,14 +91,14 @@ def shared_gradients(
     order = torch.randperm(len(audited.members), generator=keyed(seed_of({"seed": seed}, "shared gradients")))
     chosen = order[:images].to(audited.members.inputs.device)
     inputs, labels = audited.members.inputs[chosen], audited.members.labels[chosen]
-    return inputs, [_attacked(audited, defense, name, given, inputs, labels, seed) for name, given in attacks]
+    return inputs, [_attacked(audited, defense, name, settings, inputs, labels, seed) for name, settings in attacks]
 
 
 def _attacked(
-    audited: Audited, defense: Defense, name: str, given: Mapping[str, Any], inputs: Tensor, labels: Tensor, seed: int
+    audited: Audited, defense: Defense, name: str, chosen: Mapping[str, Any], inputs: Tensor, labels: Tensor, seed: int
 ) -> GradientLeak:
     attack = catalog.attack(name)
-    settings = attack.settings(**given)
+    settings = attack.settings(**chosen)
     world: World = audited.world
     begun, reconstructions, values = time.perf_counter(), [], []
     try:

@@ -61,9 +61,9 @@ def run_on_transcript(
     """
     knows = audited.offered | Knows.DEFENSE
     read = min(max(1, MOST_GRADIENTS // (len(audited.members) + len(audited.non_members))), len(transcript))
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**given)
+        settings = attack.settings(**chosen)
         if Knows.OTHERS in attack.requires.knows & ~knows:
             why = f"{name} needs what everybody else contributed to each update, which is in no transcript"
             yield AttackOutcome(

@@ -114,29 +114,29 @@ class TranscriptHeader:
             raise ValueError(f"it has the unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("format", "version", "names", "shapes") if name not in header]:
             raise ValueError(f"it must have the field {missing[0]!r}")
-        given = dict(header)
-        names, shapes = given["names"], given["shapes"]
+        values = dict(header)
+        names, shapes = values["names"], values["shapes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("names must be a list of strings")
         if not isinstance(shapes, list) or not all(
             isinstance(shape, list) and all(type(n) is int for n in shape) for shape in shapes
         ):
             raise ValueError("shapes must be a list of lists of whole numbers")
-        given |= {"names": tuple(names), "shapes": tuple(tuple(shape) for shape in shapes)}
+        values |= {"names": tuple(names), "shapes": tuple(tuple(shape) for shape in shapes)}
         for name in ("clip_norm", "noise_multiplier", "expected_batch"):
-            value = given.get(name)
+            value = values.get(name)
             if value is not None and type(value) not in (int, float):
                 raise ValueError(f"{name} must be a number or null, got {value!r}")
-            given[name] = None if value is None else float(value)
+            values[name] = None if value is None else float(value)
         for name in ("optimizer", "clipping", "parameters", "format"):
-            if name in given and not isinstance(given[name], str):
-                raise ValueError(f"{name} must be a string, got {given[name]!r}")
+            if name in values and not isinstance(values[name], str):
+                raise ValueError(f"{name} must be a string, got {values[name]!r}")
         for name, words in (("clipping", get_args(Clipping)), ("parameters", get_args(KeptParameters))):
-            if name in given and given[name] not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got {given[name]!r}")
-        if type(given["version"]) is not int:
-            raise ValueError(f"version must be a whole number, got {given['version']!r}")
-        return cls(**given)
+            if name in values and values[name] not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {values[name]!r}")
+        if type(values["version"]) is not int:
+            raise ValueError(f"version must be a whole number, got {values['version']!r}")
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

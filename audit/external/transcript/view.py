@@ -106,9 +106,9 @@ class TranscriptView:
         total = torch.zeros(len(self.candidates), dtype=torch.float64)
         for number, observed in enumerate(self.observations()):
             coins = torch.Generator().manual_seed(number)
-            given = self.candidates
+            examples = self.candidates
             # Copied for each step: an attack may write into its input.
-            own = Examples(ids=given.ids.clone(), inputs=given.inputs.clone(), labels=given.labels.clone())
+            own = Examples(ids=examples.ids.clone(), inputs=examples.inputs.clone(), labels=examples.labels.clone())
             scores = attack(replace(observed, candidates=own), coins, **settings).scores.cpu()
             total += subsampled(scores, self.sample_rate) if log_ratio else scores
         return MembershipScores(ids=self.candidates.ids, scores=total, exact=False, dependence="per_model")

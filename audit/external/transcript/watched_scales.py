@@ -112,13 +112,13 @@ def scales_of(
     Raises:
         ValueError: a scale is given for an optimizer with its own, missing for one without, or out of range.
     """
-    given = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "expected_batch": expected_batch}
+    by_name = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "expected_batch": expected_batch}
     if hasattr(optimizer, "original_optimizer"):
-        if known := [name for name, value in (given | {"clipping": clipping}).items() if value is not None]:
+        if known := [name for name, value in (by_name | {"clipping": clipping}).items() if value is not None]:
             raise ValueError(f"{known[0]} must not be given for an optimizer of Opacus, which has its own")
         return _OpacusScales(optimizer)
     stated: dict[str, float] = {}
-    for name, value in given.items():
+    for name, value in by_name.items():
         if value is None:
             raise ValueError(f"{name} must be given for an optimizer of PyTorch, which does not know it")
         if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "noise_multiplier"))):

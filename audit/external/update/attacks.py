@@ -155,12 +155,12 @@ def read_update(
         noise_multiplier=noise_multiplier,
     )
     own = copy.deepcopy(model).eval()
-    given, notes = parameters_of(own, tensors)
-    given, still = moved_parameters(own, given)
+    sent, notes = parameters_of(own, tensors)
+    sent, still = moved_parameters(own, sent)
     notes += still
-    lacking = freeze_others(own, given)
+    lacking = freeze_others(own, sent)
     layout = Layout.of(own)
-    moved = statistics_moved(own, given)
+    moved = statistics_moved(own, sent)
     computed, in_training = own, training_mode or bool(moved)
     if in_training:
         computed = of_batches(own)
@@ -178,7 +178,7 @@ def read_update(
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
         probe = torch.zeros(2, *input_shape, device=device)
-    vector, convention = mean_gradient(computed, layout, given, declared, probe=probe, public=public)
+    vector, convention = mean_gradient(computed, layout, sent, declared, probe=probe, public=public)
     return SharedFile(
         model=own,
         gradient=vector.to(device),
@@ -190,7 +190,7 @@ def read_update(
         convention=convention,
         lacking=lacking,
         in_training=computed if in_training else None,
-        batch_statistics=batch_statistics(own, given) if moved else {},
+        batch_statistics=batch_statistics(own, sent) if moved else {},
         notes=(*notes, *convention.notes),
     )
 
@@ -281,9 +281,9 @@ def attack_update(
         seed: of the generators and of that split.
     """
     findings = []
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**given)
+        settings = attack.settings(**chosen)
         about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}
         coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
         own, everybody = world, candidates

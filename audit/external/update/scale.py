@@ -101,8 +101,8 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
     def entering(name: str):
-        def hook(_: nn.Module, given: tuple[Tensor, ...], answer: Tensor) -> None:
-            entered[name] = (given[0].detach(), answer.detach())
+        def hook(_: nn.Module, arguments: tuple[Tensor, ...], answer: Tensor) -> None:
+            entered[name] = (arguments[0].detach(), answer.detach())
 
         return hook
 

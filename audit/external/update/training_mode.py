@@ -99,7 +99,7 @@ def observed_in_training(
         tracked, entered = torch.is_grad_enabled(), dict[str, Tensor]()
 
         def entering(name: str) -> Callable[..., None]:
-            return lambda _, given: entered.__setitem__(name, given[0])
+            return lambda _, arguments: entered.__setitem__(name, arguments[0])
 
         handles = [model.get_submodule(name).register_forward_pre_hook(entering(name)) for name in statistics]
         try:
@@ -165,7 +165,7 @@ def labels_in_training(
 
     def contributions(inputs: Tensor, labels: Tensor) -> Tensor:
         entered: list[Tensor] = []
-        handle = last.register_forward_pre_hook(lambda _, given: entered.append(given[0].detach()))
+        handle = last.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0].detach()))
         try:
             logits = _by_batch(model, inputs, batch_size)
         finally:

@@ -111,9 +111,9 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
             for finding in findings
             if isinstance(finding.result, Reconstruction)
         }
-        rest = [name for name in unproved if name != best]
+        other_attacks = [name for name in unproved if name != best]
         sentences.append(
-            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which "
+            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(other_attacks)}, which "
             f"{left_words(unproved[best])}"
         )
     return sentences
@@ -132,28 +132,28 @@ def left_words(comparison: GuessComparison) -> str:
     )
 
 
-def _besides(rest: Sequence[str]) -> str:
-    return f" (and of {', '.join(rest)})" if rest else ""
+def _besides(names: Sequence[str]) -> str:
+    return f" (and of {', '.join(names)})" if names else ""
 
 
-def contradicted_labels(findings: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
+def contradicted_labels(findings: Sequence[UpdateFinding], stated: Sequence[int] | None) -> str:
     """Returns why the owner's labels cannot be those of the batch; empty if they can.
 
     Args:
         findings: results of the attacks.
-        given: labels of the batch; None if the owner gave none.
+        stated: labels of the batch; None if the owner gave none.
     """
     for finding in findings:
-        if given is None or not isinstance(finding.result, LabelEstimate):
+        if stated is None or not isinstance(finding.result, LabelEstimate):
             continue
-        counts = torch.bincount(torch.tensor(list(given)), minlength=len(finding.result.counts)).to(
+        counts = torch.bincount(torch.tensor(list(stated)), minlength=len(finding.result.counts)).to(
             finding.result.counts
         )
         if len(counts) > len(finding.result.counts) or bool(
             ((counts < finding.result.lower) | (counts > finding.result.upper)).any()
         ):
             return (
-                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {finding.name}, which names "
+                f"--labels {', '.join(map(str, stated))} cannot be those of the batch, by {finding.name}, which names "
                 f"{', '.join(map(str, finding.result.labels.tolist())) or 'none of them'}; attacks were given wrong "
                 "labels"
             )
@@ -170,8 +170,8 @@ def shown_places(finding: UpdateFinding, rate: float) -> set[int]:
     return {place for place, q in enumerate(finding.q_values) if q <= rate}
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def _capital(text: str) -> str:

@@ -118,7 +118,7 @@ def _top_up(parts: list[np.ndarray], smallest: int, coins: np.random.Generator) 
     for poor in range(len(parts)):
         while (short := smallest - len(parts[poor])) > 0:
             rich = max(range(len(parts)), key=lambda client: len(parts[client]))
-            given = coins.permutation(parts[rich])
+            shuffled = coins.permutation(parts[rich])
             # The giver must keep `smallest` examples itself.
-            moved = min(short, len(given) - smallest)
-            parts[rich], parts[poor] = given[moved:], np.concatenate([parts[poor], given[:moved]])
+            moved = min(short, len(shuffled) - smallest)
+            parts[rich], parts[poor] = shuffled[moved:], np.concatenate([parts[poor], shuffled[:moved]])

@@ -115,7 +115,7 @@ AS_IS = Reading()
 """Options that leave every source in its stored layout."""
 
 
-def named(known: Sequence[str], there: Sequence[str], what: str, source: str) -> str:
+def named(known: Sequence[str], there: Sequence[str], noun: str, source: str) -> str:
     """Finds the known name under which a source has an array or column.
 
     Raises:
@@ -124,7 +124,7 @@ def named(known: Sequence[str], there: Sequence[str], what: str, source: str) ->
     matches = [name for name in there if name.lower() in known]
     if len(matches) != 1:
         names = ", ".join(there) or "nothing"
-        raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {names}")
+        raise ValueError(f"{source} must have {noun} under one of the names {', '.join(known)}, got {names}")
     return matches[0]
 
 

@@ -54,26 +54,26 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
         ValueError: the file is damaged, its arrays are not finite vectors and classes, or there are no public
         statistics.
     """
-    file = existing(path, what="features", file=True)
-    dataset, given = _read(file, address, stamp([file]))
+    file = existing(path, noun="features", file=True)
+    dataset, stored_statistics = _read(file, address, stamp([file]))
     splits = dataset.deal(name=f"features:{file.stem}", about="", seed=seed, sizes=sizes)
-    if given is None and not len(splits.public):
+    if stored_statistics is None and not len(splits.public):
         raise ValueError(
             f"features of {address} must have public examples to be standardised by, got none; set task.public, or put "
             "arrays mean and std of other, public data into the file"
         )
-    mean, std = statistics(splits.public.inputs) if given is None else given
+    mean, std = statistics(splits.public.inputs) if stored_statistics is None else stored_statistics
     # By identity, because without non-members two pools are the test set, which must be standardised only once.
     pools = {id(pool): pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool}
     for pool in pools.values():
         standardise_(pool.inputs, mean, std)
-    by = "its public pool" if given is None else "statistics in the file"
+    by = "its public pool" if stored_statistics is None else "statistics in the file"
     return replace(
         splits,
         low=-LARGEST,
         high=LARGEST,
         digest=content_digest(splits.digest, mean, std),
-        scaled_by_public=given is None,
+        scaled_by_public=stored_statistics is None,
         about=f"features of one's own, {len(dataset.labels)} of {len(mean)} numbers, standardised by {by}",
     )
 
@@ -102,7 +102,7 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
         pairs.append(array_pair(file, arrays, TEST_NAMES))
     rows = [_vectors(file, x, arrays[x]) for x, _ in pairs]
     classes = [
-        class_array(file, y, arrays[y], len(part), what="example") for (_, y), part in zip(pairs, rows, strict=True)
+        class_array(file, y, arrays[y], len(part), noun="example") for (_, y), part in zip(pairs, rows, strict=True)
     ]
     if len({part.shape[1] for part in rows}) > 1:
         dimensions = " and ".join(str(part.shape[1]) for part in rows)
@@ -111,7 +111,7 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(classes)),
         train=len(rows[0]),
-        what=address,
+        noun=address,
     )
     return dataset, _given(file, arrays, rows[0].shape[1])
 

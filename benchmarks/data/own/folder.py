@@ -50,7 +50,7 @@ def folder(
     Raises:
         ValueError: there are fewer than two classes, or an image cannot be used.
     """
-    root = existing(path, what="folder", file=False)
+    root = existing(path, noun="folder", file=False)
     files, labels, train = listed(root)
     dataset = _decoded(tuple(files), tuple(labels), train, address, size, channels, stamp(files))
     return dataset.deal(
@@ -122,7 +122,7 @@ def _decoded(
 ) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
     pixels = torch.from_numpy(decode(encoded, len(files), size=size, channels=channels, address=address))
-    return LabelledImages.renumbered(pixels, torch.tensor(labels), train=train, what=address)
+    return LabelledImages.renumbered(pixels, torch.tensor(labels), train=train, noun=address)
 
 
 def read_examples(source: str, root: Path, reading: Reading) -> tuple[StoredExamples, str]:

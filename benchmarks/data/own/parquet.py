@@ -57,7 +57,7 @@ def parquet(
     Raises:
         ValueError: a file is damaged or has other columns, or an image cannot be used.
     """
-    root = existing(path, what="parquet")
+    root = existing(path, noun="parquet")
     dataset = read(root, address=address, size=size, channels=channels)
     about = f"Parquet of one's own, {len(dataset.labels)} rows"
     return dataset.deal(name=f"parquet:{root.stem}", about=about, seed=seed, sizes=sizes)
@@ -125,7 +125,7 @@ def _decoded(
     # After `decode`, which draws from `images` and so fills `labels` and `source`.
     classes = torch.from_numpy(np.concatenate(labels))
     trained = sum(counts[file] for file in train)
-    return LabelledImages.renumbered(pixels, classes, train=trained, what=address, source=source.hexdigest())
+    return LabelledImages.renumbered(pixels, classes, train=trained, noun=address, source=source.hexdigest())
 
 
 def _table(file: Path) -> pq.ParquetFile:

@@ -355,9 +355,9 @@ class _Trial:
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
-            rest = torch.arange(size, device=examples.inputs.device) != left_out
-            alone = self._sum(OneByOne, examples.chosen(~rest))
-            without = self._sum(kind, examples.chosen(rest))
+            kept = torch.arange(size, device=examples.inputs.device) != left_out
+            alone = self._sum(OneByOne, examples.chosen(~kept))
+            without = self._sum(kind, examples.chosen(kept))
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
@@ -384,12 +384,12 @@ class _Trial:
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
         coins = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
-        x, other = (
+        x, neighbour = (
             inputs.to(self._inputs.device, dtype)
             for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
         )
         y = self._made_up_targets(size, coins)
-        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), other)
+        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 
     def _made_up_targets(self, size: int, coins: torch.Generator) -> Tensor:
         like, domain = self._targets, self._domains.targets

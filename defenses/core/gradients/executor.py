@@ -453,8 +453,8 @@ class Engine:
         if self.augmentation is None and not choice.draws:
             return None
         if coins is None:
-            what = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
-            raise ValueError(f"coins must be given where there is {what}, got None")
+            random_part = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
+            raise ValueError(f"coins must be given where there is {random_part}, got None")
         return entry_keys(inputs, targets, views, coins)
 
     def _first(self) -> Tensor:

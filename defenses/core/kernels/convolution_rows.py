@@ -148,18 +148,18 @@ def _host() -> Processor:
 class _RowWriter(VectorWriter):
     """Writes a kernel in LLVM's representation."""
 
-    def __init__(self, sizes: RowKernel, what: str) -> None:
+    def __init__(self, sizes: RowKernel, purpose: str) -> None:
         super().__init__("rows", _host(), wide=sizes.wide)
         self._sizes = sizes
-        self._write(what)
+        self._write(purpose)
 
-    def _write(self, what: str) -> None:
+    def _write(self, purpose: str) -> None:
         s, pointer = self._sizes, self._number.as_pointer()
         double = ir.DoubleType().as_pointer()
         own = {
             "make": [pointer, INT, double],
             "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
-        }[what]
+        }[purpose]
         kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
         function = ir.Function(self.module, kind, "rows")
         for argument in function.args:
@@ -176,8 +176,8 @@ class _RowWriter(VectorWriter):
             with counted(build, INT(0), INT(s.views)) as view:
                 image = build.add(build.mul(n, INT(s.views)), view.number)
                 self._image(inputs, signals, row, zeros, image)
-            into = [own[1]] if what == "make" else [own[1], own[3]]
-            squares = self._squares(row, None if what == "make" else own[2])
+            into = [own[1]] if purpose == "make" else [own[1], own[3]]
+            squares = self._squares(row, None if purpose == "make" else own[2])
             for square, to in zip(squares, into, strict=True):
                 build.store(square, build.gep(to, [n]))
         build.ret_void()
@@ -236,8 +236,8 @@ class _RowWriter(VectorWriter):
         """Writes tiles of all channels, in a loop: unrolled, 2048 of them would take LLVM seconds."""
         build, s = self._build, self._sizes
         width = vectors_beside(s.vectors) * s.lanes
-        whole, rest = divmod(s.leaving, width)
-        for start, stop, size in ((0, whole, width), (whole, whole + 1, rest)):
+        full, remainder = divmod(s.leaving, width)
+        for start, stop, size in ((0, full, width), (full, full + 1, remainder)):
             if start < stop and size:
                 with counted(build, INT(start), INT(stop)) as some:
                     channel = build.mul(some.number, INT(width))

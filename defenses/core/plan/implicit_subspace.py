@@ -214,11 +214,11 @@ class FactoredBasis:
             spans: see the attribute; increasing.
             factors: see the attribute.
         """
-        basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
+        basis, unfactored = others.new_empty(weights.shape[1], length), weights.T @ others.double()
         at = copied = 0
         for (start, stop), (signals, inputs) in zip(spans, factors, strict=True):
             low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
-            basis[:, at:low] = rest[:, copied : copied + low - at]
+            basis[:, at:low] = unfactored[:, copied : copied + low - at]
             copied += low - at
             # Not from rows, which are products of the factors with their own rounding.
             first, last = (low - start) // width, -(-(high - start) // width)
@@ -226,7 +226,7 @@ class FactoredBasis:
             whole = (shares @ inputs.double()).flatten(1)
             basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
             at = high
-        basis[:, at:] = rest[:, copied:]
+        basis[:, at:] = unfactored[:, copied:]
         # Signs as for leading directions, so that parties that form the directions from rows get the same ones.
         return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
 

@@ -106,13 +106,13 @@ def _attention(
     return _dropout(draw, weights, dropout_p) @ value
 
 
-def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *given: Any, **named: Any) -> Any:
+def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *arguments: Any, **named: Any) -> Any:
     """LSTM, GRU or RNN layer by layer, with dropout between layers; arguments as in `torch.lstm`."""
     if named:
         return NotImplemented
-    packed = not isinstance(given[3], bool)  # then batch sizes follow the values
-    values, sizes = given[0], given[1 : 1 + packed]
-    hidden, weights, bias, layers, p, training, both_ways, *batch_first = given[1 + packed :]
+    packed = not isinstance(arguments[3], bool)  # then batch sizes follow the values
+    values, sizes = arguments[0], arguments[1 : 1 + packed]
+    hidden, weights, bias, layers, p, training, both_ways, *batch_first = arguments[1 + packed :]
     if not training or p == 0 or layers == 1:
         return NotImplemented
     single = isinstance(hidden, Tensor)

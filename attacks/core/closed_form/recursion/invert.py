@@ -145,7 +145,7 @@ def inverted(
     remaining = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
     reconstructions = []
     for walk in remaining:
-        own = next(candidate for candidate, other in walks if other is walk)
+        own = next(candidate for candidate, candidate_walk in walks if candidate_walk is walk)
         result = InvertedInput(
             x=walk.input(),
             label=own.label,

@@ -119,20 +119,20 @@ def shown(
             together = group < 0 or bool((shift.group[shift.seen] == group).all())
             if together:
                 bias, bias_std, bias_seen = shift.values, shift_noise.values, None if shift.whole else shift.seen
-        whole, rest = [d for d in directions[operation.name] if _square(d)], []
+        complete, partial = [d for d in directions[operation.name] if _square(d)], []
         for d in directions[operation.name]:
-            if d in whole and d.of_weight is not None:
+            if d in complete and d.of_weight is not None:
                 # A square basis hides nothing, and is decoded to entries.
                 weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
                 where = torch.ones(shape, dtype=torch.bool, device=released.device)
                 if d.of_bias is not None:
                     bias, bias_seen = d.of_bias @ d.values, None
                     bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
-            elif d in whole and d.of_bias is not None:
+            elif d in complete and d.of_bias is not None:
                 bias, bias_seen = d.of_bias @ d.values, None
                 bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
             else:
-                rest.append(d)
+                partial.append(d)
         seen_all = where is not None and bool(where.all())
         gradients[operation.name] = LayerGradient(
             weight=weight,
@@ -141,7 +141,7 @@ def shown(
             bias=bias,
             bias_std=bias_std,
             bias_seen=bias_seen,
-            directions=tuple(rest),
+            directions=tuple(partial),
             group=group,
         )
     return gradients

@@ -199,8 +199,8 @@ def _refuse_entry(entry: ArchiveEntry) -> None:
         raise FileRefused(f"its entry {shown(entry.name)} is marked as a folder or hidden, which torch.save never does")
     kind = stat.S_IFMT(entry.mode >> 16)
     if kind not in (0, stat.S_IFREG):
-        what = "a link" if kind == stat.S_IFLNK else "no regular file"
-        raise FileRefused(f"its entry {shown(entry.name)} is {what}")
+        type_words = "a link" if kind == stat.S_IFLNK else "no regular file"
+        raise FileRefused(f"its entry {shown(entry.name)} is {type_words}")
     if entry.method or entry.packed != entry.bytes:
         raise FileRefused(
             f"its entry {shown(entry.name)} is compressed from {entry.bytes} bytes to {entry.packed}, which torch.save "

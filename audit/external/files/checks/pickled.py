@@ -273,18 +273,18 @@ class _Follower:
 
     def _tensor(self, storage: _Storage, offset: Any, shape: Any, stride: Any) -> StoredTensor:
         tensor = StoredTensor(storage.dtype, shape_of(shape, "a tensor"))
-        what = f"a tensor of shape {shown(tensor.shape)}"
+        description = f"a tensor of shape {shown(tensor.shape)}"
         if not whole(offset) or not isinstance(stride, tuple) or not all(whole(step) for step in stride):
             raise FileRefused(
-                f"offset and strides of {what} must be integers from 0, got {shown(offset)} and {shown(stride)}"
+                f"offset and strides of {description} must be integers from 0, got {shown(offset)} and {shown(stride)}"
             )
         if len(stride) != len(tensor.shape):
-            raise FileRefused(f"{what} must have a stride for each dimension, got {shown(stride)}")
+            raise FileRefused(f"{description} must have a stride for each dimension, got {shown(stride)}")
         last = offset + sum((entries - 1) * step for entries, step in zip(tensor.shape, stride, strict=True))
         if tensor.bytes and last >= storage.shape[0]:
-            raise FileRefused(f"{what} reaches entry {shown(last)} of a storage of {storage.shape[0]}")
+            raise FileRefused(f"{description} reaches entry {shown(last)} of a storage of {storage.shape[0]}")
         if not tensor.bytes and offset > storage.shape[0]:
-            raise FileRefused(f"{what} begins at entry {shown(offset)} of a storage of {storage.shape[0]}")
+            raise FileRefused(f"{description} begins at entry {shown(offset)} of a storage of {storage.shape[0]}")
         self.room -= tensor.bytes
         if self.room < 0:
             raise FileRefused(f"its tensors take more than {_EXPANDED} times the bytes that the file has")

@@ -92,8 +92,8 @@ def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str,
     positions: dict[str, int] = {}
 
     def noting(place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def note(_norm: nn.Module, given: tuple[Tensor, ...]) -> None:
-            here = given[0].shape[2:].numel()
+        def note(_norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            here = arguments[0].shape[2:].numel()
             positions[place] = min(here, positions.get(place, here))
 
         return note

@@ -167,12 +167,12 @@ class _Walker:
 
     def _alone(self, value: object) -> str:
         """Returns the digest of an element of an unordered collection."""
-        other = _Walker(self._strict)
+        walker = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
             # Objects under way end the recursion here too: a class may be a key in a table that its own methods read.
-            other._met, other._kept = dict(self._met), self._kept
-        other.add(value, "key")
-        return other.found.hexdigest()
+            walker._met, walker._kept = dict(self._met), self._kept
+        walker.add(value, "key")
+        return walker.found.hexdigest()
 
     def _attached(self, value: object, place: str) -> None:
         """Hashes the attributes of an object whose own content was hashed."""

@@ -120,10 +120,10 @@ def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
 
 def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns inputs (half distinct, a quarter copies of the first, the rest distinct) and a further input."""
-    x, other = values(shape, coins), values((1, *shape[1:]), coins)
+    x, neighbour = values(shape, coins), values((1, *shape[1:]), coins)
     half = shape[0] - shape[0] // 2
     x[half : half + shape[0] // 4] = x[0]
-    return x, other
+    return x, neighbour
 
 
 def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterator[Values]:

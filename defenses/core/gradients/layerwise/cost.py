@@ -107,7 +107,7 @@ class Shape:
 def cheapest(shape: Shape, device: str) -> Strategy:
     """Returns the formula with the least estimated time that fits the memory rule."""
     costs = estimates(shape, device)
-    return min(costs, key=lambda way: costs[way])
+    return min(costs, key=lambda strategy: costs[strategy])
 
 
 @lru_cache(maxsize=1024)  # looked up for every layer in every step
@@ -120,7 +120,7 @@ def made_by_kernel(shape: Shape, device: str) -> bool:
 def summation(shape: Shape, device: str) -> Summation:
     """Returns the method of the weighted sum over a batch whose rows were not kept."""
     costs = _summations(shape, device)
-    return min(costs, key=lambda way: costs[way])
+    return min(costs, key=lambda strategy: costs[strategy])
 
 
 def _summations(s: Shape, device: str) -> dict[Summation, float]:

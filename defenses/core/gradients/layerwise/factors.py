@@ -449,9 +449,9 @@ class FromRows(FactoredGradient):
 
     def without(self, bad: Tensor) -> FromRows:
         """Returns a copy with zeros for some examples."""
-        rest = self._rest(bad)
-        rest._bounded = self._bounded
-        return rest
+        good = self._rest(bad)
+        good._bounded = self._bounded
+        return good
 
     def _at_once(self, factors: Tensor) -> Tensor:
         raise NotImplementedError

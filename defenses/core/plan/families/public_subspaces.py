@@ -200,9 +200,9 @@ def _directions_of(remembered: Remembered) -> Directions:
         return remembered
     if len(remembered) == 3:
         return OuterDirections(*remembered)
-    first, second, *rest = remembered
-    if rest:
-        spans, factors = [(int(a), int(b)) for a, b in rest[0].tolist()], rest[1:]
+    first, second, *factored = remembered
+    if factored:
+        spans, factors = [(int(a), int(b)) for a, b in factored[0].tolist()], factored[1:]
         return FactoredBasis(first, second, tuple(spans), tuple(zip(factors[::2], factors[1::2], strict=True)))
     numbers = second.tolist()
     return SketchDirections(first, *numbers) if len(numbers) == 2 else OrderedBasis(first, tuple(numbers))
@@ -287,12 +287,12 @@ def _by_factors(
     if not spans:
         return None
     others = [batch.columns(a, b)[:, part] for a, b, part in rest_of]
-    rest = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
-    total = sum(moments, start=gram(rest, torch.float64))
+    unfactored = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
+    total = sum(moments, start=gram(unfactored, torch.float64))
     shares = leading_shares(total, last - first, rank, generator=generator, passes=passes)
     if shares is None:
         return None
-    basis = FactoredBasis.formed(rest, last - first, shares, tuple(spans), tuple(factors))
+    basis = FactoredBasis.formed(unfactored, last - first, shares, tuple(spans), tuple(factors))
     return basis.basis, basis.weights, torch.tensor(spans), *(part for pair in factors for part in pair)
 
 

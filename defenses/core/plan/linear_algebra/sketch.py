@@ -112,6 +112,6 @@ def _added_up(values: Float[Tensor, "rows some"], first: int, rank: int) -> Floa
     whole = (values.shape[1] - head) // rank * rank
     if whole:
         sums += values[:, head : head + whole].unflatten(1, (-1, rank)).sum(dim=1)
-    rest = values[:, head + whole :]
-    sums[:, : rest.shape[1]] += rest
+    remainder = values[:, head + whole :]
+    sums[:, : remainder.shape[1]] += remainder
     return sums

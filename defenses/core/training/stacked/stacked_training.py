@@ -74,9 +74,9 @@ def train_together(
         ValueError: for numbers of models, seeds and keys that do not fit, models without examples, a method that reads
             public data, or `torch.autocast`.
     """
-    given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
-    if not models or len(set(given.values())) > 1:
-        raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    counts = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
+    if not models or len(set(counts.values())) > 1:
+        raise ValueError(f"there must be a seed, a key and examples for each model, got {counts}")
     if not chosen.shape[1]:
         raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     recipe = recipe or Recipe()

@@ -133,9 +133,9 @@ class Convolution(FactoredGradient):
         """Returns a copy with zeros in both factors."""
         gone = bad.repeat_interleave(self.views).view(-1, 1, 1, 1)
         inputs, signals = (torch.where(gone, 0.0, values) for values in (self.inputs, self.signals))
-        rest = Convolution(inputs, signals, self.geometry, views=self.views)
-        rest._kept = None if self._kept is None else self._kept.without(bad)
-        return rest
+        good = Convolution(inputs, signals, self.geometry, views=self.views)
+        good._kept = None if self._kept is None else self._kept.without(bad)
+        return good
 
     def largest(self) -> Tensor:
         """Upper bound from the factors' norms: an entry sums products in which a pixel occurs at most once."""
@@ -146,15 +146,15 @@ class Convolution(FactoredGradient):
         """Squared norms by the cheapest formula of `cost.py`; rows that are kept already are not computed again."""
         if self._kept is not None:
             return self._kept.squares()
-        way = self._plan.way
-        if way is Strategy.PAIRS:
+        strategy = self._plan.way
+        if strategy is Strategy.PAIRS:
             pair_squares = product_squares(self.inputs, self.signals, self.geometry)
             if pair_squares is not None:
                 return pair_squares
-            way = Strategy.PIXELS
-        if way in (Strategy.GRAM, Strategy.PIXELS):
-            return self._by_products(way)
-        return self._of_rows(keep=way is Strategy.KEEP)
+            strategy = Strategy.PIXELS
+        if strategy in (Strategy.GRAM, Strategy.PIXELS):
+            return self._by_products(strategy)
+        return self._of_rows(keep=strategy is Strategy.KEEP)
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms from rows, because inner products between positions admit no mask; rows are kept if cheaper."""
@@ -277,11 +277,11 @@ class Convolution(FactoredGradient):
             signals = F.pad(signals, (0, 0, 0, beside, 0, below))
         return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
 
-    def _by_products(self, way: Strategy) -> Squares:
+    def _by_products(self, strategy: Strategy) -> Squares:
         """Squared norms from inner products between positions."""
         positions = self.views * self._positions
         numbers = 2 * self.geometry.groups * positions**2
-        if way is Strategy.PIXELS:
+        if strategy is Strategy.PIXELS:
             numbers += 2 * (self.shape.pixels or 0) ** 2
         else:
             numbers += positions * self.shape.inputs * self.geometry.groups
@@ -289,7 +289,7 @@ class Convolution(FactoredGradient):
         part_squares = []
         for part in parts(self.examples, each, self.like):
             inputs, signals = self._patches.images(part)
-            if way is Strategy.PIXELS:
+            if strategy is Strategy.PIXELS:
                 both = self._pixel_products(inputs, signals), gram(signals.flatten(1, 2))
                 part_squares.append(gram_squares(*both, self.like.dtype))
             else:
