@@ -39,7 +39,7 @@ from .core import (
 from .core.closed_form.acceptance import EXPONENT
 from .core.closed_form.layer_basis import layer_basis
 from .core.closed_form.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
-from .core.search.single_example_rows import OwnPlaces, explained, labelled
+from .core.search.single_example_rows import SingleExampleRows, checked_on_own_rows, best_labels
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3
@@ -277,7 +277,7 @@ def _one(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> R
     """Returns the result of a batch of size 1."""
     inputs = _inputs(target, sole_input.right[None], sole_input.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
-    labels, unexplained = labelled(target, inputs, everything)
+    labels, unexplained = best_labels(target, inputs, everything)
     objective = float(unexplained[0])
     noisy = bool(granted(target.noise_std).any())
     exact = not noisy and bool(sole_input.known.all()) and objective < _rounding(target)
@@ -315,7 +315,7 @@ def _batch(
     noisy = bool(std.any())
     inputs = _inputs(target, right, known)
     spread = torch.where(known, errors, torch.inf).view_as(inputs)
-    about = explained(target, inputs, spread, own, std, coins)
+    about = checked_on_own_rows(target, inputs, spread, own, std, coins)
     # Rows of several examples can be equal, and no single example explains them.
     order = _best_first(known, about)
     order = order[about[order].fits(max(EXPLAINED, _rounding(target)))]
@@ -339,7 +339,7 @@ def _batch(
     )
 
 
-def _best_first(known: Tensor, about: OwnPlaces) -> Tensor:
+def _best_first(known: Tensor, about: SingleExampleRows) -> Tensor:
     """Orders guesses: partly determined inputs are explained only in part, and come after fully determined inputs."""
     return torch.where(known.all(dim=1), about.unexplained, 2 + about.unexplained).argsort(stable=True)
 

@@ -35,7 +35,7 @@ from .core import (
 from .core.closed_form.acceptance import ReleaseMatch
 from .core.closed_form.recursion.clip_factor import identifiable, sharpest, untold
 from .core.closed_form.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
-from .core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from .core.closed_form.recursion.observed_gradients import LayerGradient, observed_gradients
 from .core.closed_form.recursion.walk import Solver
 from .core.targets.network import Network
 
@@ -99,7 +99,7 @@ def r_gap(
     sums = target.released.double() * target.expected_batch
     explanations = _found(
         network,
-        shown(structure, sums, noise.double(), layers_of(network)),
+        observed_gradients(structure, sums, noise.double(), layers_of(network)),
         solver=next(choice for choice in get_args(Solver) if choice == solver),
         clipped={"auto": None, "one": False, "unknown": True}[clip_factor],
         combination=mode == "combination",

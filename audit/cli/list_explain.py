@@ -49,7 +49,7 @@ def explain(
 
     description = about.explain(name)
     # A method without required settings that cannot take a step is broken, which the exit code must show to scripts.
-    broken = isinstance(description.in_a_step, str) and not any(setting.required for setting in description.settings)
+    broken = isinstance(description.step_summary, str) and not any(setting.required for setting in description.settings)
     code = FAILED if broken else OK
     if as_json:
         print_json(description.to_dict())
@@ -59,11 +59,11 @@ def explain(
         print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in description.requires.items() if v))
     if description.sees:
         print(f"\nan observer of the updates sees: {description.sees}")
-    if isinstance(description.in_a_step, str):
-        print(f"\na step cannot be rehearsed at the default settings: {description.in_a_step}")
-    elif description.in_a_step:
+    if isinstance(description.step_summary, str):
+        print(f"\na step cannot be rehearsed at the default settings: {description.step_summary}")
+    elif description.step_summary:
         print("\na step, by a rehearsal at the default settings:")
-        print("\n".join(f"  {line}" for line in description.in_a_step.lines()))
+        print("\n".join(f"  {line}" for line in description.step_summary.lines()))
     if description.settings:
         print("\nsettings:")
         for setting in description.to_dict()["settings"]:

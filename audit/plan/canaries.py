@@ -36,7 +36,7 @@ from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Samplin
 from .build import made
 from .gradient_canaries import CanaryKind, unit_directions
 from .masks import public_masks
-from .mislabelled_pool import withheld
+from .mislabelled_pool import mislabelled_examples
 from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
 
@@ -272,6 +272,6 @@ def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torc
     """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
-    pool = withheld(whole, count)
+    pool = mislabelled_examples(whole, count)
     shift = 1 + torch.randint(classes - 1, (count,), generator=coins)
     return pool.inputs, (pool.labels + shift) % classes

@@ -34,7 +34,7 @@ from .canaries import why_none
 from .cells import Cell, Plan
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
-from .request import Budget, Control, MethodAsked, Request, TrainingRequest, Update
+from .request import Budget, Control, RequestedMethod, Request, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
 
@@ -57,8 +57,8 @@ class _Aimed:
     canaries: bool = False
 
     @property
-    def asked(self) -> MethodAsked:
-        return MethodAsked(kind="attacks", name=self.choice.name, settings=self.choice.settings)
+    def asked(self) -> RequestedMethod:
+        return RequestedMethod(kind="attacks", name=self.choice.name, settings=self.choice.settings)
 
 
 def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
@@ -223,9 +223,9 @@ def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     return [{"delta": suite.budget.delta}]
 
 
-def asked(choice: DefenseChoice) -> MethodAsked:
+def asked(choice: DefenseChoice) -> RequestedMethod:
     """Returns a defense of a suite in request form."""
-    return MethodAsked(kind="defenses", name=choice.name, settings=choice.settings)
+    return RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     return digests
 
 
-def _cannot_run(defense: MethodAsked) -> str:
+def _cannot_run(defense: RequestedMethod) -> str:
     """Returns the missing optional dependency of a defense, in words; empty if none. Found by a dry run on a toy."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
@@ -376,7 +376,7 @@ def _toy_run(name: str, settings: str) -> str:
     return ""
 
 
-def _cannot_share(defense: MethodAsked, suite: Suite) -> str:
+def _cannot_share(defense: RequestedMethod, suite: Suite) -> str:
     """Returns the reason why a defense's local steps cannot be shared as a sum, found by planning on a toy."""
     share = suite.share
     if share is None or share.local is None:

@@ -37,7 +37,7 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
     return replace(splits, non_member=non_members, test=non_members if same else splits.test, digest=digest)
 
 
-def withheld(splits: Splits, count: int) -> Split:
+def mislabelled_examples(splits: Splits, count: int) -> Split:
     """Returns the examples removed from a data set's own pools, with their labels.
 
     Args:

@@ -33,7 +33,7 @@ from ..targets.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
-_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
+_LEAST_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
 
 
 def unproved_claim(
@@ -167,7 +167,7 @@ def _unspent(budget: RequestedBudget, proved: Claim) -> str:
     for name, reached in limits.items():
         if (limit := getattr(budget, name)) is not None:
             spent = reached()
-            if spent < _SPENT * limit:
+            if spent < _LEAST_SPENT * limit:
                 return f"its {name} {spent:.4g} is not that of its budget, {limit:g}, to which noise is calibrated"
             return ""
     return "its budget names nothing that its noise was calibrated to"

@@ -28,7 +28,7 @@ SHARED_NOISE = (
 """Reason why the bound does not apply to metrics of a single run under an informed attack."""
 
 
-def beside_claim(metrics: dict[str, Metric], curve: Any, *, informed: bool = False) -> dict[str, Metric]:
+def with_theoretical_bounds(metrics: dict[str, Metric], curve: Any, *, informed: bool = False) -> dict[str, Metric]:
     """Returns the metrics of a membership attack, each with the largest value allowed by the claim and its source.
 
     Args:

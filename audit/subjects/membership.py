@@ -22,7 +22,7 @@ from ..plan.request import seed_of_data
 from ..plan.threat_models import ThreatModel, threat_model
 from ..scoring import random_split
 from ..scoring.score import score
-from ..scoring.theoretical_bounds import beside_claim
+from ..scoring.theoretical_bounds import with_theoretical_bounds
 from ..scoring.truth import GroundTruth
 from ..targets.candidates import Candidates, asked_alone, content_order, refuse_comparison
 from ..targets.observe import RunView, participation
@@ -77,7 +77,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
         return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
 
-    with progress_events.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
+    with progress_events.named_activity(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder alone reveals participation.
         steps_noisy = model.defense[0].calibrated_multiplier > 0
@@ -104,7 +104,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     }
     claim = _claim_against(model, row)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    metrics = beside_claim(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
+    metrics = with_theoretical_bounds(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
     flags = _flags(model, row, knows)
     split_bound = metrics[random_split.NAME]

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import NotTogether, keyed, train, train_together
+from leakbench.defenses.core import StackError, keyed, train, train_stacked
 
 from ..catalog import methods as catalog
 from ..plan.artifact import Artifact, Artifacts
@@ -117,7 +117,7 @@ class ShadowStack:
             models = [self._begun(number, public, splits) for number in numbers]
             sampling, steps = planned(request, len(members[0]))
             try:
-                train_together(
+                train_stacked(
                     models,
                     (pool.inputs, pool.labels),
                     torch.stack(members),
@@ -130,7 +130,7 @@ class ShadowStack:
                     sampler_keys=[self.seed_for("sampler", number) for number in numbers],
                     recipe=recipe_of(request.training, splits),
                 )
-            except NotTogether:
+            except StackError:
                 pass
             else:
                 return models

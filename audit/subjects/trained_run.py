@@ -38,7 +38,7 @@ from ..scoring.successive import SuccessiveCosines
 from ..targets.all_steps import AllSteps
 from ..targets.observe import World
 from ..targets.replay import StepReplay
-from ..targets.residual_noise import LeftOver
+from ..targets.residual_noise import ResidualNoise
 from .outcome import examples_of, join, pick, world_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
@@ -78,7 +78,7 @@ class TrainedRun:
         self.artifacts: Artifacts = {} if artifacts is None else artifacts
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
-        self.left_over: dict[int, LeftOver] = {}
+        self.left_over: dict[int, ResidualNoise] = {}
 
     @cached_property
     def members(self) -> Examples:

@@ -39,7 +39,7 @@ from leakbench.defenses.core import (
     Step,
     StepPlan,
     ToyRows,
-    Within,
+    SpanCodec,
     contributions,
     keyed,
     outputs,
@@ -367,7 +367,7 @@ def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
 
 def _by_coordinate(codec: Any) -> bool:
     """True if each released number is one coordinate; exact classes only, because a subclass may encode otherwise."""
-    while type(codec) is Within:
+    while type(codec) is SpanCodec:
         codec = codec.codec
     return type(codec) in (Everything, Coordinates, Scaled)
 

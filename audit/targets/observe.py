@@ -47,7 +47,7 @@ from .gradient_norms import GradientNorms
 from .local_steps import LocalUpdate
 from .observed_step import Observed, refuse_too_many
 from .replay import StepReplay
-from .residual_noise import LeftOver, Remainders
+from .residual_noise import ResidualNoise, Remainders
 from .structure import structure
 
 _AT_ONCE = 1024  # inputs per forward pass; bounds the memory for activations whatever the size of the pool
@@ -248,7 +248,7 @@ class RunView:
     sampling: Sampling
     candidates: Candidates | None = None
     informed: bool = True
-    kept: dict[int, LeftOver] = field(default_factory=dict)
+    kept: dict[int, ResidualNoise] = field(default_factory=dict)
     shadows: Shadows | None = None
     replay: StepReplay | None = None
     controls: Controls = Controls.NOTHING

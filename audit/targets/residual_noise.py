@@ -21,7 +21,7 @@ _KEPT = 2**25  # entries of noise and rows shared by all views of a run, 256 MiB
 
 
 @dataclass(frozen=True)
-class LeftOver:
+class ResidualNoise:
     """A step's noisy sums, split into the noise and the contributions of some candidates.
 
     Attributes:
@@ -71,8 +71,8 @@ class Remainders:
     private: Examples
     sampling: Sampling
     loss: Loss
-    kept: dict[int, LeftOver]
-    latest: dict[int, LeftOver] = field(default_factory=dict)
+    kept: dict[int, ResidualNoise]
+    latest: dict[int, ResidualNoise] = field(default_factory=dict)
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
         """Returns the noise of a step: its noisy sums minus all contributions, in float64."""
@@ -131,7 +131,7 @@ class Remainders:
         joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
         return joined.to(self.private.inputs.device)
 
-    def _parted(self, step: Step, requested: Tensor) -> LeftOver:
+    def _parted(self, step: Step, requested: Tensor) -> ResidualNoise:
         """Splits a step's noisy sums into the noise and the rows of the ids `requested`.
 
         All rows of the step are computed, even if few are returned: the last digits of a row depend on the rows in the
@@ -150,4 +150,4 @@ class Remainders:
             rows.append(contributed[is_requested])
         # Sorted, for the binary searches of `_left_over`.
         ids, order = torch.cat(joined).sort()
-        return LeftOver(observed.sums.double() - total, requested, ids, torch.cat(rows)[order])
+        return ResidualNoise(observed.sums.double() - total, requested, ids, torch.cat(rows)[order])

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from leakbench.defenses.core.gradients.candidate_gradients import factored
+from leakbench.defenses.core.gradients.candidate_gradients import candidate_gradients_of
 from leakbench.defenses.core.gradients.reference import cross_entropy
 from leakbench.defenses.core.plan.layout import Layout
 
@@ -82,7 +82,7 @@ def _ways(
     shared = update(image, search=False)
     released = None if encode is None else encode(_flat(shared)[None])[0]
     length = torch.stack([part.square().sum() for part in shared]).sum().sqrt()
-    known = factored(model, cross_entropy, layout, like, COLOUR)
+    known = candidate_gradients_of(model, cross_entropy, layout, like, COLOUR)
     if known is None:
         raise ValueError(f"case must have layers that are known by factors, got {name}")
     along = dict(zip(layout.names, shared, strict=True))

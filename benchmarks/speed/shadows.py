@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from leakbench.defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
+from leakbench.defenses.core import Defense, Execution, StackError, poisson, seeded, train, train_stacked
 
 from .. import models as networks
 from .part import ROUNDS, Options, SpeedPart
@@ -48,7 +48,7 @@ def methods() -> dict[str, dict[str, Any]]:
             continue
         try:
             _together([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
-        except NotTogether:
+        except StackError:
             continue
         by_name[entry["name"]] = settings
     return by_name
@@ -109,7 +109,7 @@ def _together(
     steps: int | None = None,
 ) -> list[Tensor]:
     stack = [_network(network, number).to(device) for number in numbers]
-    train_together(
+    train_stacked(
         stack,
         _pool(network, device),
         torch.stack([_chosen(number) for number in numbers]),

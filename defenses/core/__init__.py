@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .gradients.reference_sums import clipped_sums, contributions
     from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
     from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-    from .plan.composed_codecs import Masked, Stacked, Stretched, Within, made_of, spread
+    from .plan.composed_codecs import Masked, ConcatenatedCodec, Stretched, SpanCodec, nested_codecs, spread
     from .plan.defense import (
         Block,
         Context,
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from .training.ongoing import OngoingRun, TrainingSettings
     from .training.run import Run
     from .training.settings import Execution, Meter, Recipe, Recording
-    from .training.stacked.stack_error import NotTogether
-    from .training.stacked.stacked_training import train_together
+    from .training.stacked.stack_error import StackError
+    from .training.stacked.stacked_training import train_stacked
     from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
     from .training.step import Account, Stepper
     from .training.train import train

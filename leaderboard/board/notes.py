@@ -15,7 +15,7 @@ from ..records.task import UpdateTask
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
-from .reconstruction_summary import still_leaks
+from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row
 
 
@@ -106,7 +106,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
     if sizes := sizes_words(records):
         sentences.append(f"Per seed: {sizes}.")
     sentences += powerless(rows)
-    sentences += [f"Images of {label}: {sentence}" for label, sentence in still_leaks(rows)]
+    sentences += [f"Images of {label}: {sentence}" for label, sentence in reconstruction_summaries(rows)]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
         sentences.append(f"Controls that held: {'; '.join(passed)}.")
     # Without any control the banner says so; here a control of one role is missing.

@@ -28,7 +28,7 @@ from ..board.notes import (  # fmt: skip
     shared_words,
     sizes_words,
 )
-from ..board.reconstruction_summary import still_leaks
+from ..board.reconstruction_summary import reconstruction_summaries
 from ..board.rows import Row
 from ..board.table import Board
 from ..kinds import attacked
@@ -142,7 +142,7 @@ def render(
         "leaks": leak_words(),
         "largest": largest_sentence(board.rows),
         "floors": _floors(),
-        "still_leaks": still_leaks(board.rows),
+        "still_leaks": reconstruction_summaries(board.rows),
         "facts": _facts(board, records),
         "opening": _opening(parts),
         "parts": parts,

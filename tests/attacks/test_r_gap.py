@@ -17,7 +17,7 @@ from leakbench.attacks.core import (
     granted,
 )
 from leakbench.attacks.core.closed_form.recursion.invert import InvertedInput, inverted, layers_of
-from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import observed_gradients
 from leakbench.attacks.r_gap import r_gap
 from leakbench.benchmarks import models
 from leakbench.defenses.core import Defense, seeded
@@ -80,7 +80,7 @@ def raw(observation: Observation) -> list[InvertedInput]:
     structure = granted(observation.structure)()
     network = structure.known_network()
     sums = observation.released.double() * observation.expected_batch
-    return inverted(network, shown(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
+    return inverted(network, observed_gradients(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
 
 
 @pytest.mark.parametrize("side", [12, pytest.param(28, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from torch import nn
 from leakbench.attacks.core import InconsistentObservation, NotApplicable, RankDeficient, ReleasedPart
 from leakbench.attacks.core.closed_form.recursion.forward import drawn_inputs, results
 from leakbench.attacks.core.closed_form.recursion.invert import inverted, layers_of
-from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import observed_gradients
 from leakbench.attacks.core.closed_form.recursion.ranks import rank_analysis
 from leakbench.attacks.core.closed_form.recursion.walk import Solver
 from leakbench.benchmarks import models
@@ -139,7 +139,7 @@ def test_the_wrong_mask_is_noticed():
 def case_of(made, part):
     """The same numbers under another mask."""
     other = replace(made.structure, parts=(part,))
-    return shown(other, made.released, torch.zeros_like(made.released), layers_of(made.network))
+    return observed_gradients(other, made.released, torch.zeros_like(made.released), layers_of(made.network))
 
 
 def test_random_inputs_and_the_described_forward_pass_are_those_of_the_model():

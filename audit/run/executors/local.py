@@ -24,7 +24,7 @@ import torch
 
 from leakbench.malloc import give_memory_back, keep_freed_memory
 
-from ...progress_events import Listener, listen, told_to
+from ...progress_events import Listener, listen, with_listener
 from ..graph import Graph, Item, Result
 from .parent_death import children_end_with_us, end_with_runner
 
@@ -76,7 +76,7 @@ def _here(
     torch.set_num_threads(_THREADS)
     try:
         while (name := graph.take()) is not None:
-            with told_to(say):
+            with with_listener(say):
                 result = _worked(work, graph.items[name])
             graph.finish(name)
             yield graph.items[name], result

@@ -13,7 +13,7 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan import pretrain
 from leakbench.audit.plan.build import build_model, made, reads_public
 from leakbench.audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
-from leakbench.audit.plan.request import Budget, MethodAsked, TrainingRequest
+from leakbench.audit.plan.request import Budget, RequestedMethod, TrainingRequest
 from leakbench.audit.plan.splits_cache import load_data
 from leakbench.audit.suite.fields import ModelChoice
 from leakbench.audit.suite.task import PretrainTable, StatisticsTable, Training
@@ -31,7 +31,7 @@ INPUTS = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 def asked(seed=0, model="mlp", defense="dp_sgd", **settings):
     return TrainingRequest(
         suite="toy",
-        defense=MethodAsked(kind="defenses", name=defense, settings={}),
+        defense=RequestedMethod(kind="defenses", name=defense, settings={}),
         budget=Budget(noise_multiplier=1.0, delta=1e-5),
         control=None,
         seed=seed,
@@ -156,7 +156,7 @@ def test_no_defense_moves_what_low_rank_adaptation_has_frozen(name):
     request = asked(train="lora", rank=2)
     model = starting_model(request, LARGE, LARGE.public)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    of = MethodAsked(kind="defenses", name=name, settings=catalog.resolve("defenses", name, {}))
+    of = RequestedMethod(kind="defenses", name=name, settings=catalog.resolve("defenses", name, {}))
     defense = made(of)
     found = train(
         model, (LARGE.private.inputs, LARGE.private.labels),

@@ -49,7 +49,7 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
 
 
 def step_by_step(piece: str) -> str:
-    with progress_events.doing(piece):
+    with progress_events.named_activity(piece):
         for step in range(1, 4):
             progress_events.tell(step, 3)
     return piece

@@ -20,7 +20,7 @@ from leakbench.audit.subjects.outcome import asked_pools, join
 from leakbench.audit.subjects.shadow_bank import ShadowStack, by_content, halves_of, packed, read_bank, unpacked
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import NotTogether
+from leakbench.defenses.core import StackError
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -55,7 +55,7 @@ def stack_of(cell: Cell) -> ShadowStack:
 def trained_on(monkeypatch):
     """Inputs and keys of each training in a bank; every second stack is trained one after another."""
     seen = []
-    real, together = shadow_bank.train, shadow_bank.train_together
+    real, together = shadow_bank.train, shadow_bank.train_stacked
 
     def watched(model, examples, *arguments, **settings):
         seen.append((examples[0].clone(), settings["seed"], settings["sampler_key"]))
@@ -69,7 +69,7 @@ def trained_on(monkeypatch):
         return together(models, pool, chosen, *arguments, **settings)
 
     monkeypatch.setattr(shadow_bank, "train", watched)
-    monkeypatch.setattr(shadow_bank, "train_together", watched_stack)
+    monkeypatch.setattr(shadow_bank, "train_stacked", watched_stack)
     return seen
 
 
@@ -79,7 +79,7 @@ def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
 ):
     stack = stack_of(cell_of(suite_of(SUITE)))
     if not stacked:
-        monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
+        monkeypatch.setattr(shadow_bank, "train_stacked", refuse_to_stack)
     stack(CPU)
     splits = load_splits(stack.request, CPU)
     asked = by_content(join(*asked_pools(splits, 80, CPU)))
@@ -161,7 +161,7 @@ def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch
     gains = []
     for alone in (False, True):
         if alone:
-            monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
+            monkeypatch.setattr(shadow_bank, "train_stacked", refuse_to_stack)
         odds = log_odds(unpacked(stack(CPU)["logits"]), asked.labels)[..., 0]
         gains.append(float(odds[halves].mean() - odds[~halves].mean()))
     assert gains[0] == pytest.approx(gains[1], abs=0.25), gains
@@ -169,7 +169,7 @@ def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch
 
 
 def refuse_to_stack(*arguments, **settings):
-    raise NotTogether("not today")
+    raise StackError("not today")
 
 
 def test_a_bank_is_shared_by_attacks_controls_and_suites_and_by_no_other_training(suite_of):

@@ -69,7 +69,7 @@ class LayerGradient:
         )
 
 
-def shown(
+def observed_gradients(
     structure: Structure, released: Tensor, noise_std: Tensor, layers: tuple[Operation, ...]
 ) -> dict[str, LayerGradient]:
     """Returns the observed gradient of each layer, by name of the operation.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...gradients.layerwise.layers.convolution_settings import Geometry
 from .patches import patches
-from .stack_error import NotTogether
+from .stack_error import StackError
 from .terms import FormedRows, OneProduct, Place, ProductSum, Term
 
 Activations = Float[Tensor, "models rows ..."]
@@ -83,7 +83,7 @@ class StackedConvolution:
     def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
         """Computes a product for each model and group; the output has its channels last in memory."""
         if inputs.dim() != 5:
-            raise NotTogether(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
+            raise StackError(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
         models, examples = inputs.shape[:2]
         images = inputs.flatten(0, 1)
         padded = F.pad(images, self.padding, mode=self.mode) if any(self.padding) else images

@@ -13,7 +13,7 @@ from ...plan.bound import Bound
 from ...plan.layout import Layout
 from .chain import chain, gains, has_parameters, settings_of
 from .layers import KINDS, Activations, StackedLayer
-from .stack_error import NotTogether
+from .stack_error import StackError
 from .terms import Place, Term, norms_of
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
@@ -43,16 +43,16 @@ class StackedNetwork:
             requested: whether a stack was requested even if it is slower.
 
         Raises:
-            NotTogether: for an unsupported model.
+            StackError: for an unsupported model.
         """
         chains = [chain(model) for model in models]
         layers, self.loss = chains[0], loss
         self.layout = Layout.of(models[0])
         first = settings_of(layers)
         if any(Layout.of(m) != self.layout for m in models) or any(settings_of(own_chain) != first for own_chain in chains):
-            raise NotTogether("models of a stack must have one architecture")
+            raise StackError("models of a stack must have one architecture")
         if not (requested or gains(layers, device)):
-            raise NotTogether(f"convolutions are not stacked where that is slower, as on the device {device.type}")
+            raise StackError(f"convolutions are not stacked where that is slower, as on the device {device.type}")
         self.parameters = torch.stack([self.layout.read(model) for model in models])
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
         names = {part: name for name, part in models[0].named_modules()}
@@ -67,7 +67,7 @@ class StackedNetwork:
             self._layers.append(KINDS[type(layer)](layer, weight, bias))
             known.update(own)
         if unknown := set(self.layout.names) - known:
-            raise NotTogether(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
+            raise StackError(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
         self._numbers: int | None = None
         self._separate = False
 
@@ -132,7 +132,7 @@ class StackedNetwork:
             labels: labels of a batch, some of which are used.
 
         Raises:
-            NotTogether: if the gradient of an example depends on others in the batch.
+            StackError: if the gradient of an example depends on others in the batch.
         """
         if self._separate:
             return
@@ -143,7 +143,7 @@ class StackedNetwork:
         alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()
         gradients = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
         if not torch.allclose(*gradients, rtol=1e-4, atol=1e-6):
-            raise NotTogether("a stack must have a loss of each example by itself, got one that mixes them")
+            raise StackError("a stack must have a loss of each example by itself, got one that mixes them")
         self._separate = True
 
     def _chunks(
@@ -156,7 +156,7 @@ class StackedNetwork:
             try:
                 terms = self._terms(at[:1], pool[0][first], pool[1][first])
             except ValueError as error:  # PyTorch refuses a group norm of single numbers for a single example
-                raise NotTogether(f"a stack must take an example by itself: {error}") from error
+                raise StackError(f"a stack must take an example by itself: {error}") from error
             self._numbers = sum(term.numbers for term in terms)
         models, count = rows.shape
         limit = CHUNK_BYTES.get(at.device.type, CHUNK_BYTES["cuda"])

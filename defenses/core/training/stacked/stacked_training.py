@@ -35,10 +35,10 @@ from ..settings import Recipe
 from ..step import posted
 from .network import StackedNetwork
 from .shared_plan import SharedPlan, masks
-from .stack_error import NotTogether
+from .stack_error import StackError
 
 
-def train_together(
+def train_stacked(
     models: Sequence[nn.Module],
     pool: tuple[Tensor, Tensor],
     chosen: Int[Tensor, "models n"],
@@ -70,7 +70,7 @@ def train_together(
         even_if_slower: whether to accept networks that train faster separately, such as convolutions on a CPU.
 
     Raises:
-        NotTogether: for different architectures, an unsupported recipe, or an unsupported plan, found when it is made.
+        StackError: for different architectures, an unsupported recipe, or an unsupported plan, found when it is made.
         ValueError: for numbers of models, seeds and keys that do not fit, models without examples, a method that reads
             public data, or `torch.autocast`.
     """
@@ -81,7 +81,7 @@ def train_together(
         raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     recipe = recipe or Recipe()
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
-        raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
+        raise StackError("models with views, standardised features or an optimizer of one's own are trained alone")
     inputs = pool[0]
     refuse_autocast(inputs)
     stack = StackedNetwork(models, recipe.loss, inputs.device, requested=even_if_slower)
@@ -146,7 +146,7 @@ def train_together(
 
 
 def _refuse_one_off(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
-    raise NotTogether("a method that releases something of all the data at once is trained alone")
+    raise StackError("a method that releases something of all the data at once is trained alone")
 
 
 def drawn(

@@ -19,10 +19,10 @@ from leakbench.defenses.core import (
     Masked,
     Projected,
     Sampling,
-    Stacked,
+    ConcatenatedCodec,
     Stateless,
     StepPlan,
-    Within,
+    SpanCodec,
     clip,
     seeded,
 )
@@ -258,11 +258,11 @@ class OwnCodec(Everything):
 
 
 def in_a_span(codec):
-    return Within(0, codec, 4)
+    return SpanCodec(0, codec, 4)
 
 
 def beside(codec):
-    return Stacked((Everything(4), codec), (1.0, 2.0))
+    return ConcatenatedCodec((Everything(4), codec), (1.0, 2.0))
 
 
 def behind_a_mask(codec):
