@@ -58,13 +58,13 @@ class _Layer:
 
     Attributes:
         values: [rows, inputs + 1].
-        seen: released entries that share the bias's clip factor.
+        observed: released entries that share the bias's clip factor.
         std: standard deviations of their noise.
         places: int64, index of each entry in the released vector; -1 if not released.
     """
 
     values: Tensor
-    seen: Tensor
+    observed: Tensor
     std: Tensor
     places: Tensor
 
@@ -127,11 +127,11 @@ def bias_division(
     if any(part.kind == "directions" and part.of_gradient for part in structure.parts):
         if batch_size > 1:
             raise NotApplicable(f"the batch must be of one example behind a basis, got {batch_size}")
-        return _one(target, _from_basis(target, structure, names, coins, restarts), restarts=restarts)
-    layer = _shown(target, structure, names)
+        return _single(target, _from_basis(target, structure, names, coins, restarts), restarts=restarts)
+    layer = _observed_layer(target, structure, names)
     if batch_size > 1:
         return _batch(target, layer, network, first, batch_size, coins)
-    return _one(target, _from_entries(layer, estimator, target.released.dtype))
+    return _single(target, _from_entries(layer, estimator, target.released.dtype))
 
 
 def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, tuple[str, str]]:
@@ -170,7 +170,7 @@ def _parameters_of(operation: Operation, network: Network, trained: tuple[str, .
     return operation.weight, operation.bias
 
 
-def _shown(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
+def _observed_layer(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
     """Returns [dL/dW | dL/db] of the layer, restricted to entries that share the bias's clip factor."""
     released = target.released.double()
     about = []
@@ -201,17 +201,17 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
             "zero upstream gradient: the first layer is dead, or nothing of its bias's gradient is left"
         )
     places = torch.where(observed, about[2].long() - 1, -1)
-    return _Layer(values=values, seen=observed, std=about[1].abs(), places=places)
+    return _Layer(values=values, observed=observed, std=about[1].abs(), places=places)
 
 
 def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
     """Returns the input of an example from entries of its layer."""
-    right, known = completed(layer.values, layer.seen)
-    noisy = bool((layer.std[layer.seen] > 0).any())
+    right, known = completed(layer.values, layer.observed)
+    noisy = bool((layer.std[layer.observed] > 0).any())
     if not noisy:
         _refuse_other_rank(layer, right, known, dtype)
         return _SoleInput(right=right[:-1], known=known[:-1], errors=None, shows=True)
-    std, entries = _with_rounding(layer.std, layer.values, dtype), layer.seen & known
+    std, entries = _with_rounding(layer.std, layer.values, dtype), layer.observed & known
     total, strength = total_least_squares(layer.values, entries, std, right)
     total = total / torch.where(total[-1] == 0, torch.finfo(total.dtype).tiny, total[-1])
     errors, excess = standard_errors(layer.values, entries, std, total)
@@ -230,7 +230,7 @@ def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:
     """Refuses an update whose rows are no multiples of an input."""
-    entries = (layer.seen & known).to(right)
+    entries = (layer.observed & known).to(right)
     upstream = (layer.values * entries) @ right / (entries @ right.square()).clamp(min=torch.finfo(right.dtype).tiny)
     missing = (layer.values - torch.outer(upstream, right)) * entries
     apart = float(missing.norm() / (layer.values * entries).norm())
@@ -273,7 +273,7 @@ def _from_basis(
     return _SoleInput(right=right, known=everything, errors=errors[rows:], shows=shows)
 
 
-def _one(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> Reconstruction:
+def _single(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> Reconstruction:
     """Returns the result of a batch of size 1."""
     inputs = _inputs(target, sole_input.right[None], sole_input.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
@@ -350,8 +350,8 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     variance = layer.std[:, -1].square()
     width = target.input_high - target.input_low
     # Rows whose bias's gradient does not stand out from its noise have ratios of noise.
-    usable = layer.seen[:, -1] & (bias != 0) & (bias.square() > 100 * variance)
-    values, observed, std = layer.values[usable], layer.seen[usable], layer.std[usable]
+    usable = layer.observed[:, -1] & (bias != 0) & (bias.square() > 100 * variance)
+    values, observed, std = layer.values[usable], layer.observed[usable], layer.std[usable]
     bias = values[:, -1:]
     ratios = torch.where(observed, values / bias, 0.0)[:, :-1]
     noise_all = (std.square() + (values / bias).square() * std[:, -1:].square()) / bias.square()

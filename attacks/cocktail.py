@@ -112,16 +112,16 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
 
 def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Generator) -> _Mixture:
     """Returns the b strongest directions of the layer's gradient, with masked entries completed."""
-    scaled = int(layer.bias_seen.sum()) >= batch_size
-    gradient, observed = layer.gradient, layer.seen
+    scaled = int(layer.bias_observed.sum()) >= batch_size
+    gradient, observed = layer.gradient, layer.observed
     if scaled:
         gradient = torch.cat([gradient, layer.bias_gradient[:, None]], dim=1)
-        observed = torch.cat([observed, layer.bias_seen[:, None]], dim=1)
+        observed = torch.cat([observed, layer.bias_observed[:, None]], dim=1)
     in_rows = observed.sum(dim=1) >= batch_size
-    if batch_size > min(int(in_rows.sum()), layer.seen.shape[1]):
+    if batch_size > min(int(in_rows.sum()), layer.observed.shape[1]):
         raise NotApplicable(
             f"a batch of {batch_size} must not be larger than {layer.name}: its gradient is shown for "
-            f"{int(in_rows.sum())} neurons and {layer.seen.shape[1]} inputs"
+            f"{int(in_rows.sum())} neurons and {layer.observed.shape[1]} inputs"
         )
     gradient, observed = gradient[in_rows], observed[in_rows]
     short = int((observed.sum(dim=0) < batch_size).sum())
@@ -254,7 +254,7 @@ def _columns(
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
     """Returns a function (inputs, labels) -> columns of D [rows, b] by the network, and their rows of `left`."""
     if mixture.scaled:
-        shown = layer.bias_seen & mixture.in_rows
+        shown = layer.bias_observed & mixture.in_rows
         of_bias = lambda inputs, labels: layer.shown_of_bias(target.contributions(inputs, labels))[:, shown].T  # noqa: E731
         return of_bias, mixture.left[shown[mixture.in_rows]]
 

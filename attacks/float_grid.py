@@ -66,7 +66,7 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     sums = target.released.detach()[None, noisy].double() * target.expected_batch
     scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
     for start in range(0, len(candidates), _TOGETHER):
-        own = _alike(target.contributions, candidates, start)
+        own = _in_fixed_batches(target.contributions, candidates, start)
         for first in range(0, len(own), some):
             mine = own[first : first + some][:, noisy].double()
             part = slice(start + first, start + first + len(mine))
@@ -104,7 +104,7 @@ def evidence(
     return torch.stack(fits)
 
 
-def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
+def _in_fixed_batches(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
     """Returns contributions of a few candidates in batches of fixed size: last digits do not depend on the index."""
     # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
     indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)

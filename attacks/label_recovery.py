@@ -105,11 +105,11 @@ def label_recovery(
     noise = replace(noise, weight=noise.weight.abs(), bias=noise.bias.abs())
     noisy = bool(noise.weight.any() or noise.bias.any())
     if batch == 1 and not noisy:
-        return _one(possible_labels(layer), layer, target)
+        return _single(possible_labels(layer), layer, target)
     return _by_sums(layer, noise, _of_public(target, structure, public), batch, z, noisy=noisy)
 
 
-def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
+def _single(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
     """Returns the label of a batch of size 1, or its possible labels."""
     if bool(possible.all()):
         raise NotApplicable(
@@ -146,7 +146,7 @@ def _by_sums(
     # Slack for rounding, so that -u = 3.0000001 is no fourth example.
     rounding = 1e-4 * (1 + sums.abs())
     if not noisy:
-        sure = layer.bias_seen & (sums < -1e-6 * sums.abs().max())
+        sure = layer.bias_observed & (sums < -1e-6 * sums.abs().max())
         # If the bound may also lengthen a gradient, as normalisation does, only the sign is certain.
         certain = (-sums - rounding).ceil().clamp(min=1) if float(high) <= 1 + 1e-6 else torch.ones_like(sums)
         least = torch.where(sure, certain, least)
@@ -219,14 +219,14 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
     shown = torch.cat(
         [at(rows, places.bias[y, None], units.bias[y, None])[:, 0] for rows, y in _rows(target, inputs, labels)]
     )
-    determined = units.bias_seen[labels] & (missing < -1e-6)
+    determined = units.bias_observed[labels] & (missing < -1e-6)
     factors = torch.where(determined, shown / torch.where(determined, missing, 1.0), 1.0)
     factors = factors.clamp(min=1e-12)
     # Features from the row of the least probable label, whose factor p_y - 1 is near -1.
     unlikely = probabilities.argmin(dim=1)
     away = probabilities.gather(1, unlikely[:, None]) - 1
     features = torch.cat([at(rows, places.weight[y], units.weight[y]) for rows, y in _rows(target, inputs, unlikely)])
-    observed = units.weight_seen[unlikely].double()
+    observed = units.weight_observed[unlikely].double()
     mean = (features / away * observed).sum(0) / observed.sum(0).clamp(min=1)
     return _Public(
         mean=probabilities.mean(0),

@@ -31,7 +31,7 @@ from leakbench.leaderboard.records.files import write_whole
 
 from .external.files.read import read_tensors
 from .external.model.network import filled
-from .plan.pretrain import last_linear, seen_by
+from .plan.pretrain import last_linear, layer_input
 
 ENCODERS = " or ".join(PATTERNS)
 
@@ -60,7 +60,7 @@ class Encoder:
         """
         with torch.no_grad():
             images = _prepared(inputs, self.side, colour=self.head is not None)
-            features = self.network(images) if self.head is None else seen_by(self.head, self.network, images)
+            features = self.network(images) if self.head is None else layer_input(self.head, self.network, images)
         if not bool(features.isfinite().all()):
             raise ValueError(f"features of {self.about['encoder']} must be finite, got NaN or infinity: other weights?")
         return features.flatten(1).float()

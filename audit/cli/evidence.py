@@ -144,7 +144,7 @@ def evidence(
             against["implies"] = {"epsilon": implied[0], "delta": implied[1], "relation": "replace_one"}
         print_json({"bound": bound.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
     else:
-        print(_told(bound))
+        print(_bound_words(bound))
         if remark:
             print(f"remark: {remark}")
         if verdict is not None:
@@ -166,7 +166,7 @@ def _backwards(values: Any, member: Any) -> str | None:
     )
 
 
-def _told(bound: Any) -> str:
+def _bound_words(bound: Any) -> str:
     kind = f"{bound.level:.0%} {bound.kind}"
     # Three digits suffice: a probability is no more exact than its assumptions.
     counted = {

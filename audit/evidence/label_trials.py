@@ -62,7 +62,7 @@ def label_scores(target: ndarray, proxy: ndarray, shown: ndarray) -> ndarray:
     return np.log(np.maximum(target[rows, shown], least)) - np.log(np.maximum(proxy[rows, shown], least))
 
 
-def given_away(trials: int, proxy_error: float, level: float) -> int:
+def revealed_coins(trials: int, proxy_error: float, level: float) -> int:
     """Returns an upper bound on the number of records whose coin a wrong proxy reveals; it errs at a rate of 1 - level.
 
     Raises:

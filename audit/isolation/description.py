@@ -45,7 +45,7 @@ def described(attack: Attack[Any]) -> dict[str, Any]:
         "access": [attack.requires.access.name, attack.requires.access.value, list(attack.requires.access.includes)],
         "knows": [flag.name for flag in attack.requires.knows],
         "controls": [flag.name for flag in attack.requires.controls],
-        "settings": [[name, _told(hints[name]), _default(value)] for name, value in attack.defaults.items()],
+        "settings": [[name, _type_as_json(hints[name]), _default(value)] for name, value in attack.defaults.items()],
     }
 
 
@@ -124,7 +124,7 @@ def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
     return {name: parameter.replace(annotation=hints.get(name, Any)) for name, parameter in parameters.items()}
 
 
-def _told(annotation: Any) -> Any:
+def _type_as_json(annotation: Any) -> Any:
     """Encodes a type as JSON: plain types by name, parametrised types as name of the origin and arguments."""
     plain = [name for name, kind in _PLAIN.items() if kind is annotation]
     if plain:
@@ -137,11 +137,11 @@ def _told(annotation: Any) -> Any:
             else "Any"
         )
     if origin is typing.Annotated:
-        return _told(arguments[0])
+        return _type_as_json(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return ["Union", *map(_told, arguments)]
+        return ["Union", *map(_type_as_json, arguments)]
     names = [name for name, kind in _PLAIN.items() if kind is origin]
-    return [names[0], *map(_told, arguments)] if names else "Any"
+    return [names[0], *map(_type_as_json, arguments)] if names else "Any"
 
 
 def _annotation(encoded: Any) -> Any:

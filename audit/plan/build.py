@@ -128,7 +128,7 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
         request: of any cell.
         examples: number of training examples.
     """
-    defense, budget = made(request.defense), request.budget
+    defense, budget = built(request.defense), request.budget
     if defense.noise_multiplier is not None or not budget.draws_noise:
         return defense, False
     if budget.noise_multiplier is not None:
@@ -150,7 +150,7 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     return defense.with_noise(noise_within(limit, (Entry(0, steps, 1.0, sampling),), beside=beside)), True
 
 
-def made(method: RequestedMethod) -> Defense:
+def built(method: RequestedMethod) -> Defense:
     """Returns the requested defense, before its noise is set."""
     return catalog.defense(method.name, method.settings)
 

@@ -33,7 +33,7 @@ from leakbench.attacks.core import Examples
 from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 
-from .build import made
+from .build import built
 from .gradient_canaries import CanaryKind, unit_directions
 from .masks import public_masks
 from .mislabelled_pool import mislabelled_examples
@@ -257,7 +257,7 @@ def _masks(
     sampling, steps = planned
     if kind == "random":
         return [None] * steps
-    defense, cpu = made(request.defense), torch.device("cpu")
+    defense, cpu = built(request.defense), torch.device("cpu")
     return public_masks(defense, Layout.of(model), sampling, steps, seed=request.seed_for("coins"), device=cpu)
 
 

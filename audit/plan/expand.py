@@ -57,7 +57,7 @@ class _Aimed:
     canaries: bool = False
 
     @property
-    def asked(self) -> RequestedMethod:
+    def requested_attack(self) -> RequestedMethod:
         return RequestedMethod(kind="attacks", name=self.choice.name, settings=self.choice.settings)
 
 
@@ -199,7 +199,7 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
     # Defenses without public data are preferred: a defense that reads some leaves half of the public pool for training.
-    never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
+    never_saw += sorted(proving, key=lambda c: reads_public(requested_defense(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
 
@@ -223,7 +223,7 @@ def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     return [{"delta": suite.budget.delta}]
 
 
-def asked(choice: DefenseChoice) -> RequestedMethod:
+def requested_attack(choice: DefenseChoice) -> RequestedMethod:
     """Returns a defense of a suite in request form."""
     return RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
 
@@ -264,7 +264,7 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     # Utility first: the training time is counted in the first cell of a job.
     group = [cell(Request(**training_fields, kind="utility"), None, reason)]
     for aimed in attacks:
-        request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
+        request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.requested_attack), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
             if aimed.canaries:
                 why = why or _no_canaries(trained, aimed.choice.name)
@@ -296,7 +296,7 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
     task, budget = suite.task_for(choice), Budget(**run.budget)
     return TrainingRequest(
         suite=suite.name,
-        defense=asked(choice),
+        defense=requested_defense(choice),
         budget=budget,
         control=run.control,
         seed=run.seed,

@@ -30,7 +30,7 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
             f"taken from, got {table.number}"
         )
     _, unreserved = _reserved(splits, table.number)
-    non_members = _some(splits.non_member, unreserved)
+    non_members = _subset(splits.non_member, unreserved)
     # Without a separate test set, the non-members stand in for it and shrink in the same way.
     same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
     digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
@@ -44,7 +44,7 @@ def mislabelled_examples(splits: Splits, count: int) -> Split:
         splits: of the data set, unmodified.
         count: number of canaries.
     """
-    return _some(splits.non_member, _reserved(splits, count)[0])
+    return _subset(splits.non_member, _reserved(splits, count)[0])
 
 
 def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
@@ -54,6 +54,6 @@ def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
     return order[:count], order[count:].sort().values
 
 
-def _some(split: Split, places: Tensor) -> Split:
+def _subset(split: Split, places: Tensor) -> Split:
     places = places.to(split.ids.device)
     return Split(ids=split.ids[places], inputs=split.inputs[places], labels=split.labels[places])

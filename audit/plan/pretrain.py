@@ -146,7 +146,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
     # itself is marked as in training mode.
     model.training = True
     with _looking(inputs):
-        first, again = (seen_by(head, model, inputs) for _ in range(2))
+        first, again = (layer_input(head, model, inputs) for _ in range(2))
     if not torch.allclose(first, again, equal_nan=True):  # kernels of a GPU may round differently in two passes
         raise ValueError(
             "train = 'last' must have features that stay as they are, got others in a second pass over the same "
@@ -190,7 +190,7 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
     return last
 
 
-def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
+def layer_input(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """Returns a layer's input in a pass over inputs."""
     layer_inputs: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))

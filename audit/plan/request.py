@@ -290,7 +290,7 @@ class Request(TrainingRequest):
         return digest_of(self.canonical())
 
     @property
-    def asked_attack(self) -> RequestedMethod:
+    def requested_attack(self) -> RequestedMethod:
         """The attack of a cell that has an attack.
 
         Raises:
@@ -301,7 +301,7 @@ class Request(TrainingRequest):
         return self.attack
 
     @property
-    def asked_update(self) -> Update:
+    def requested_update(self) -> Update:
         """The shared update of a cell on a shared update.
 
         Raises:

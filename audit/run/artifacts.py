@@ -29,7 +29,7 @@ def origin_of(artifact: Artifact) -> Provenance:
     return replace(library(), third_party=third_party(*artifact.methods))
 
 
-def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
+def compute_artifact(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
     """Computes an artifact and writes it; a failure is written with its error, and is recomputed next time.
 
     Args:
@@ -61,7 +61,7 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
     return ""
 
 
-def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
+def read_computed(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
     """Returns results that were computed or kept in this run, by name; their provenance is not checked again.
 
     Raises:
@@ -101,7 +101,7 @@ class Made(Mapping[str, dict[str, Any]]):
         self._artifacts, self._folder = {artifact.name: artifact for artifact in artifacts}, folder
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return read_made([self._artifacts[name]], self._folder)[name]
+        return read_computed([self._artifacts[name]], self._folder)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._artifacts)

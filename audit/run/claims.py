@@ -57,7 +57,7 @@ def unproved_claim(
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
-    return _unlike(claim, proved, tolerance)
+    return _contradicted_field(claim, proved, tolerance)
 
 
 def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
@@ -82,7 +82,7 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
     shared = range(task.step, task.step + local_steps)
     planned = shared.stop if task.steps is None else task.steps
     proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
-    return _unlike(claim, proved, tolerance)
+    return _contradicted_field(claim, proved, tolerance)
 
 
 def _defense(record: Record) -> str:
@@ -90,7 +90,7 @@ def _defense(record: Record) -> str:
     return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
 
 
-def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
+def _contradicted_field(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
     """Returns the first part of a claim that does not follow from the proved claim; empty if all follows."""
     # An epsilon above what the steps prove is a true claim, too, only weaker.
     if claim.epsilon is not None and claim.epsilon < proved.epsilon * (1 - tolerance):
@@ -185,14 +185,14 @@ def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
     trained = {
         neighbour.noise_multiplier
         for neighbour in others
-        if not KINDS[neighbour.kind].own_task and neighbour.noise_multiplier is not None and _alike(record, neighbour)
+        if not KINDS[neighbour.kind].own_task and neighbour.noise_multiplier is not None and _same_request(record, neighbour)
     }
     if not trained or any(math.isclose(record.noise_multiplier, multiplier, rel_tol=1e-9) for multiplier in trained):
         return ""
     return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its training, {min(trained):.6g}"
 
 
-def _alike(record: Record, other: Record) -> bool:
+def _same_request(record: Record, other: Record) -> bool:
     same = (record.suite, record.seed, record.defense, record.budget) == (
         other.suite,
         other.seed,
@@ -207,7 +207,7 @@ def _of_a_run(
     defense: str, sigma: float, sampling: Sampling, steps: int, delta: float, statistics: FeatureStatistics | None
 ) -> Claim:
     before = () if statistics is None else statistics.plans()
-    return predict(_made(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta)
+    return predict(_built(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta)
 
 
 @cache
@@ -215,11 +215,11 @@ def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_e
     # The attacker knows that the batch is in each epoch; earlier steps use other examples and are charged to those.
     account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
     others = Account(Ledger(full()))
-    for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):
+    for _ in rehearsed(_built(defense, sigma), account, steps=planned, only=shared, others=others):
         pass
     return account.ledger.claim(delta)
 
 
-def _made(defense: str, sigma: float) -> Defense:
+def _built(defense: str, sigma: float) -> Defense:
     method = json.loads(defense)
     return catalog.defense(method["name"], method["settings"]).with_noise(sigma)

@@ -32,7 +32,7 @@ from ..suite.schema import TuneTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
 from ..suite.task import Task, Training
 from ..targets.observe import logits_of
-from .artifacts import make_one, origin_of, read_kept, read_made, write_document
+from .artifacts import compute_artifact, origin_of, read_kept, read_computed, write_document
 from .executors.local import Local
 from .graph import Graph
 from .progress import Report
@@ -118,12 +118,12 @@ def _tried(
             done += 1
             report(done, total, point.words)
     # Points of this run are read from their files, too, because workers return no results.
-    return read_made(points.values(), folder)
+    return read_computed(points.values(), folder)
 
 
 def _make(sourced: tuple[Artifact, Provenance], folder: Path, device: torch.device) -> str:
     point, origin = sourced
-    return make_one(point, folder, device, origin)
+    return compute_artifact(point, folder, device, origin)
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:

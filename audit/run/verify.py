@@ -77,7 +77,7 @@ def contradiction(record: Record, folder: Path) -> str:
         # Only keys in both are compared: older records lack numbers that were introduced later.
         for key in metric.detail.keys() & recorded.detail.keys():
             ours, theirs = metric.detail[key], recorded.detail[key]
-            if not _alike(ours, theirs):
+            if not _equal(ours, theirs):
                 return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
     return _unlike_itself(record)
 
@@ -143,7 +143,7 @@ def _same(a: float | None, b: float | None) -> bool:
     return a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9))
 
 
-def _alike(a: float | str | None, b: float | str | None) -> bool:
+def _equal(a: float | str | None, b: float | str | None) -> bool:
     if isinstance(a, str) or isinstance(b, str):  # names of methods may change
         return isinstance(a, str) and isinstance(b, str)
     return _same(a, b)

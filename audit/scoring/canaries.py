@@ -98,7 +98,7 @@ def score_canaries(
     return {NAME: metric}
 
 
-def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
+def compared_with_claim(metric: Metric, claim: Any) -> tuple[Metric, bool]:
     """Returns the bound with its comparison to a claim, and whether it refutes the claim at the verdict's confidence.
 
     Args:

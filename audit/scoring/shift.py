@@ -117,11 +117,11 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
         seed: for the choice of examples, halves and permutations.
     """
     draw = np.random.default_rng([seed, 0])
-    inside, outside = (features_of(_some(part, draw)) for part in (members, non_members))
+    inside, outside = (features_of(_subsample(part, draw)) for part in (members, non_members))
     p, q = len(inside), len(outside)
     if min(p, q) < LEAST:
         return Shift(p_value=None, auc=None, members=p, non_members=q, detectable=None)
-    labelled = [_some(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
+    labelled = [_subsample(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
     features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
     halves = _halves(truth, draw)
     # Imported here because it takes a second, which tests without members can save.
@@ -274,7 +274,7 @@ def _numbers(examples: Examples) -> ndarray:
     return (labels if labels.ndim == 1 else labels.flatten(1).argmax(1)).numpy()
 
 
-def _some(examples: Examples, draw: np.random.Generator, most: int = LARGEST) -> Examples:
+def _subsample(examples: Examples, draw: np.random.Generator, most: int = LARGEST) -> Examples:
     chosen = torch.from_numpy(draw.permutation(len(examples))[:most]).to(examples.ids.device)
     return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
 

@@ -240,7 +240,7 @@ def line(examination: ExaminedTrainer) -> str:
     )
     first, many = examination.outcomes[0], len(examination.outcomes) > 1
     by = ", ".join(f"{name} {count}" if many else name for name, count in examination.by.items())
-    coverage = f"{first.asked} of {len(TESTS)} tests"
+    coverage = f"{first.tests_run} of {len(TESTS)} tests"
     coverage += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
     share = f"{examination.accused}/{len(examination.outcomes)} [{low:.2f}, {high:.2f}]"
     measurements = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
@@ -278,7 +278,7 @@ def verdict_on(examination: ExaminedTrainer) -> str:
         lines.append(f"{outcome.test:<14} {outcome.found}: {counts}; {rates}allowed {outcome.allowed:.3f}")
     accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
-    coverage = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    coverage = f"{shown.tests_run} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
     if len(examination.outcomes) > 1:
         end += f" in {examination.accused} of {len(examination.outcomes)} repetitions"
     return "\n".join([*lines, f"{end} ({coverage}, {shown.seconds:.0f} s)"])

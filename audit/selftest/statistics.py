@@ -29,14 +29,14 @@ def differences(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer 
     return steps.max() - steps.min()
 
 
-def whole(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
+def sum_of_releases(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the sum of all releases, whose direction is learned on calibration runs."""
     return torch.stack([release.double() for release in answer.releases]).sum(dim=0)
 
 
 def size(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the log norm of the sum of all releases."""
-    return torch.linalg.vector_norm(whole(scenario, answer, again)).clamp(min=1e-30).log()
+    return torch.linalg.vector_norm(sum_of_releases(scenario, answer, again)).clamp(min=1e-30).log()
 
 
 def support(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:

@@ -11,7 +11,7 @@ from ..catalog import methods as catalog
 from ..plan.canaries import Canaries
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
-from ..scoring.canaries import NAME, held_against
+from ..scoring.canaries import NAME, compared_with_claim
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..targets.candidates import Candidates
@@ -27,7 +27,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         NotApplicable: the training has no canaries.
         ValueError: the attack needs access that no suite offers, or the run is too long for its transcript.
     """
-    requested_attack = cell.request.asked_attack
+    requested_attack = cell.request.requested_attack
     attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
@@ -61,7 +61,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         apart=_apart(model, inserted_canaries),
     )
     metrics = score(result, truth, delta=claim.delta)
-    metrics[NAME], violated = held_against(metrics[NAME], claim)
+    metrics[NAME], violated = compared_with_claim(metrics[NAME], claim)
     columns = {
         "id": column(result.ids),
         "score": column(result.scores),

@@ -24,9 +24,9 @@ from ..scoring import random_split
 from ..scoring.score import score
 from ..scoring.theoretical_bounds import with_theoretical_bounds
 from ..scoring.truth import GroundTruth
-from ..targets.candidates import Candidates, asked_alone, content_order, refuse_comparison
+from ..targets.candidates import Candidates, repeated_alone, content_order, refuse_comparison
 from ..targets.observe import RunView, participation
-from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
+from .outcome import Finding, candidate_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TrainedRun
 
@@ -37,7 +37,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     Raises:
         ValueError: there are no candidates, or the attack compares candidates with one another.
     """
-    requested_attack = cell.request.asked_attack
+    requested_attack = cell.request.requested_attack
     attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
@@ -47,7 +47,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         examples, members = _of_one_step(model)
     else:
         # Members come first; `Candidates.draw` shuffles them before an attack gets them.
-        pools = asked_pools(model.splits, model.request.training.candidates, model.device)
+        pools = candidate_pools(model.splits, model.request.training.candidates, model.device)
         examples, members = join(*pools), model.members.ids
     # Public examples are copied for attacks, so the copy is skipped for attacks that do not read them.
     world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
@@ -65,7 +65,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             model.sampling[0],
             candidates,
             informed,
-            model.left_over,
+            model.residual_noise,
             shadows,
             model.replay,
             steps=steps,
@@ -85,7 +85,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         if Knows.OTHERS in knows and noisy:
             coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
-            chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
+            chosen = repeated_alone(scored, torch.isin(examples.ids, members), coins)
             # Seeds are named by positions in content order: positions in the pools would reveal members, which come
             # first.
             place = content_order(examples).argsort()

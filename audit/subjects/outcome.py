@@ -118,7 +118,7 @@ def join(a: Examples, b: Examples) -> Examples:
     )
 
 
-def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
+def candidate_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
     """Draws candidates, half of them members, seeded by the splits alone: the same for every defense and attack.
 
     Args:

@@ -40,7 +40,7 @@ from ..plan.pretrain import starting_model
 from ..plan.request import Request, SeedSet, TrainingRequest, seed_of, seed_of_data
 from ..targets.candidates import content_order
 from ..targets.observe import logits_of
-from .outcome import asked_pools, examples_of, join, pick
+from .outcome import candidate_pools, examples_of, join, pick
 
 TOGETHER = 8
 """Models per artifact, trained at once or in the same process; an interrupted run loses at most these."""
@@ -90,11 +90,11 @@ class ShadowStack:
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains and queries the models; returns their outputs as plain JSON values."""
         splits = load_splits(self.request, device)
-        candidates = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
+        candidates = by_content(join(*candidate_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
         augmented = viewed(candidates.inputs, self.views)  # refuses inputs that are not images, before any training
         halves = halves_of(splits, len(candidates), self.first + self.count)[self.first :]
-        others = _others(splits, candidates, device)
+        others = _non_candidates(splits, candidates, device)
         size = len(splits.private)
         members = []
         for number, half in enumerate(halves, start=self.first):
@@ -177,7 +177,7 @@ def by_content(candidates: Examples) -> Examples:
     return pick(candidates, content_order(candidates))
 
 
-def _others(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
+def _non_candidates(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
     """Returns the examples of the pools that are not candidates."""
     everybody = join(examples_of(splits.private, device), examples_of(splits.non_member, device))
     return pick(everybody, (~torch.isin(everybody.ids, candidates.ids)).nonzero()[:, 0])
@@ -192,7 +192,7 @@ def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
     Raises:
         ValueError: an impossible number of models or views, or an attack without these settings.
     """
-    requested_attack = request.asked_attack
+    requested_attack = request.requested_attack
     if Knows.SHADOWS not in catalog.attack(requested_attack.name).requires.knows:
         return ()
     if "shadows" not in requested_attack.settings:

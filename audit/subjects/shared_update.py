@@ -63,7 +63,7 @@ class SharedUpdates:
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Takes the job's only cell and loads its data; no update is computed yet."""
         (cell,) = cells  # `expand` gives every cell on an update its own job: there is no training to share
-        self._request, self._update, self._device = cell.request, cell.request.asked_update, device
+        self._request, self._update, self._device = cell.request, cell.request.requested_update, device
         self._splits: Splits = load_splits(cell.request, device, of=self._update)
 
     def outcome(self, cell: Cell) -> Outcome:
@@ -88,7 +88,7 @@ class SharedUpdates:
         flags = [*sorted({target.result.status for target in attacked} - {"ok"}), *remarks]
         if matched and noisy:
             flags.append("noise_matched")
-        metrics, arrays = self._found(attacked)
+        metrics, arrays = self._measured(attacked)
         if "iip" in metrics:
             if attacked[-1].choice is None:
                 success, others, batch = metrics["iip"], min(CROWD, len(splits.non_member)), update.batch
@@ -117,7 +117,7 @@ class SharedUpdates:
             arrays=arrays,
         )
 
-    def _found(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
+    def _measured(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
         """Returns metrics over all targets, and the arrays that they follow from."""
         named = [(target, target.result) for target in targets if isinstance(target.result, LabelEstimate)]
         if not named:
@@ -134,7 +134,7 @@ class SharedUpdates:
     def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
         """Shares target number `image`, attacks the release, and scores the result."""
         request, update, splits = self._request, self._update, self._splits
-        requested_attack = request.asked_attack
+        requested_attack = request.requested_attack
         attack = catalog.attack(requested_attack.name)
         knows = attack.requires.knows
         inputs, labels, decoy = self._batch(image)

@@ -63,7 +63,7 @@ class TrainedRun:
         every_step: whether attacks read all of its steps.
         artifacts: prerequisites of the cells, such as shadow models, by name.
         splits: of the data set.
-        left_over: `Step.key` -> its noise and contributions of candidates, shared by the views of all cells.
+        residual_noise: `Step.key` -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrainedRun:
         self.artifacts: Artifacts = {} if artifacts is None else artifacts
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
-        self.left_over: dict[int, ResidualNoise] = {}
+        self.residual_noise: dict[int, ResidualNoise] = {}
 
     @cached_property
     def members(self) -> Examples:

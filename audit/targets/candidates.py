@@ -98,7 +98,7 @@ def copied(examples: Examples) -> Examples:
     return Examples(ids=numbers, inputs=examples.inputs.clone(), labels=examples.labels.clone())
 
 
-def asked_alone(
+def repeated_alone(
     scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], coins: torch.Generator
 ) -> Int[Tensor, " drawn"]:
     """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.

@@ -256,7 +256,7 @@ class LocalUpdate:
     def surrogate(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, " m"]:
         """Returns the sum with all gradients taken at a point, the fraction `share` of the way from start to end."""
         point = self._start - share * self._lr * self._lifted
-        if self._alike:
+        if self._are_linear:
             # Each example is in one step per epoch, so a single pass over all examples serves every step.
             passes = len(self._plans) * self.expected_batch / len(inputs)
             return passes * self._update(self._plans[0], inputs, labels, point).index_select(0, self.kept)
@@ -273,7 +273,7 @@ class LocalUpdate:
         Raises:
             NotApplicable: the steps transform an example differently.
         """
-        if not self._alike:
+        if not self._are_linear:
             raise NotApplicable("what an example adds to a local step must not depend on the step, and here it does")
         plan, point = self._plans[0], self._start - share * self._lr * self._lifted
         with torch.no_grad():
@@ -317,7 +317,7 @@ class LocalUpdate:
         return per_example_gradients(self._model, self._loss, self._layout, inputs, labels, parameters=point)
 
     @cached_property
-    def _alike(self) -> bool:
+    def _are_linear(self) -> bool:
         """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
         return all(_same(first, plan) for plan in self._plans)

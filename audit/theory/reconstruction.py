@@ -32,7 +32,7 @@ GOLDEN = (1.6260e-3, 2.3434e-3, 3.3210e-3, 8.9477e-3)
 A = torch.arange(1, DIM + 1, dtype=torch.float64) / 20
 
 
-def kept(sparsity: float) -> int:
+def kept_entries(sparsity: float) -> int:
     """Number of entries that a mask keeps."""
     return DIM - floor_of(sparsity, DIM)
 
@@ -51,7 +51,7 @@ def laplace(t: float, n: int) -> float:
 @cache
 def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
     """E[1 / (offset + ||m.a||^2)] over all masks of that size, by a single integral: 1 / S = int exp(-t S) dt."""
-    n = kept(sparsity)
+    n = kept_entries(sparsity)
     value, _ = quad(lambda t: math.exp(-t * offset) * laplace(t, n), 0, np.inf, epsabs=0, epsrel=1e-10, limit=500)
     return value
 
@@ -165,7 +165,7 @@ def reconstruction_mask_unknown(setup: Setup) -> Measured:
     squares, comparisons = A.square(), []
     energy = float(squares.sum())
     for sparsity in SPARSITIES:
-        rho = kept(sparsity) / DIM
+        rho = kept_entries(sparsity) / DIM
         releases, _ = _unclipped(setup, sparsity, "unaware", _same(setup))
         errors = (releases @ A / energy - X).square()
         variance = rho * (1 - rho) * DIM / (DIM - 1) * float((squares - squares.mean()).square().sum())

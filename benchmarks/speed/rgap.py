@@ -18,7 +18,7 @@ from torch.nn import functional
 from leakbench.attacks.core import Network, Operation
 from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
 from leakbench.attacks.core.closed_form.recursion.head import HeadGradient, candidates
-from leakbench.attacks.core.closed_form.recursion.invert import inverted
+from leakbench.attacks.core.closed_form.recursion.invert import inverted_inputs
 from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient
 
 from .. import models
@@ -88,7 +88,7 @@ def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
         name: LayerGradient(weight=g, seen=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
         for name, g in gradients.items()
     }
-    return lambda: inverted(network, shown)[0].x
+    return lambda: inverted_inputs(network, shown)[0].x
 
 
 def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:

@@ -47,7 +47,7 @@ def methods() -> dict[str, dict[str, Any]]:
         if "clip_norm" not in settings:
             continue
         try:
-            _together([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
+            _as_stack([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
         except StackError:
             continue
         by_name[entry["name"]] = settings
@@ -99,7 +99,7 @@ def _chosen(number: int) -> Tensor:
     return torch.randperm(2 * POOL, generator=torch.Generator().manual_seed(number))[:POOL]
 
 
-def _together(
+def _as_stack(
     numbers: Sequence[int],
     *,
     network: str,
@@ -140,7 +140,7 @@ def build(*, network: str, models: int, method: str, way: str, device: str = "cp
     if way == LOOP:
         return partial(_alone, numbers, **about)
     if way == STACK:
-        return partial(_together, numbers, **about)
+        return partial(_as_stack, numbers, **about)
     count = max(1, torch.get_num_threads())
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
 

@@ -149,7 +149,7 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
-    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
+    rows = placed([_compared_with_plan(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
     return rows
 
 
@@ -198,7 +198,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     return flagged
 
 
-def _held_against(
+def _compared_with_plan(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
     """Returns the row with its missing cells, and with the reason, if any, why it cannot be ranked."""

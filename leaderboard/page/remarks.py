@@ -65,7 +65,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
             for metric, theirs, source in figures:
-                ours, difference = _beside(metric, theirs, cell)
+                ours, difference = _paper_comparison(metric, theirs, cell)
                 paper_comparisons.append(
                     PaperComparison(
                         defense=row.defense.name,
@@ -81,7 +81,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     return paper_comparisons
 
 
-def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
+def _paper_comparison(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     """Our figure in words, and its difference from a paper's."""
     if metric == "epsilon":
         claims = [record.claim for record in cell.records.values() if record.claim is not None]

@@ -117,8 +117,8 @@ def recovered_batch(
 
 
 def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
-    in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
-    gradient, observed = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
+    in_rows, in_columns = layer.observed.any(dim=1), layer.observed.any(dim=0)
+    gradient, observed = layer.gradient[in_rows][:, in_columns], layer.observed[in_rows][:, in_columns]
     if bool(observed.all()):
         low_rank = factorised(gradient, eps)
     else:
@@ -126,7 +126,7 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
         # Rows and columns with fewer entries than directions are not determined by them.
         rows, columns = observed.sum(dim=1) >= whole.rank, observed.sum(dim=0) >= whole.rank
         low_rank = whole.directions(eps, rows, columns)
-        if not bool((determined := _told(low_rank.left, observed[rows][:, columns])).all()):
+        if not bool((determined := _determined(low_rank.left, observed[rows][:, columns])).all()):
             columns = _narrowed(columns, determined)
             low_rank = whole.directions(eps, rows, columns)
         in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
@@ -136,15 +136,15 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
             f"the update must show something of every column of {layer.name}, and it shows too little of "
             f"{int((~in_columns).sum())} of {len(in_columns)}"
         )
-    if int((layer.bias_seen & in_rows).sum()) < low_rank.rank:
+    if int((layer.bias_observed & in_rows).sum()) < low_rank.rank:
         raise NotApplicable(
             f"the update must show {low_rank.rank} entries of the bias gradient of {layer.name}, one for each "
-            f"direction, and it shows {int((layer.bias_seen & in_rows).sum())}"
+            f"direction, and it shows {int((layer.bias_observed & in_rows).sum())}"
         )
     return _KnownPart(layer=layer, found=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
 
 
-def _told(left_factor: Tensor, observed: Tensor) -> Tensor:
+def _determined(left_factor: Tensor, observed: Tensor) -> Tensor:
     """Returns a mask of the columns [n] that their known entries determine: active neurons must span all directions.
 
     Args:
@@ -220,7 +220,7 @@ def _searched(
 
 def _of_average(known: _KnownPart) -> Tensor:
     """Returns outputs [m] of the layer for an average x of the batch's inputs, fitted by least squares to G = h x^T."""
-    layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
+    layer, shown = known.layer, known.layer.bias_observed[known.in_rows]
     shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
     average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
     return layer.weight[known.in_rows][:, known.in_columns] @ average + layer.bias[known.in_rows]
@@ -236,7 +236,7 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
     layer, low_rank = known.layer, known.found
     plain = low_rank.left @ bases
-    shown = layer.bias_seen[known.in_rows]
+    shown = layer.bias_observed[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
     lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
     # A column of length 0 has no input; a tiny length keeps later results finite.
@@ -307,11 +307,11 @@ def _verdicts(
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
-    observed = layer.seen & known.in_rows[:, None] & known.in_columns
-    bias_seen = layer.bias_seen & known.in_rows
+    observed = layer.observed & known.in_rows[:, None] & known.in_columns
+    bias_observed = layer.bias_observed & known.in_rows
     ours = torch.cat(
         [(columns.mT @ rows[..., known.in_columns])[:, observed[known.in_rows][:, known.in_columns]],
-         columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
+         columns.sum(dim=1)[:, bias_observed[known.in_rows]]], dim=1,
     )  # fmt: skip
     size = ours.norm(dim=1).clamp(min=1e-300)
     error, labels, copies = torch.full_like(size, math.inf), torch.zeros_like(size).long(), torch.ones_like(size)
@@ -319,7 +319,7 @@ def _verdicts(
     for label in range(target.classes):
         alone = target.contributions(valid, torch.full_like(labels, label))
         of_weight, of_bias = layer.shown(alone)
-        theirs = torch.cat([of_weight[:, observed], of_bias[:, bias_seen]], dim=1)
+        theirs = torch.cat([of_weight[:, observed], of_bias[:, bias_observed]], dim=1)
         times = ((ours * theirs).sum(dim=1) / theirs.square().sum(dim=1).clamp(min=1e-300)).round().clamp(min=1)
         off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
         better = off < error

@@ -116,14 +116,14 @@ class SharedGradient:
     group: Tensor
 
     @property
-    def seen(self) -> Tensor:
+    def observed(self) -> Tensor:
         """Bool, in the parameter's shape: released coordinates."""
         return self.group >= 0
 
     @property
     def whole(self) -> bool:
         """True if every coordinate was released."""
-        return bool(self.seen.all())
+        return bool(self.observed.all())
 
 
 @dataclass(frozen=True, kw_only=True)

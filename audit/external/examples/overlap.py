@@ -101,7 +101,7 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
     if inside[0].numel() < LEAST_NUMBERS:
         return NearDuplicates(0, 0, len(inside))
     coins = torch.Generator().manual_seed(seed)
-    first, second = (_some(group, coins) for group in (inside, outside))
+    first, second = (_subsample(group, coins) for group in (inside, outside))
     # The mean is common to both groups: shared content, such as a background, then makes no two examples similar.
     mean = torch.cat([first.mean(0, keepdim=True), second.mean(0, keepdim=True)]).float().mean(0, keepdim=True)
     shortened, candidates = (_shortened(group.float() - mean, coins) for group in (first, second))
@@ -140,7 +140,7 @@ def _nearest(
     return torch.cat(least), torch.cat(places)
 
 
-def _some(inputs: Tensor, coins: torch.Generator) -> Tensor:
+def _subsample(inputs: Tensor, coins: torch.Generator) -> Tensor:
     if len(inputs) <= LARGEST:
         return inputs
     return inputs[torch.randperm(len(inputs), generator=coins)[:LARGEST].sort().values.to(inputs.device)]

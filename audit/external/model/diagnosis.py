@@ -72,13 +72,13 @@ class Unsteady:
 
     Attributes:
         moved: number of examples whose answer changed.
-        asked: number of examples that were queried again.
-        told: how the model was queried, and the likely cause.
+        compared: number of examples that were queried again.
+        condition: how the model was queried, and the likely cause.
     """
 
     moved: int
-    asked: int
-    told: str
+    compared: int
+    condition: str
 
 
 def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:

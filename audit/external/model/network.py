@@ -238,7 +238,7 @@ def _closest(stored: Mapping[str, Tensor]) -> str:
     """Returns a sentence on the known network that is most like the file."""
     shapes = _shapes(stored)
     heads = [shape for shape in shapes.values() if len(shape) == 2]
-    scores = {name: _alike(shapes, known) for name, known in _known(heads[-1][0] if heads else None).items()}
+    scores = {name: _shared_fraction(shapes, known) for name, known in _known(heads[-1][0] if heads else None).items()}
     best = max(scores, key=lambda name: scores[name])
     if scores[best] < 0.5:
         return (
@@ -271,7 +271,7 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
     return shapes
 
 
-def _alike(shapes: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]) -> float:
+def _shared_fraction(shapes: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]) -> float:
     """Returns the share of names that both have with equal shape, among the names of either."""
     both = sum(others.get(name) == shape for name, shape in shapes.items())
     return both / len(shapes.keys() | others.keys())

@@ -186,8 +186,8 @@ def _of_steadiness(model: nn.Module, inputs: Tensor) -> list[Remark]:
     if (unsteadiness := unsteady(model, inputs)) is None:
         return []
     sentence = (
-        f"the model answers {unsteadiness.moved} of {unsteadiness.asked} members otherwise when it is "
-        f"{unsteadiness.told}; audit it in evaluation mode (--accept unsteady where it is used like this)"
+        f"the model answers {unsteadiness.moved} of {unsteadiness.compared} members otherwise when it is "
+        f"{unsteadiness.condition}; audit it in evaluation mode (--accept unsteady where it is used like this)"
     )
     return [Remark(kind="unsteady", stop=True, sentence=sentence)]
 

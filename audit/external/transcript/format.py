@@ -285,7 +285,7 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
             f"steps of a transcript must be numbered from 0 without a gap, got none of number {missing[0]} in {folder}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
-    steps_taken = _taken(folder)
+    steps_taken = _steps_taken(folder)
     if steps_taken is None:
         remarks.append("It was not closed: the training may have gone on, or was stopped.")
     elif steps_taken < len(whole) + len(lost):
@@ -378,7 +378,7 @@ def _read_step(path: Path, number: int, header: TranscriptHeader) -> WatchedStep
     )
 
 
-def _taken(folder: Path) -> int | None:
+def _steps_taken(folder: Path) -> int | None:
     if not (folder / END).exists():
         return None
     steps = _json(folder / END).get("steps")

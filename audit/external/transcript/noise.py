@@ -107,7 +107,7 @@ class NoiseTests:
         looks = [look for look in looks if look[3] > 0]
         each = (1 - level) / max(len(looks), 1)
         return tuple(
-            sorted((_found(*look, each) for look in looks), key=lambda compared: (compared.p_value, compared.high, compared.centred))
+            sorted((_tested(*look, each) for look in looks), key=lambda compared: (compared.p_value, compared.high, compared.centred))
         )
 
     @property
@@ -153,7 +153,7 @@ class NoiseTests:
             self._degrees[row, tensors] += self._zero.numel()
 
 
-def _found(where: str, centred: bool, energy: float, degrees: int, share: float) -> NoiseFound:
+def _tested(where: str, centred: bool, energy: float, degrees: int, share: float) -> NoiseFound:
     exact = where == ZERO and not centred
     low = math.sqrt(energy / float(stats.chi2.ppf(1 - share, degrees))) if exact else None
     return NoiseFound(

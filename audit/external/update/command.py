@@ -40,7 +40,7 @@ from ..report import ranks_report
 from ..request import UpdateAuditRequest, attack_names
 from .attacks import SharedFile, UpdateFinding, attack_update, observed, with_labels
 from .loaded_update import LoadedUpdate, load_update
-from .public_guesses import beside_guesses
+from .public_guesses import compared_with_guesses
 from .verdict import contradicted_labels, rate_of, shown_places, verdict_of
 
 
@@ -85,7 +85,7 @@ def _compared(loaded: LoadedUpdate, findings: Sequence[UpdateFinding], seed: int
         finding.name: comparison
         for finding in findings
         if isinstance(finding.result, Reconstruction)
-        and (comparison := beside_guesses(target, finding.result, seed=seed)) is not None
+        and (comparison := compared_with_guesses(target, finding.result, seed=seed)) is not None
     }
 
 

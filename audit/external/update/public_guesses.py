@@ -32,7 +32,7 @@ DEVIATIONS = 4.0
 """Standard deviations of chi-square by which a reconstruction must be nearer than the fit of noise alone makes it."""
 
 
-def beside_guesses(target: Observation, reconstruction: Reconstruction, *, seed: int) -> GuessComparison | None:
+def compared_with_guesses(target: Observation, reconstruction: Reconstruction, *, seed: int) -> GuessComparison | None:
     """Compares a reconstruction with guesses.
 
     Args:
@@ -50,8 +50,8 @@ def beside_guesses(target: Observation, reconstruction: Reconstruction, *, seed:
         return None
     labels = reconstruction.labels.to(target.released.device)
     coins = keyed(seed_of({"seed": seed}, "guesses"))
-    residual = match.left(reconstruction.inputs.to(target.released), labels)
-    guessed = min(match.left(_guess(target, labels, coins), labels) for _ in range(GUESSES))
+    residual = match.squared_residual(reconstruction.inputs.to(target.released), labels)
+    guessed = min(match.squared_residual(_guess(target, labels, coins), labels) for _ in range(GUESSES))
     return GuessComparison(
         unexplained=residual / match.scale,
         guessed=guessed / match.scale,

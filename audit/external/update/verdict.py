@@ -113,7 +113,7 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
         }
         other_attacks = [name for name in unproved if name != best]
         sentences.append(
-            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(other_attacks)}, which "
+            f"look at the {_counted(counts[best], 'input')} of {best}{_other_attacks_words(other_attacks)}, which "
             f"{left_words(unproved[best])}"
         )
     return sentences
@@ -132,7 +132,7 @@ def left_words(comparison: GuessComparison) -> str:
     )
 
 
-def _besides(names: Sequence[str]) -> str:
+def _other_attacks_words(names: Sequence[str]) -> str:
     return f" (and of {', '.join(names)})" if names else ""
 
 

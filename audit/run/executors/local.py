@@ -59,7 +59,7 @@ class Local:
         graph.check()
         count = min(self._places(), len(graph))
         if count <= 1:
-            return _here(graph, work, self.say)
+            return _in_this_process(graph, work, self.say)
         return _in_processes(graph, work, count, self.drafts, self.say)
 
     def _places(self) -> int:
@@ -68,7 +68,7 @@ class Local:
         return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
 
 
-def _here(
+def _in_this_process(
     graph: Graph[Item], work: Callable[[Item], Result], say: Listener | None
 ) -> Generator[tuple[Item, Result], None, None]:
     """Runs units sequentially in this process."""

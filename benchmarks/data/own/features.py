@@ -113,7 +113,7 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
         train=len(rows[0]),
         noun=address,
     )
-    return dataset, _given(file, arrays, rows[0].shape[1])
+    return dataset, _stored_statistics(file, arrays, rows[0].shape[1])
 
 
 def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
@@ -131,7 +131,7 @@ def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     return narrow
 
 
-def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
+def _stored_statistics(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
     """Statistics of the file; None if it has none."""
     names = [name for name in STATISTICS if name in arrays]
     if not names:

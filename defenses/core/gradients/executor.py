@@ -153,7 +153,7 @@ def _copied(values: Tensor, copies: int) -> Tensor:
     return values if copies == 1 else values.repeat_interleave(copies, dim=0)
 
 
-def _of_one(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
+def _per_example(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
     """Returns the sums for a single copy of each example."""
     return sums if copies == 1 else tuple(values / copies for values in sums)
 
@@ -346,7 +346,7 @@ class Engine:
             x, y, some = part(chosen)
             x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
             with entries(some), full_precision():
-                parts.append(_of_one(choice.engine.sums(plan.plan, x, y, views=views), copies))
+                parts.append(_per_example(choice.engine.sums(plan.plan, x, y, views=views), copies))
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
@@ -364,7 +364,7 @@ class Engine:
         like = self._first().detach()
         with full_precision():
             answers = [
-                _of_one(engine.sums(plan, x, y, views=views), copies)
+                _per_example(engine.sums(plan, x, y, views=views), copies)
                 for engine, x, y, copies in self._entries(inputs, targets, views)
             ]
         return totals(plan, answers, like.device)

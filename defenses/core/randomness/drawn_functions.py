@@ -161,7 +161,7 @@ def _new(law: Callable[..., Tensor], draw: Uniforms, *size: Any, dtype: torch.dt
     return law(draw(shape), dtype).to(more.get("device") or torch.get_default_device())
 
 
-def _alike(
+def _drawn_like(
     law: Callable[..., Tensor], draw: Uniforms, input: Tensor, dtype: torch.dtype | None = None, **more: Any
 ) -> Any:
     """Replaces `torch.rand_like` and `torch.randn_like`."""
@@ -231,8 +231,8 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     torch.empty: _empty,
     torch.rand: partial(_new, _uniform),
     torch.randn: partial(_new, _normal),
-    torch.rand_like: partial(_alike, _uniform),
-    torch.randn_like: partial(_alike, _normal),
+    torch.rand_like: partial(_drawn_like, _uniform),
+    torch.randn_like: partial(_drawn_like, _normal),
     torch.bernoulli: _coins,
     Tensor.bernoulli: _coins,
     Tensor.bernoulli_: _coins_in_place,

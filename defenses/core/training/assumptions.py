@@ -126,7 +126,7 @@ def unverified(**parts: object) -> dict[str, str]:
     return sentences
 
 
-def posts_beside(defense: Defense) -> list[type]:
+def own_posts(defense: Defense) -> list[type]:
     """Returns post-processing classes defined in the files of a defense's methods, where a method is leakbench's."""
     classes = []
     for role, part in _roles({"defense": defense}):

@@ -44,7 +44,7 @@ from ..privacy.sampling import Sampling, poisson
 from ..randomness.keys import global_coins, key_from, seed_from
 from ..randomness.noise import Noise, of_one_run
 from . import checkpoint as disk
-from .assumptions import posts_beside, unverified
+from .assumptions import own_posts, unverified
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors, fitting
 from .run import Run
@@ -358,7 +358,7 @@ class OngoingRun:
                 self._release_statistics()
                 self.stepper.start()
             return 0
-        saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
+        saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense))
         self._refuse_contradiction(saved, path)
         self.key, self.coins = saved["sampler_key"], saved["seed"]
         self.resumed = saved["resumed"] or saved["step"] < self.settings.steps

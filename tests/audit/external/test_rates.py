@@ -15,7 +15,7 @@ from torch import nn
 from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.model.audit import audit_model
 from leakbench.audit.external.update.attacks import attack_update, observed, read_update, with_labels
-from leakbench.audit.external.update.public_guesses import beside_guesses
+from leakbench.audit.external.update.public_guesses import compared_with_guesses
 from leakbench.audit.external.update.verdict import rate_of, verdict_of
 from leakbench.audit.targets.observe import World
 
@@ -115,7 +115,7 @@ def audited(seed, shared, public, attacks, candidates=None):
         one.name: comparison
         for one in found
         if isinstance(one.result, Reconstruction)
-        and (comparison := beside_guesses(target, one.result, seed=seed)) is not None
+        and (comparison := compared_with_guesses(target, one.result, seed=seed)) is not None
     }
     names = [] if asked is None else [str(i) for i in range(len(asked))]
     return verdict_of(found, compared, names, rate_of(found)), found, compared

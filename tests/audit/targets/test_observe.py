@@ -438,8 +438,8 @@ def test_what_is_left_is_asked_for_by_parts_and_is_that_of_all(monkeypatch, fit,
     whole = others_removed(view_of(run), 2)
     monkeypatch.setattr(residual_noise.Remainders, "_few", lambda *_: fit)
     monkeypatch.setattr(residual_noise, "_KEPT", room)
-    passes, real = [], residual_noise.Remainders._parted
-    monkeypatch.setattr(residual_noise.Remainders, "_parted", lambda *given: passes.append(1) or real(*given))
+    passes, real = [], residual_noise.Remainders._split_anew
+    monkeypatch.setattr(residual_noise.Remainders, "_split_anew", lambda *given: passes.append(1) or real(*given))
     view = view_of(run)
     part = view.at(2).others_removed
     assert part is not None

@@ -67,7 +67,7 @@ def layers_of(network: Network) -> tuple[Operation, ...]:
     return layers
 
 
-def inverted(
+def inverted_inputs(
     network: Network,
     gradients: Mapping[str, LayerGradient],
     *,

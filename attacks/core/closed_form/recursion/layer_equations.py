@@ -71,8 +71,8 @@ def of_gradient(
     """
     gradient = gradient_of(linear, slopes)
     maps: list[tuple[LinearMap, Tensor, Tensor, Tensor | None]] = []
-    if own.seen is None or bool(own.seen.any()):
-        maps.append((gradient(own.seen), own.weight, own.std, own.seen))
+    if own.observed is None or bool(own.observed.any()):
+        maps.append((gradient(own.observed), own.weight, own.std, own.observed))
     for direction in own.directions:
         if direction.of_weight is not None:
             shift = 0.0 if direction.of_bias is None else _in_bias(linear, slopes) @ direction.of_bias
@@ -93,7 +93,7 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
     predicted = _in_bias(linear, slopes)
-    predicted = predicted if own.bias_seen is None else predicted * own.bias_seen
+    predicted = predicted if own.bias_observed is None else predicted * own.bias_observed
     return float((own.bias - predicted).norm() / own.bias.norm())
 
 

@@ -235,7 +235,7 @@ def _open(null: Tensor) -> int:
 def _direct(equations: Sequence[Equations]) -> Solution | None:
     """Solves from a linear layer's whole gradient g = k x^T, if there is one: x = g^T k / |k|^2."""
     for system in equations:
-        if isinstance(system.map, OuterProduct) and system.map.seen is None and float(system.map.slopes.norm()) > 0:
+        if isinstance(system.map, OuterProduct) and system.map.observed is None and float(system.map.slopes.norm()) > 0:
             x = system.map.adjoint(system.target[None])[0] / system.map.slopes.square().sum()
             scales = [1 / _gain(each) ** 2 for each in equations]
             return Solution(x=x, residual=residual(equations, scales, x))

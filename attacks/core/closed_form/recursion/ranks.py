@@ -138,17 +138,17 @@ def rank_analysis(
                 virtual,
             )
         else:
-            behind, weights = _behind(network, layer, output, outputs)
+            behind, weights = _continued(network, layer, output, outputs)
             known = like[number - 1].rank_outputs if like else None
             report = _report(number, layer, gradient, behind, weights, virtual, known)
             if report.deficit and (equations := _with_branch(network, layer, maps, values, outputs)):
-                report = _together(report, equations)
+                report = _sum_report(report, equations)
         virtual += report.virtual
         reports.append(report)
     return reports
 
 
-def _behind(
+def _continued(
     network: Network, operation: Operation, output: LinearMap, inversions: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
     """Extends the map of a layer's output to the next recovered result; returns map and mask, None at a branch."""
@@ -198,7 +198,7 @@ def _with_branch(
         both = [each for each in summands if each is not None]
         if len(both) < 2 or operation.name not in (each.name for each, _ in both):
             continue
-        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), inversions)
+        behind, weights = _continued(network, whole, IdentityMap(whole.shape, both[0][1].like), inversions)
         if behind is None:
             continue
         nothing = behind.like.new_zeros(())
@@ -217,7 +217,7 @@ def _in_shape(inner: LinearMap, shape: tuple[int, ...]) -> LinearMap:
     return inner if inner.shape_in == tuple(shape) else Reshaped(inner, shape)
 
 
-def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
+def _sum_report(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
     """Returns the report of a layer that is solved for together with the other layer of its sum."""
     gram, _ = normal_matrix(equations)
     rank = leading_rank(gram, alone.unknowns)
@@ -302,7 +302,7 @@ def _head(
 
 
 def _rows(gradient: WeightGradient | OuterProduct) -> int:
-    return int(torch.Size(gradient.shape_out).numel() if gradient.seen is None else gradient.seen.sum())
+    return int(torch.Size(gradient.shape_out).numel() if gradient.observed is None else gradient.observed.sum())
 
 
 def _rank_of_gradient(gradient: WeightGradient | OuterProduct) -> int:

@@ -131,7 +131,7 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
             "be released without noise, and carry one example into another's gradient; take a layer without "
             "statistics, or put that module in evaluation mode"
         )
-    if first.random or not _alike(first, again):
+    if first.random or not _agree(first, again):
         random_source = first.random or f"{_differing(model, examples)}, which differs in two equal passes"
         raise Refused(
             f"a model must draw nothing at random but what is drawn for each example by itself, got {random_source}: such draws "
@@ -161,7 +161,7 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
         copied, own_loss = fresh(model), copied_loss(loss)
         _pass(copied, own_loss, batch)
         answers.append(_pass(copied, own_loss, examples))
-    if not _alike(*answers):
+    if not _agree(*answers):
         raise Refused(
             "a model and its loss must keep nothing of their first batch, got one that answers differently after "
             "another: what it keeps would be released without noise, and carry one example into another's gradient; "
@@ -451,7 +451,7 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
 
 
-def _alike(a: _Seen, b: _Seen) -> bool:
+def _agree(a: _Seen, b: _Seen) -> bool:
     """Returns whether two passes agree: losses exactly on a CPU, gradients and a GPU's losses up to summation order."""
     if a.losses.shape != b.losses.shape:
         return False

@@ -182,7 +182,7 @@ class BatchGradients:
             inner = inner + term.inner(torch.cat([wide[start:stop] for start, stop in spans]))
         inner, lengths_squared = inner * factors, squares.value * factors.square()
         for which, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-            inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
+            inner[which], lengths_squared[which] = _compared(block.contributions(_gradients_of_rows(rows)), direction)
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
@@ -227,7 +227,7 @@ class BatchGradients:
         """Squared norms of whole rows."""
         if self._certain is not None:
             return Squares.exact(self._certain)
-        return _told(self._whole, self._total(term.squares() for _, term in self.terms))
+        return _certain_squares(self._whole, self._total(term.squares() for _, term in self.terms))
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
         first = next(terms, None)
@@ -246,7 +246,7 @@ class BatchGradients:
             if bounded is not None and bounded.certain is None:
                 self.known_squares[id(kept)] = Squares.exact(bounded.squares)
             else:
-                self.known_squares[id(kept)] = _told(bounded, self._masked(mask))
+                self.known_squares[id(kept)] = _certain_squares(bounded, self._masked(mask))
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
@@ -386,7 +386,7 @@ class BatchGradients:
             terms = tuple((spans, term.without(doubtful)) for spans, term in self.terms)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-                total += block.contributions(_given(rows)).sum(dim=0, dtype=torch.float64)
+                total += block.contributions(_gradients_of_rows(rows)).sum(dim=0, dtype=torch.float64)
         encoded = self._sum(terms, factors)
         if type(block.codec) is not Everything:
             # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of a row.
@@ -425,7 +425,7 @@ class BatchGradients:
         near = (squares.value - limit).abs() <= squares.slack + (_TRUSTED + 3 * LEAST_SHARE) * limit
         near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
         for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):
-            answers[part] = query(_given(rows))
+            answers[part] = query(_gradients_of_rows(rows))
         return block.bound(block.codec.encode(answers))
 
     def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -434,7 +434,7 @@ class BatchGradients:
             yield which[part], self.rows(which[part])
 
 
-def _given(rows: Tensor) -> Gradients:
+def _gradients_of_rows(rows: Tensor) -> Gradients:
     finite = finite_rows(rows)
     return lambda _point: finite
 
@@ -444,7 +444,7 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
     return wide @ direction.double(), wide.square().sum(dim=1)
 
 
-def _told(bounded: BoundFactors | None, others: Squares) -> Squares:
+def _certain_squares(bounded: BoundFactors | None, others: Squares) -> Squares:
     """Squared norms; certain values come from the kernel, so that they do not depend on the rest of the batch."""
     if bounded is None or bounded.certain is None:
         return others
