@@ -64,7 +64,7 @@ def audit_report(audit: ModelAudit, names: Mapping[int, str], **sections: Any) -
             non_members=len(audited.non_members),
             population=0 if audited.population is None else len(audited.population),
             input_shape=tuple(audited.members.inputs.shape[1:]),
-            input_range=(audited.world.low, audited.world.high),
+            input_range=(audited.public_knowledge.low, audited.public_knowledge.high),
             classes=audited.classes,
             split=settings.split,
         ),

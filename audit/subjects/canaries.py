@@ -34,12 +34,12 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
     if (inserted_canaries := model.canaries) is None:
         raise NotApplicable("no canaries were put into this training")
-    if Knows.POPULATION in attack.requires.knows and model.world.population is None:
+    if Knows.POPULATION in attack.requires.knows and model.public_knowledge.population is None:
         raise NotApplicable("it reads public examples, and the task has none; set task.public")
     candidates = Candidates.draw(inserted_canaries.examples, cell.request.seed_for(f"candidates {cell.id}"))
     view = RunView(
         model.run,
-        model.world,
+        model.public_knowledge,
         model.trained_on,
         model.sampling[0],
         candidates,

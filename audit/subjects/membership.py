@@ -50,7 +50,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         pools = candidate_pools(model.splits, model.request.training.candidates, model.device)
         examples, members = join(*pools), model.members.ids
     # Public examples are copied for attacks, so the copy is skipped for attacks that do not read them.
-    world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
+    public_knowledge = model.public_knowledge if Knows.POPULATION in knows else replace(model.public_knowledge, population=None)
 
     def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
         candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
@@ -60,7 +60,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             shadows = read_bank(cell.needs, model.artifacts, model.splits, examples, candidates.ids)
         view = RunView(
             model.run,
-            world,
+            public_knowledge,
             model.trained_on,
             model.sampling[0],
             candidates,

@@ -30,7 +30,7 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
 
 
 def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
-    observed = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
+    observed = Observed(step, view.run.model, view.run.transcript.layout, view.public_knowledge.loss)
     correlated = step.plan is None or step.plan.plan.correlated is not None
     return view.noise(step).double() / observed.noise_std.double(), correlated
 

@@ -16,7 +16,7 @@ from leakbench.defenses.core import keyed
 from leakbench.leaderboard.records.record import Metric
 
 from ..plan.request import seed_of_data
-from ..targets.observe import World
+from ..targets.observe import PublicKnowledge
 
 
 @dataclass
@@ -80,9 +80,9 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def world_of(splits: Splits, device: torch.device) -> World:
-    """Returns the `World` of a data set: public knowledge about it, including its public examples."""
-    return World(
+def public_knowledge_of(splits: Splits, device: torch.device) -> PublicKnowledge:
+    """Returns the public knowledge about a data set, including its public examples."""
+    return PublicKnowledge(
         input_shape=splits.input_shape,
         classes=splits.classes,
         low=splits.low,

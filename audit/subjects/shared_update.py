@@ -31,7 +31,7 @@ from ..scoring.robustness import bound_metric, refuted
 from ..targets.candidate_prior import Prior
 from ..targets.local_steps import LocalTraining
 from ..targets.simulated_update import Shared, simulate_share
-from .outcome import Outcome, column, finite_claim, world_of
+from .outcome import Outcome, column, finite_claim, public_knowledge_of
 
 CROWD = 1000
 """Largest number of other images among which a true image must be identified; the metric states the actual number."""
@@ -138,7 +138,7 @@ class SharedUpdates:
         attack = catalog.attack(requested_attack.name)
         knows = attack.requires.knows
         inputs, labels, decoy = self._batch(image)
-        world = world_of(splits, self._device)
+        public_knowledge = public_knowledge_of(splits, self._device)
         prior = self._prior(image, inputs, labels) if Knows.PRIOR in knows else None
         shared = simulate_share(
             build_model(request, splits, of=update),
@@ -151,8 +151,8 @@ class SharedUpdates:
             history=self._history(image),
             seed=request.seed_for(f"coins {image}"),
             noise=noise,
-            world=replace(world, population=world.population if Knows.POPULATION in knows else None),
-            population=world.population,
+            public_knowledge=replace(public_knowledge, population=public_knowledge.population if Knows.POPULATION in knows else None),
+            population=public_knowledge.population,
             prior=None if prior is None else prior.given,
             execution=request.training.execution(),
         )
@@ -170,12 +170,12 @@ class SharedUpdates:
             return _Attacked(inputs, labels, shared, result, None, compare_choice(choice, result), choice)
         low, high = splits.low, splits.high
         public = None
-        if world.population is not None:
+        if public_knowledge.population is not None:
             # Shuffled anew for each target, independently of private data.
             order = torch.randperm(
-                len(world.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
+                len(public_knowledge.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
             )
-            public = world.population.inputs[order.to(self._device)]
+            public = public_knowledge.population.inputs[order.to(self._device)]
         matched = best_match(public, inputs, result.restarts, low=low, high=high)
         values = compare(
             result,

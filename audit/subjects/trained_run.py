@@ -36,10 +36,10 @@ from ..plan.request import SeedSet, TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from ..targets.all_steps import AllSteps
-from ..targets.observe import World
+from ..targets.observe import PublicKnowledge
 from ..targets.replay import StepReplay
 from ..targets.residual_noise import ResidualNoise
-from .outcome import examples_of, join, pick, world_of
+from .outcome import examples_of, join, pick, public_knowledge_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
 """Memory for the steps of a run if an attack reads all of them, in bytes; steps of longer runs are recomputed."""
@@ -160,7 +160,7 @@ class TrainedRun:
     @cached_property
     def replay(self) -> StepReplay:
         """The recomputation of the run's steps, shared by the views of all cells."""
-        return StepReplay(self.run, self.trained_on, self.sampling[0], self.world.loss)
+        return StepReplay(self.run, self.trained_on, self.sampling[0], self.public_knowledge.loss)
 
     @property
     def _recipe(self) -> Recipe:
@@ -236,9 +236,9 @@ class TrainedRun:
         return OngoingRun(model, (data.inputs, data.labels), pool, settings)
 
     @cached_property
-    def world(self) -> World:
+    def public_knowledge(self) -> PublicKnowledge:
         """The public knowledge about the data set, including its public examples."""
-        return world_of(self.splits, self.device)
+        return public_knowledge_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:

@@ -37,7 +37,7 @@ from ...scoring.score import score
 from ...scoring.truth import GroundTruth
 from ...subjects.outcome import join
 from ...targets.candidates import Candidates, copied
-from ...targets.observe import FinalView, World, logits_of
+from ...targets.observe import FinalView, PublicKnowledge, logits_of
 from .shadow_answers import AnsweredBank
 
 
@@ -70,10 +70,10 @@ class Audited:
                 raise ValueError(f"{name} must hold at least one example, got none")
 
     @property
-    def world(self) -> World:
+    def public_knowledge(self) -> PublicKnowledge:
         """Public knowledge: shapes, and the range of the candidates' inputs."""
         ends = [(group.inputs.min(), group.inputs.max()) for group in (self.members, self.non_members)]
-        return World(
+        return PublicKnowledge(
             input_shape=tuple(self.members.inputs.shape[1:]),
             classes=self.classes,
             low=float(min(low for low, _ in ends)),
@@ -214,7 +214,7 @@ def _sized(attack: Attack, chosen: Mapping[str, Any], bank: AnsweredBank | None)
 def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
     """Returns the attack's target: copies, and functions over them."""
     shadows = bank.of(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
-    view = FinalView(copy.deepcopy(audited.model), audited.world, candidates.given, shadows)
+    view = FinalView(copy.deepcopy(audited.model), audited.public_knowledge, candidates.given, shadows)
     row = threat_model("membership", requires.access)
     assert row is not None and row.build is not None  # noqa: S101  by `reads_no_step`
     return row.build(view)

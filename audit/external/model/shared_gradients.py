@@ -23,7 +23,7 @@ from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of
 from ...scoring.score import score
-from ...targets.observe import World
+from ...targets.observe import PublicKnowledge
 from ...targets.simulated_update import simulate_share
 from ...targets.structure import structure
 from .attacks import Audited
@@ -99,13 +99,13 @@ def _attacked(
 ) -> GradientLeak:
     attack = catalog.attack(name)
     settings = attack.settings(**chosen)
-    world: World = audited.world
+    public_knowledge: PublicKnowledge = audited.public_knowledge
     begun, reconstructions, values = time.perf_counter(), [], []
     try:
         for place in range(len(inputs)):
             batch = slice(place, place + 1)
             shared = simulate_share(
-                audited.model, inputs[batch], labels[batch], defense, world=world, population=world.population
+                audited.model, inputs[batch], labels[batch], defense, public_knowledge=public_knowledge, population=public_knowledge.population
             )
             coins = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
             result = attack(shared.observation, coins, **copy.deepcopy(settings))

@@ -92,7 +92,7 @@ def _view(
     return TranscriptView(
         transcript=transcript,
         model=audited.model,
-        world=audited.world,
+        public_knowledge=audited.public_knowledge,
         candidates=Examples(ids=candidates.ids.cpu(), inputs=candidates.inputs.cpu(), labels=candidates.labels.cpu()),
         sample_rate=1.0 if claim is None or claim.sample_rate is None or everybody else claim.sample_rate,
         independent=claim is None or claim.sampling in ("", "poisson", "full"),

@@ -37,7 +37,7 @@ from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of
 from ...subjects.outcome import join
-from ...targets.observe import World, observe
+from ...targets.observe import PublicKnowledge, observe
 from ..examples.exchangeable import unlike
 from .convention import Convention, Declared, UpdateIs, mean_gradient
 from .scale import logit_layer
@@ -196,13 +196,13 @@ def read_update(
 
 
 def observed(
-    shared: SharedFile, world: World, candidates: Examples | None = None, *, kind: str = "membership"
+    shared: SharedFile, public_knowledge: PublicKnowledge, candidates: Examples | None = None, *, kind: str = "membership"
 ) -> Observation:
     """Builds the observation of an update that attacks receive.
 
     Args:
         shared: the update.
-        world: public knowledge, with public examples.
+        public_knowledge: public knowledge, with public examples.
         candidates: possible members of the batch.
         kind: of the attack. For a step in training mode, membership attacks get the target in evaluation mode, which
             keeps ranks among decoys valid; others get a target with batch statistics.
@@ -222,7 +222,7 @@ def observed(
         step,
         shared.model,
         shared.layout,
-        world,
+        public_knowledge,
         labels=shared.labels,
         batch_size=shared.batch_size,
         candidates=candidates,
@@ -231,17 +231,17 @@ def observed(
     if model is None or kind == "membership":
         return target
     if kind == "reconstruction":
-        return observed_in_training(target, model, shared.layout, world.loss, size, shared.batch_statistics)
-    probe = shared.gradient.new_zeros(2, *world.input_shape)
+        return observed_in_training(target, model, shared.layout, public_knowledge.loss, size, shared.batch_statistics)
+    probe = shared.gradient.new_zeros(2, *public_knowledge.input_shape)
     return labels_in_training(target, model, shared.layout, logit_layer(model, probe, None), size)
 
 
-def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
+def with_labels(shared: SharedFile, public_knowledge: PublicKnowledge, *, seed: int = 0) -> SharedFile:
     """Adds the labels recovered by a label attack, for attacks on inputs that need labels.
 
     Args:
         shared: the update.
-        world: public knowledge, with public examples.
+        public_knowledge: public knowledge, with public examples.
         seed: of the generator.
 
     Returns:
@@ -250,7 +250,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
     if shared.labels is not None or shared.convention.unreadable:
         return shared
     named = next(name for name in catalog.names("attacks") if catalog.attack(name).kind == "labels")
-    (finding,) = attack_update(shared, world, [(named, {})], seed=seed)
+    (finding,) = attack_update(shared, public_knowledge, [(named, {})], seed=seed)
     result = finding.result
     if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
         return shared
@@ -264,7 +264,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
 
 def attack_update(
     shared: SharedFile,
-    world: World,
+    public_knowledge: PublicKnowledge,
     attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     candidates: Examples | None = None,
@@ -274,7 +274,7 @@ def attack_update(
 
     Args:
         shared: the update.
-        world: public knowledge. For membership attacks its population is split in two: half is known to the attack,
+        public_knowledge: public knowledge. For membership attacks its population is split in two: half is known to the attack,
             the other half serve as decoys.
         attacks: names of attacks, each with its settings.
         candidates: possible members of the batch; None without membership attacks.
@@ -286,12 +286,12 @@ def attack_update(
         settings = attack.settings(**chosen)
         about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}
         coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
-        own, everybody = world, candidates
+        own, everybody = public_knowledge, candidates
         try:
             if shared.convention.unreadable:
                 raise NotApplicable(shared.convention.unreadable)
             if attack.kind == "membership":
-                own, everybody = _with_decoys(world, candidates, seed)
+                own, everybody = _with_decoys(public_knowledge, candidates, seed)
             target = observed(shared, own, everybody, kind=attack.kind)
             result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
@@ -327,9 +327,9 @@ def _trusted(result: Any, shared: SharedFile) -> Any:
     return result if sure or not doubted else replace(result, status="degraded")
 
 
-def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:
-    """Returns a world with half of the public examples, and candidates followed by the other half."""
-    public = world.population
+def _with_decoys(public_knowledge: PublicKnowledge, candidates: Examples | None, seed: int) -> tuple[PublicKnowledge, Examples]:
+    """Returns public knowledge with half of the public examples, and candidates followed by the other half."""
+    public = public_knowledge.population
     if candidates is None:
         raise NotApplicable("nobody is asked about; give --candidates")
     if public is None:
@@ -341,12 +341,12 @@ def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[
         Examples(ids=public.ids[some], inputs=public.inputs[some], labels=public.labels[some])
         for some in order.tensor_split(2)
     )
-    own = World(
-        input_shape=world.input_shape,
-        classes=world.classes,
-        low=world.low,
-        high=world.high,
-        loss=world.loss,
+    own = PublicKnowledge(
+        input_shape=public_knowledge.input_shape,
+        classes=public_knowledge.classes,
+        low=public_knowledge.low,
+        high=public_knowledge.high,
+        loss=public_knowledge.loss,
         population=known,
     )
     return own, join(candidates, decoys)

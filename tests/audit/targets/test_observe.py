@@ -21,7 +21,7 @@ from leakbench.audit.subjects.noise_check import noise_found
 from leakbench.audit.subjects.outcome import join
 from leakbench.audit.targets import residual_noise
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, World, observe
+from leakbench.audit.targets.observe import RunView, PublicKnowledge, observe
 from leakbench.audit.targets.observed_step import Observed
 from leakbench.defenses.core import (
     Block,
@@ -62,7 +62,7 @@ PEOPLE = Examples(
     labels=torch.randint(0, 3, (30,), generator=_DRAW),
 )
 MEMBERS, OUTSIDERS = range(20), range(20, 30)
-WORLD = World(input_shape=(6,), classes=3, low=-5.0, high=5.0)
+WORLD = PublicKnowledge(input_shape=(6,), classes=3, low=-5.0, high=5.0)
 SAMPLING = poisson(0.4)
 STEPS = 4
 # Values under which four steps show more of a method than its defaults do, by the setting's name.

@@ -12,7 +12,7 @@ from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.update.attacks import UpdateFinding, observed, read_update
 from leakbench.audit.external.update.public_guesses import compared_with_guesses
 from leakbench.audit.external.update.verdict import contradicted_labels, rate_of, verdict_of
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 
 DIGITS: Any = load_digits()
 INPUTS = torch.tensor(DIGITS.images[:, None] / 16).float()
@@ -40,7 +40,7 @@ def target_of(*, noise_multiplier=0.0, public=True):
     }
     clip_norm = 1.0 if noise_multiplier else None
     shared = read_update(model, tensors, batch_size=2, noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-    world = World(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=PUBLIC if public else None)
+    world = PublicKnowledge(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=PUBLIC if public else None)
     return observed(shared, world)
 
 
