@@ -389,7 +389,7 @@ class FinalView:
 
     Attributes:
         attackers_model: the attacker's own copy, in evaluation mode.
-        attackers_world: public knowledge; its population is the attacker's own copy.
+        attackers_knowledge: public knowledge; its population is the attacker's own copy.
         given: candidates of the membership test, as the attacker's own copy.
         shadows: outputs of shadow models on the candidates, in their order, and on the population.
     """
