@@ -88,13 +88,13 @@ class _SoleInput:
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def bias_division(
-    target: Observation, coins: torch.Generator, *, estimator: str = "auto", restarts: int = 8
+    target: Observation, generator: torch.Generator, *, estimator: str = "auto", restarts: int = 8
 ) -> Reconstruction:
     """Divides the gradient of the first linear layer by that of its bias.
 
     Args:
         target: a shared update and the model it was taken at, whose first layer is linear on the flattened input.
-        coins: generator of the random starts in a basis.
+        generator: source of the random starts in a basis.
         estimator: `least_squares`; `total_least_squares`, for noise of a known scale; `auto`: the latter if there is
             noise. In a basis both are the same.
         restarts: largest number of starts of the alternation in a basis.
@@ -127,10 +127,10 @@ def bias_division(
     if any(part.kind == "directions" and part.of_gradient for part in structure.parts):
         if batch_size > 1:
             raise NotApplicable(f"the batch must be of one example behind a basis, got {batch_size}")
-        return _single(target, _from_basis(target, structure, names, coins, restarts), restarts=restarts)
+        return _single(target, _from_basis(target, structure, names, generator, restarts), restarts=restarts)
     layer = _observed_layer(target, structure, names)
     if batch_size > 1:
-        return _batch(target, layer, network, first, batch_size, coins)
+        return _batch(target, layer, network, first, batch_size, generator)
     return _single(target, _from_entries(layer, estimator, target.released.dtype))
 
 
@@ -242,7 +242,7 @@ def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch
 
 
 def _from_basis(
-    target: Observation, structure: Structure, names: tuple[str, str], coins: torch.Generator, restarts: int
+    target: Observation, structure: Structure, names: tuple[str, str], generator: torch.Generator, restarts: int
 ) -> _SoleInput:
     """Returns the input of an example from the coefficients of a basis that the layer has for itself."""
     own = layer_basis(structure, names, target.released.double())
@@ -254,7 +254,7 @@ def _from_basis(
     spectral = torch.linalg.svd(torch.einsum("oik,k->oi", weight_basis, coefficients), full_matrices=False)[2][0]
     low, high = target.input_low, target.input_high
     grey = torch.full_like(spectral, (low + high) / 2)
-    drawn = low + (high - low) * torch.rand((restarts, columns), generator=coins, dtype=torch.float64).to(spectral)
+    drawn = low + (high - low) * torch.rand((restarts, columns), generator=generator, dtype=torch.float64).to(spectral)
     aligned = spectral * (grey.norm() / spectral.norm()) * spectral.sum().sign()
     tried = [aligned, grey, *drawn][:restarts] if restarts > 1 else [aligned]
     std = (granted(target.noise_std).double() / target.expected_batch)[own.places]
@@ -301,7 +301,7 @@ def _root_mean_square(errors: Tensor, known: Tensor) -> Tensor:
 
 
 def _batch(
-    target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, coins: torch.Generator
+    target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, generator: torch.Generator
 ) -> Reconstruction:
     """Returns the examples of a batch that have rows of their own."""
     users = [operation for operation in network.operations if first.name in operation.inputs]
@@ -315,7 +315,7 @@ def _batch(
     noisy = bool(std.any())
     inputs = _inputs(target, right, known)
     spread = torch.where(known, errors, torch.inf).view_as(inputs)
-    about = checked_on_own_rows(target, inputs, spread, own, std, coins)
+    about = checked_on_own_rows(target, inputs, spread, own, std, generator)
     # Rows of several examples can be equal, and no single example explains them.
     order = _best_first(known, about)
     order = order[about[order].fits(max(EXPLAINED, _rounding(target)))]

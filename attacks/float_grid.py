@@ -45,12 +45,12 @@ _AT_ONCE = 2**20  # numbers processed at a time: bounds memory
 
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
-def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
+def float_grid(target: Observation, generator: torch.Generator) -> MembershipScores:
     """Compares the fit of the noise to a float grid with and without a candidate's contribution subtracted.
 
     Args:
         target: an update with its candidates; `others_removed` must be computed in float64.
-        coins: not used.
+        generator: not used.
 
     Returns:
         Fit of the remainder to a grid with the candidate's contribution subtracted, less the fit without, in standard

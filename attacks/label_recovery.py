@@ -69,13 +69,13 @@ class _Public:
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE)
 def label_recovery(
-    target: Observation, coins: torch.Generator, *, level: float = 0.05, public: int = 256
+    target: Observation, generator: torch.Generator, *, level: float = 0.05, public: int = 256
 ) -> LabelEstimate:
     """Counts the classes of a batch by the gradient of the last layer.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: not used.
+        generator: not used.
         level: probability that noise names a class that is not there, over all classes.
         public: largest number of public examples that are used.
 

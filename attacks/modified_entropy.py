@@ -22,13 +22,13 @@ BORROWED = 8
 
 @attack(access=Access.BLACK_BOX, knows=Knows.POPULATION)
 def modified_entropy(
-    target: ModelAccess, coins: torch.Generator, *, calibrated: bool = True, batch_size: int = 1024
+    target: ModelAccess, generator: torch.Generator, *, calibrated: bool = True, batch_size: int = 1024
 ) -> MembershipScores:
     """Scores each candidate by minus its modified entropy under the final model.
 
     Args:
         target: the final model, answering with logits.
-        coins: not used.
+        generator: not used.
         calibrated: whether classes are made comparable by public examples, which the model answers as it does
             non-members.
         batch_size: inputs per query; bounds memory, changes nothing else.

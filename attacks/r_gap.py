@@ -49,7 +49,7 @@ EXACT = 1e-4
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def r_gap(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     solver: str = "ls",
     mode: str = "single",
@@ -60,7 +60,7 @@ def r_gap(
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: not used: nothing is drawn.
+        generator: not used: nothing is drawn.
         solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the following layer; `map`:
             with a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
             all are `ls`.

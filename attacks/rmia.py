@@ -31,7 +31,7 @@ GRID = [i / 10 for i in range(11)]
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS | Knows.POPULATION)
 def rmia(
     target: ModelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     shadows: int = 16,
     views: int = 1,
@@ -48,7 +48,7 @@ def rmia(
 
     Args:
         target: the final model, answering with logits, shadow models and public examples.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of reference models; even.
         views: views of each candidate, as of `lira`; public examples are queried as they are.
         online: whether the half of the models trained on the candidate is used; without it the mean over all models is

@@ -21,12 +21,12 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @attack(access=Access.UPDATE, knows=Knows.POPULATION)
-def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: int = 64) -> MembershipScores:
+def weight_updates(target: Observation, generator: torch.Generator, *, batch_size: int = 64) -> MembershipScores:
     """Scores each candidate by the largest of five cosines with the update, against those of public examples.
 
     Args:
         target: an update, of a step or the sum of several, with public examples.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:

@@ -127,7 +127,7 @@ class Gep:
         bases = []
         for number, ((a, b), own) in enumerate(zip(spans, ranks, strict=True)):
             rank = min(max(1, own), b - a)
-            coins = context.coins(f"gep {context.step} {number}")
+            generator = context.coins(f"gep {context.step} {number}")
             bases.append(
                 group_directions(
                     batch if kept is None else Rows(rows()),
@@ -135,7 +135,7 @@ class Gep:
                     (a, b),
                     rows,
                     rank,
-                    generator=coins,
+                    generator=generator,
                     passes=self.passes,
                 )
             )

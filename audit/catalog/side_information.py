@@ -62,19 +62,19 @@ class SideInformation:
 
 
 def side_information(
-    plan: StepPlan, *, again: StepPlan, other_coins: StepPlan, other_examples: StepPlan, public: bool
+    plan: StepPlan, *, again: StepPlan, other_seed: StepPlan, other_examples: StepPlan, public: bool
 ) -> tuple[SideInformation, ...]:
     """Returns the masks and bases of a plan: at most a mask and a basis for the release, and for the map after it.
 
     Args:
         plan: plan of a step.
         again: plan of the same step in a run with the same public randomness and examples.
-        other_coins: plan of the same step in a run whose public randomness has another seed.
+        other_seed: plan of the same step in a run whose public randomness has another seed.
         other_examples: plan of the same step in a run with other public examples, used for masks.
         public: whether public examples were read; bases are then attributed to them.
     """
     sent = []
-    repeated, drawn, read = _by_kind(again), _by_kind(other_coins), _by_kind(other_examples)
+    repeated, drawn, read = _by_kind(again), _by_kind(other_seed), _by_kind(other_examples)
     for (what, after_noise), tensor in _by_kind(plan).items():
         of_examples = public and (what == "basis" or _differs(tensor, read.get((what, after_noise))))
         of_coins = _differs(tensor, drawn.get((what, after_noise)))

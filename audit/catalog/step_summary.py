@@ -148,9 +148,9 @@ def step_summary(defense: Defense) -> StepSummary:
     plans = _plans(noisy, account, public, layout)
     # If public examples are read, bases are attributed to them without another rehearsal, which takes seconds. A mask
     # may still be drawn by public randomness, so plans with a mask are rehearsed again.
-    again = other_coins = other_examples = plans
+    again = other_seed = other_examples = plans
     if not public.used or masked(plans[-1]):
-        other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
+        other_seed = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
     if public.used and masked(plans[-1]):
         other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
     if any(account.remarks.values()) and not public.used:  # of a method that no test has checked for public randomness
@@ -164,7 +164,7 @@ def step_summary(defense: Defense) -> StepSummary:
         side_information=side_information(
             plans[-1],
             again=again[-1],
-            other_coins=other_coins[-1],
+            other_seed=other_seed[-1],
             other_examples=other_examples[-1],
             public=public.used,
         ),

@@ -264,11 +264,11 @@ def fair(included: ndarray) -> float:
     Raises:
         ValueError: if it is below 1e-6: guesses are then right without any leak.
     """
-    ones, coins = int(np.asarray(included).sum()), len(included)
-    chance = float(stats.binomtest(ones, coins).pvalue)
+    ones, count = int(np.asarray(included).sum()), len(included)
+    chance = float(stats.binomtest(ones, count).pvalue)
     if chance < _UNFAIR:
         raise ValueError(
-            f"coins must be fair, and {ones} of {coins} are 1, which has a chance of {chance:.2g}: whoever guesses the "
+            f"coins must be fair, and {ones} of {count} are 1, which has a chance of {chance:.2g}: whoever guesses the "
             "commoner side is right without any leak; give the trials as they were drawn, or take pairs of them"
         )
     return chance

@@ -70,8 +70,8 @@ def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[
             RESULTS[description["kind"]].result,
         )
 
-        def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
-            return run(target, coins, settings)
+        def elsewhere(target: Any, generator: Any, **settings: Any) -> Any:
+            return run(target, generator, settings)
 
         settings = {
             str(name): (_annotation(annotation), _value(value)) for name, annotation, value in description["settings"]
@@ -80,7 +80,7 @@ def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[
         elsewhere.__doc__ = str(description["about"])
         elsewhere.__annotations__ = {name: annotation for name, (annotation, _) in settings.items()}
         elsewhere.__annotations__ |= {"target": target, "return": result}
-        ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "coins")]
+        ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "generator")]
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation)
             for name, (annotation, value) in settings.items()

@@ -128,13 +128,13 @@ class Worker:
         answer, _ = self._final({"ask": "describe"}, [], Respondent())
         return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
 
-    def run(self, kind: str, target: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
+    def run(self, kind: str, target: Target, generator: torch.Generator, settings: Mapping[str, Any]) -> Any:
         """Returns the attack's result on a target, unchecked.
 
         Args:
             kind: kind of the attack's result, a key of `RESULTS`.
             target: the narrowed target.
-            coins: generator, advanced as the attack advances it.
+            generator: source, advanced as the attack advances it.
             settings: complete settings.
 
         Raises:
@@ -143,7 +143,7 @@ class Worker:
             Exception: raised by the attack, or of the same name.
         """
         answers = Respondent()
-        sent = answers.packed({"target": target, "coins": coins.get_state(), "settings": dict(settings)})
+        sent = answers.packed({"target": target, "generator": generator.get_state(), "settings": dict(settings)})
         header = {
             "ask": "run",
             "threads": torch.get_num_threads(),
@@ -156,7 +156,7 @@ class Worker:
         try:
             tensors = [tensor(description, blob) for description, blob in zip(answer["tensors"], blobs, strict=True)]
             result = _result(kind, answer["result"], tensors)
-            coins.set_state(tensors[-1])
+            generator.set_state(tensors[-1])
         except (GarbledError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
             return self._garbled("result")
         return result
@@ -257,15 +257,15 @@ def isolated(
         Exception: a class of `refusals`, or a class named as the exception in the attack's process.
     """
 
-    def run(view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
-        before = coins.get_state()
+    def run(view: Target, generator: torch.Generator, settings: Mapping[str, Any]) -> Any:
+        before = generator.get_state()
         try:
             with borrowed(name, version) as worker:
-                return worker.run(attack.kind, view, coins, settings)
+                return worker.run(attack.kind, view, generator, settings)
         except UnsendableError:
             BesideTheData.times += 1
-            coins.set_state(before)
-            return beside().on_view(view, coins, settings)
+            generator.set_state(before)
+            return beside().on_view(view, generator, settings)
 
     if (known := _declared.get((name, version))) is not None:
         return known

@@ -164,8 +164,8 @@ def drawn(
     table = request.training.canaries
     if table is None or why_none(request, model, splits, planned):
         return None
-    coins = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
-    included = torch.rand(table.number, generator=coins, dtype=torch.float64) < 0.5
+    generator = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
+    included = torch.rand(table.number, generator=generator, dtype=torch.float64) < 0.5
     # The canaries themselves are public, and the same for every defense of a seed.
     public, directions, schedule = keyed(seed_of_data(splits.digest, "canaries")), None, None
     of_step: list[int] = []
@@ -268,10 +268,10 @@ def _distinct(masks: Sequence[Coordinates | None]) -> tuple[list[Coordinates | N
     return [masks[keys.index(key)] for key in places], [places[key] for key in keys]
 
 
-def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mislabelled(request: TrainingRequest, classes: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
     pool = mislabelled_examples(whole, count)
-    shift = 1 + torch.randint(classes - 1, (count,), generator=coins)
+    shift = 1 + torch.randint(classes - 1, (count,), generator=generator)
     return pool.inputs, (pool.labels + shift) % classes

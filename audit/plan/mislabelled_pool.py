@@ -49,8 +49,8 @@ def mislabelled_examples(splits: Splits, count: int) -> Split:
 
 def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
     """Returns positions of the non-members that are canaries, and of the others."""
-    coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
-    order = torch.randperm(len(splits.non_member), generator=coins)
+    generator = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
+    order = torch.randperm(len(splits.non_member), generator=generator)
     return order[:count], order[count:].sort().values
 
 

@@ -88,7 +88,7 @@ def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, 
             head = last_linear(model, inputs, of="train = 'lora'")
         scale = 1.0 if settings.alpha is None else settings.alpha / settings.rank
         try:
-            adapt(model, head, rank=settings.rank, scale=scale, coins=keyed(seed_from("low rank", seed)))
+            adapt(model, head, rank=settings.rank, scale=scale, generator=keyed(seed_from("low rank", seed)))
             with _looking(inputs):
                 model(inputs)
         # AttributeError: from a network that reads its layers' weights directly, which are replaced.

@@ -227,8 +227,8 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     splits = load_splits(request, device)
     public = examples_of(splits.public, device)
     # Seeded by the data alone: all points are compared on the same examples.
-    coins = keyed(seed_of_data(splits.digest, "tuning"))
-    order = torch.randperm(len(public), generator=coins)
+    generator = keyed(seed_of_data(splits.digest, "tuning"))
+    order = torch.randperm(len(public), generator=generator)
     sizes = [len(splits.private), content["validation"]]
     own, judges, public_rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))

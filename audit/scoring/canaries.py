@@ -37,10 +37,10 @@ NAME = "canary_epsilon"
 """Name of the metric."""
 
 CANARIES_PER_GUESS = 5
-"""Inverse of the fraction of canaries guessed to be in, and of the fraction guessed to be out."""
+"""Canaries for each guess that one is in, and for each guess that one is out."""
 
 _DELTA_MARGIN = 20
-"""Limits the delta of a verdict to its error probability / (_SPENT n) for n canaries, so that the method's loss of
+"""Limits the delta of a verdict to its error probability / (_DELTA_MARGIN n) for n canaries, so that the method's loss of
 2 n delta is at most a tenth of that probability."""
 
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"

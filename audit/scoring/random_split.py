@@ -31,7 +31,7 @@ LEVEL, SURE = 0.95, 1 - 1e-6
 """Confidence of the value, and confidence of a verdict, which is high because very many cells are tested."""
 
 PAIRS_PER_GUESS = 10
-"""Inverse of the fraction of pairs that are guessed."""
+"""Pairs of a member and a non-member for each guess."""
 
 
 def epsilon_lower(

@@ -161,10 +161,10 @@ def features_of(examples: Examples) -> ndarray:
         whole = inputs.double().nan_to_num()
         return torch.cat([labels, _statistics(whole), whole], dim=1).numpy()
     statistics = torch.cat([_statistics(part.double().nan_to_num()) for part in inputs.split(_ROWS)])
-    projected, coins = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
+    projected, generator = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
     for part in inputs.split(_WIDE, dim=1):
         # Projection axes of some columns at a time: all of them would exceed the size of the inputs.
-        projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=coins)
+        projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=generator)
     return torch.cat([labels, statistics, projected.double() / math.sqrt(_PROJECTED)], dim=1).numpy()
 
 

@@ -87,8 +87,8 @@ def under_defense(
     def run(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
         published = dict(task.published) or publish(task)
         kept = KeptUpdates()
-        coins = keyed(seed_from("selftest", "public", task.seed))
-        pool = torch.randn(PUBLIC_EXAMPLES, *examples[0].shape[1:], generator=coins)
+        generator = keyed(seed_from("selftest", "public", task.seed))
+        pool = torch.randn(PUBLIC_EXAMPLES, *examples[0].shape[1:], generator=generator)
         done = fit(
             model,
             examples,

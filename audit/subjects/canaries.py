@@ -47,8 +47,8 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         controls=row.controls,
         steps=model.all_steps,
     )
-    coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
-    result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
+    generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
+    result = candidates.answers(attack(row.build(view), generator, **copy.deepcopy(requested_attack.settings)))
     claim = model.run.claim(model.request.budget.delta)
     # The composition of Gaussian mechanisms without sampling is a single Gaussian mechanism. Its trade-off curve is
     # refuted by fewer canaries than an epsilon, and refutes the claim.

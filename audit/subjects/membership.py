@@ -71,11 +71,11 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             steps=steps,
         )
         # The same generator at every call: scores alone and among others may differ by their inputs, not by chance.
-        coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
+        generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
         if row.build is None:
             raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
         # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
-        return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
+        return candidates.answers(attack(row.build(view), generator, **copy.deepcopy(requested_attack.settings)))
 
     with progress_events.named_activity(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
@@ -83,9 +83,9 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         steps_noisy = model.defense[0].calibrated_multiplier > 0
         noisy = steps_noisy or any(one_off.noise_multiplier > 0 for one_off in model.run.transcript.one_offs)
         if Knows.OTHERS in knows and noisy:
-            coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
+            generator = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
-            chosen = repeated_alone(scored, torch.isin(examples.ids, members), coins)
+            chosen = repeated_alone(scored, torch.isin(examples.ids, members), generator)
             # Seeds are named by positions in content order: positions in the pools would reveal members, which come
             # first.
             place = content_order(examples).argsort()
@@ -180,6 +180,6 @@ def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:
     inside = pick(model.members, took_part[took_part < len(model.members)])
     outside = examples_of(model.splits.non_member, model.device)
     if (limit := model.request.training.candidates) is not None:
-        coins = keyed(seed_of_data(model.splits.digest, "one step"))
-        inside, outside = (pick(e, torch.randperm(len(e), generator=coins)[:limit]) for e in (inside, outside))
+        generator = keyed(seed_of_data(model.splits.digest, "one step"))
+        inside, outside = (pick(e, torch.randperm(len(e), generator=generator)[:limit]) for e in (inside, outside))
     return join(inside, outside), inside.ids

@@ -133,10 +133,10 @@ def candidate_pools(splits: Splits, limit: int | None, device: torch.device) -> 
     if not len(outside):
         raise ValueError("membership needs non-members, and the sizes of this task leave none")
     count = min(limit or len(members), len(members), len(outside))
-    coins = keyed(seed_of_data(splits.digest, "candidates"))
+    generator = keyed(seed_of_data(splits.digest, "candidates"))
     # Prefixes of permutations of the whole pools, so that smaller selections are subsets of larger ones.
-    inside = pick(members, torch.randperm(len(members), generator=coins)[:count])
-    return inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count])
+    inside = pick(members, torch.randperm(len(members), generator=generator)[:count])
+    return inside, pick(outside, torch.randperm(len(outside), generator=generator)[:count])
 
 
 def column(values: Tensor) -> np.ndarray:

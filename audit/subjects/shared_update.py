@@ -156,8 +156,8 @@ class SharedUpdates:
             prior=None if prior is None else prior.given,
             execution=request.training.execution(),
         )
-        coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
-        answer = attack(shared.observation, coins, **copy.deepcopy(requested_attack.settings))
+        generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
+        answer = attack(shared.observation, generator, **copy.deepcopy(requested_attack.settings))
         if isinstance(answer, LabelEstimate):
             return _Attacked(
                 inputs, labels, shared, checked_labels(answer, len(inputs), splits.classes, inputs), None, {}
@@ -195,8 +195,8 @@ class SharedUpdates:
         """Returns target number `image`; for the negative control also the decoy batch that is shared instead."""
         update, pool = self._update, self._splits.private
         # Seeded by the data alone: every defense and attack gets the same targets.
-        coins = keyed(seed_of_data(self._splits.digest, "targets"))
-        order = torch.randperm(len(pool), generator=coins)
+        generator = keyed(seed_of_data(self._splits.digest, "targets"))
+        order = torch.randperm(len(pool), generator=generator)
         size = update.batch
         chosen = order[image * size : (image + 1) * size]
         inputs, labels = pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)

@@ -120,8 +120,8 @@ class TrainedRun:
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
         # `train` refuses public data that contain a training example, so half is left to a defense that reads some.
         most = len(public) // 2 if self._reads_public else len(public)
-        coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
-        order = torch.randperm(len(public), generator=coins)
+        generator = keyed(seed_of_data(self.splits.digest, "stand-ins"))
+        order = torch.randperm(len(public), generator=generator)
         stand_ins, remaining = order.tensor_split([min(most, len(self.members))])
         return pick(public, stand_ins.sort().values), pick(public, remaining)
 

@@ -54,11 +54,11 @@ class Prior:
         if count < 2:
             raise ValueError(f"a prior must have at least 2 candidates, got {count}")
         (inputs, labels), (others, classes) = batch, pool
-        coins, size = keyed(key), len(inputs)
+        generator, size = keyed(key), len(inputs)
         # Drawn on the CPU for every device, because a device's own generator would give another order.
         positions = torch.arange(len(others)) if allowed is None else allowed.cpu()
-        order = positions[torch.randperm(len(positions), generator=coins)].to(others.device)
-        place = int(torch.randint(count, (), generator=coins))
+        order = positions[torch.randperm(len(positions), generator=generator)].to(others.device)
+        place = int(torch.randint(count, (), generator=generator))
         looked_at, fresh = 2 * count, order[:0]
         # Duplicates are rare, so a part of the pool usually suffices; otherwise more of it is read.
         while len(fresh) < count - 1 and looked_at < 2 * (len(order) + count):

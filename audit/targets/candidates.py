@@ -53,10 +53,10 @@ class Candidates:
             examples: with the ids of the data set.
             key: key of the cell, used for the order and the aliases only.
         """
-        coins, count, device = keyed(key), len(examples), examples.ids.device
+        generator, count, device = keyed(key), len(examples), examples.ids.device
         # Drawn on the CPU for every device, because a device's own generator would give another order.
-        order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
-        aliases = _distinct(count, coins).to(device)
+        order = content_order(examples)[torch.randperm(count, generator=generator).to(device)]
+        aliases = _distinct(count, generator).to(device)
         # A clone, because answers are checked against the aliases, which no attack may overwrite.
         shown = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
         return cls(examples.ids[order], aliases, shown)
@@ -99,7 +99,7 @@ def copied(examples: Examples) -> Examples:
 
 
 def repeated_alone(
-    scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], coins: torch.Generator
+    scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], generator: torch.Generator
 ) -> Int[Tensor, " drawn"]:
     """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.
 
@@ -110,7 +110,7 @@ def repeated_alone(
     Args:
         scores: scores of all candidates.
         members: true for members.
-        coins: generator hidden from attacks, so that none can treat these candidates specially.
+        generator: source hidden from attacks, so that none can treat these candidates specially.
     """
     positions = []
     for inside in (True, False):
@@ -119,7 +119,7 @@ def repeated_alone(
             scores.cpu()[places].argsort(descending=inside, stable=True)[: math.ceil(len(places) / _SUREST)]
         ]
         for some in (places, surest):
-            positions.append(some[torch.randperm(len(some), generator=coins)[:1]])
+            positions.append(some[torch.randperm(len(some), generator=generator)[:1]])
     return torch.cat(positions).unique()
 
 
@@ -150,9 +150,9 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
         )
 
 
-def _distinct(count: int, coins: torch.Generator) -> Int[Tensor, " count"]:
+def _distinct(count: int, generator: torch.Generator) -> Int[Tensor, " count"]:
     """Returns distinct random numbers in increasing order."""
     while True:
-        drawn = torch.randint(_MOST, (count,), generator=coins).sort().values
+        drawn = torch.randint(_MOST, (count,), generator=generator).sort().values
         if count < 2 or bool((drawn.diff() > 0).all()):
             return drawn

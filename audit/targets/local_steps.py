@@ -341,20 +341,20 @@ def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Fl
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
     """Returns the coordinates that a step may move [dim]; the others are exactly 0 in every update."""
     # Random probes bounded away from 0: no map in use cancels them, so a coordinate that they leave at 0 is always 0.
-    coins = keyed(0)
-    probes = [0.5 + torch.rand(b.codec.size, generator=coins, dtype=torch.float64) for b in plan.blocks]
+    generator = keyed(0)
+    probes = [0.5 + torch.rand(b.codec.size, generator=generator, dtype=torch.float64) for b in plan.blocks]
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
 
 
 def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
     """Returns the noise variances of a step's undivided update; averaged over movable coordinates if mixed."""
-    coins, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
+    generator, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:
             continue
         # For signs times std, the square of an entry is its variance if coordinates are not mixed; for orthonormal
         # directions, which mix them, the squares still have the right sum.
-        signs = torch.randint(0, 2, (block.codec.size,), generator=coins).to(like) * 2 - 1
+        signs = torch.randint(0, 2, (block.codec.size,), generator=generator).to(like) * 2 - 1
         sums = [torch.zeros(b.codec.size, dtype=like.dtype, device=like.device) for b in plan.blocks]
         sums[number] = std * signs
         squares = moved(plan.plan, tuple(sums), 1.0).square()

@@ -51,7 +51,7 @@ class Setup:
         if self.draws < 2:
             raise ValueError(f"draws must be at least 2, got {self.draws}")
 
-    def coins(self, *name: object) -> torch.Generator:
+    def generator(self, *name: object) -> torch.Generator:
         """Returns a CPU generator of its own for each purpose."""
         return keyed(seed_from("theory", self.seed, *name))
 

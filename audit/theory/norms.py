@@ -148,7 +148,7 @@ def norm_pcdp(setup: Setup) -> Measured:
     """Bases of public gradients, one per tensor; equality for random combinations of their columns."""
     second = _Second(setup, "pcdp", clip_norm=CLIP, rank=20)
     codec = second.blocks[0].codec
-    coefficients = torch.randn(8, codec.size, generator=setup.coins("coefficients")).to(setup.device)
+    coefficients = torch.randn(8, codec.size, generator=setup.generator("coefficients")).to(setup.device)
     inside = torch.stack([codec.decode(row) for row in coefficients])
     quantity = "largest error of ||V'g||^2, relative to ||g||^2, g in the span"
     same = _same_energy(quantity, _energy(codec.encode(inside)), _energy(inside), inside)

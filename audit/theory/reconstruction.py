@@ -116,7 +116,7 @@ def reconstruction_error(setup: Setup) -> Measured:
 )
 def reconstruction_several_inputs(setup: Setup) -> Measured:
     """Least squares for three inputs at once, with masks of the method."""
-    matrix = torch.randn(DIM, 3, generator=setup.coins("matrix"), dtype=torch.float64)
+    matrix = torch.randn(DIM, 3, generator=setup.generator("matrix"), dtype=torch.float64)
     comparisons = []
     for sparsity in (0.3, 0.8):
         masks = masks_of(sparse(setup, sparsity), setup, DIM, setup.draws // 2)
@@ -179,7 +179,7 @@ def reconstruction_with_a_prior(setup: Setup) -> Measured:
     """Posterior mean, for inputs drawn from the prior."""
     prior, comparisons = 0.01, []
     for sparsity in SPARSITIES:
-        inputs = torch.randn(setup.draws, generator=setup.coins("inputs", sparsity), dtype=torch.float64)
+        inputs = torch.randn(setup.draws, generator=setup.generator("inputs", sparsity), dtype=torch.float64)
         inputs = inputs * math.sqrt(prior)
         releases, masks = _unclipped(setup, sparsity, "prior", inputs)
         signals = masks @ A.square()

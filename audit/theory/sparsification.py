@@ -34,10 +34,10 @@ def sparse(setup: Setup, sparsity: float, sigma: float = 0.0, **settings: object
 
 def _records(setup: Setup) -> Float[Tensor, "records dim"]:
     """Draws gradients of many lengths and shapes: normal, heavy-tailed, and with a single entry."""
-    coins = setup.coins("records")
-    scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=coins)
-    normal = torch.randn(50, DIM, generator=coins, dtype=torch.float64) * scales
-    heavy = torch.empty(50, DIM, dtype=torch.float64).cauchy_(generator=coins)
+    generator = setup.generator("records")
+    scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=generator)
+    normal = torch.randn(50, DIM, generator=generator, dtype=torch.float64) * scales
+    heavy = torch.empty(50, DIM, dtype=torch.float64).cauchy_(generator=generator)
     single = 7.0 * torch.eye(DIM, dtype=torch.float64)[::3]
     return torch.cat([normal, heavy, single]).to(setup.device)
 
@@ -73,9 +73,9 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
 def sparsification_audit(setup: Setup) -> Measured:
     """Log-likelihood ratio of releases with and without a canary whose gradient lies in the kept coordinates."""
     sigma, at, comparisons = 2.0, setup.context(DIM), []
-    others = torch.randn(5, DIM, generator=setup.coins("others"), dtype=torch.float64).to(setup.device)
+    others = torch.randn(5, DIM, generator=setup.generator("others"), dtype=torch.float64).to(setup.device)
     kept = mask_of(plan_of(sparse(setup, 0.9), at).blocks[0].codec, setup.device)
-    canary = torch.randn(DIM, generator=setup.coins("canary"), dtype=torch.float64).to(setup.device) * kept * 10
+    canary = torch.randn(DIM, generator=setup.generator("canary"), dtype=torch.float64).to(setup.device) * kept * 10
     both = torch.cat([others, canary.unsqueeze(0)])
     for sparsity in (0.0, 0.9):
         plan, noise = plan_of(sparse(setup, sparsity, sigma), at), setup.noise("audit", sparsity)
@@ -162,7 +162,7 @@ def mask_expectations(setup: Setup) -> Measured:
     masks = masks_of(sparse(setup, sparsity), setup, dim, 2 * setup.draws)
     rho = (dim - floor_of(sparsity, dim)) / dim
     u = torch.arange(1.0, dim + 1, dtype=torch.float64) / dim
-    v = torch.randn(dim, generator=setup.coins("v"), dtype=torch.float64)
+    v = torch.randn(dim, generator=setup.generator("v"), dtype=torch.float64)
     single, flat = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
     single[3] = 2.0
     squares, norm = u.square(), float(u.norm())

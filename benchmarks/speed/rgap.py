@@ -42,8 +42,8 @@ def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
     """Returns CNN6 as equations, the gradient of a smooth image by name of the operation, and the image."""
     body, head = models.build("cnn6", input_shape=(3, size, size), classes=1, seed=0).double().to(device).children()
     layers = [*body.children(), head]
-    coins = torch.Generator().manual_seed(0)
-    coarse = torch.rand(1, 3, size // 4, size // 4, generator=coins, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, size // 4, size // 4, generator=generator, dtype=torch.float64)
     image = functional.interpolate(coarse, size=size, mode="bilinear").to(device)
     operations = [Operation(name="0", kind="input", inputs=(), shape=(3, size, size))]
     values, passing = {}, image

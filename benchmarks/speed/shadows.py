@@ -67,10 +67,10 @@ def _network(name: str, seed: int) -> nn.Module:
 
 
 def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
-    coins = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shape = (1, 8, 8) if name == MLP else (1, 28, 28)
-    inputs = torch.rand(2 * POOL, *shape, generator=coins)
-    return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=coins).to(device)
+    inputs = torch.rand(2 * POOL, *shape, generator=generator)
+    return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=generator).to(device)
 
 
 def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[str, Any], device: str) -> list[Tensor]:

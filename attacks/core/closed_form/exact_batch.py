@@ -83,7 +83,7 @@ class _KnownPart:
 
 def recovered_batch(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     source: Callable[[Tensor, Tensor], DirectionSource],
     *,
     budget: int,
@@ -93,7 +93,7 @@ def recovered_batch(
 
     Args:
         target: a shared update; `structure`, `released`, `contributions` and the box are read.
-        coins: generator of the held-out entries of a completion.
+        generator: source of the held-out entries of a completion.
         source: nonzero rows of `left` [m, b], and these neurons' outputs for an average input [m] -> source of
             candidates for columns.
         budget: largest number of candidates.
@@ -111,18 +111,18 @@ def recovered_batch(
     """
     layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
     eps = torch.finfo(target.released.dtype).eps
-    known = _known(layer, eps, coins)
+    known = _known(layer, eps, generator)
     best = _searched(known, source, budget, block, lambda batch: _all_certified(target, known, batch, eps))
     return _result(target, known, best, eps)
 
 
-def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
+def _known(layer: InputLayer, eps: float, generator: torch.Generator) -> _KnownPart:
     in_rows, in_columns = layer.observed.any(dim=1), layer.observed.any(dim=0)
     gradient, observed = layer.gradient[in_rows][:, in_columns], layer.observed[in_rows][:, in_columns]
     if bool(observed.all()):
         low_rank = factorised(gradient, eps)
     else:
-        whole = completed(gradient, observed, eps, coins, most=min(MOST_COMPLETED, min(observed.shape) - 1))
+        whole = completed(gradient, observed, eps, generator, most=min(MOST_COMPLETED, min(observed.shape) - 1))
         # Rows and columns with fewer entries than directions are not determined by them.
         rows, columns = observed.sum(dim=1) >= whole.rank, observed.sum(dim=0) >= whole.rank
         low_rank = whole.directions(eps, rows, columns)

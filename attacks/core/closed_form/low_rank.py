@@ -135,7 +135,7 @@ class Completion:
 
 
 def completed(
-    matrix: Tensor, known: Tensor, eps: float, coins: torch.Generator, *, most: int, iterations: int = 600
+    matrix: Tensor, known: Tensor, eps: float, generator: torch.Generator, *, most: int, iterations: int = 600
 ) -> Completion:
     """Completes a matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
@@ -146,7 +146,7 @@ def completed(
         matrix: [m, n]; entries that are not known are not read.
         known: bool [m, n].
         eps: relative rounding of the entries.
-        coins: generator of the held-out entries.
+        generator: source of the held-out entries.
         most: largest rank that is tried.
         iterations: largest number of iterations of each fit.
 
@@ -154,7 +154,7 @@ def completed(
         NotApplicable: no rank predicts the held-out entries, with the number of entries for each unknown.
     """
     values, weights = torch.where(known, matrix, 0.0).double(), known.double()
-    draws = torch.rand(known.shape, generator=coins, dtype=torch.float64).to(values.device)
+    draws = torch.rand(known.shape, generator=generator, dtype=torch.float64).to(values.device)
     held_out = known & (draws < HELD_OUT)
     fitted_to = weights * ~held_out
     scale = values[held_out].square().mean().sqrt() if bool(held_out.any()) else values.new_ones(())

@@ -90,7 +90,7 @@ def best_labels(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -
 
 
 def checked_on_own_rows(
-    target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, coins: torch.Generator
+    target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, generator: torch.Generator
 ) -> SingleExampleRows:
     """Computes the residuals of inputs on their coordinates, and those expected from their errors and the noise.
 
@@ -100,7 +100,7 @@ def checked_on_own_rows(
         errors: standard errors of the inputs, in their shape; infinite for unknown entries.
         own: bool [n, m], coordinates of the release that are attributed to each input alone.
         noise_std: [m], on the undivided sums.
-        coins: generator of the inputs that are drawn within the errors.
+        generator: source of the inputs that are drawn within the errors.
     """
     labels, unexplained = best_labels(target, inputs, own)
     if not len(inputs):
@@ -114,7 +114,7 @@ def checked_on_own_rows(
     spread = errors.clamp(max=UNIFORM_STD * (high - low)).to(inputs)
     off = torch.zeros_like(size)
     for _ in range(PERTURBATIONS):
-        steps = torch.randn(inputs.shape, generator=coins, dtype=torch.float64).to(inputs)
+        steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
         moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
         off += ((moved - contributions) * entries).square().sum(dim=1) / PERTURBATIONS
     noise = (noise_std.to(entries).square() * entries).sum(dim=1)

@@ -100,11 +100,11 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
     """
     if inside[0].numel() < LEAST_NUMBERS:
         return NearDuplicates(0, 0, len(inside))
-    coins = torch.Generator().manual_seed(seed)
-    first, second = (_subsample(group, coins) for group in (inside, outside))
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (_subsample(group, generator) for group in (inside, outside))
     # The mean is common to both groups: shared content, such as a background, then makes no two examples similar.
     mean = torch.cat([first.mean(0, keepdim=True), second.mean(0, keepdim=True)]).float().mean(0, keepdim=True)
-    shortened, candidates = (_shortened(group.float() - mean, coins) for group in (first, second))
+    shortened, candidates = (_shortened(group.float() - mean, generator) for group in (first, second))
     squares, places = _nearest(shortened, candidates)
     sizes = torch.maximum(shortened.square().sum(1), candidates[places].square().sum(1))
     matches = torch.nonzero(squares <= NEAR**2 * sizes).flatten()
@@ -140,20 +140,20 @@ def _nearest(
     return torch.cat(least), torch.cat(places)
 
 
-def _subsample(inputs: Tensor, coins: torch.Generator) -> Tensor:
+def _subsample(inputs: Tensor, generator: torch.Generator) -> Tensor:
     if len(inputs) <= LARGEST:
         return inputs
-    return inputs[torch.randperm(len(inputs), generator=coins)[:LARGEST].sort().values.to(inputs.device)]
+    return inputs[torch.randperm(len(inputs), generator=generator)[:LARGEST].sort().values.to(inputs.device)]
 
 
-def _shortened(inputs: Tensor, coins: torch.Generator) -> Float[Tensor, "n d"]:
+def _shortened(inputs: Tensor, generator: torch.Generator) -> Float[Tensor, "n d"]:
     """Reduces inputs to about a thousand numbers at most, nearly preserving distances."""
     if inputs[0].numel() <= _WIDE:
         return inputs.flatten(1)
     if inputs.ndim == 4 and inputs.shape[1] <= 4 and min(inputs.shape[2:]) >= _SIDE:
         return nn.functional.adaptive_avg_pool2d(inputs, _SIDE).flatten(1)
     # The same seed for each group, so that both are projected alike.
-    axes = torch.randn(inputs[0].numel(), 256, generator=torch.Generator().manual_seed(coins.initial_seed()))
+    axes = torch.randn(inputs[0].numel(), 256, generator=torch.Generator().manual_seed(generator.initial_seed()))
     return inputs.flatten(1) @ axes.to(inputs.device) / 16
 
 

@@ -158,9 +158,9 @@ def run_attacks(
             continue
 
         def asks(
-            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+            attack: Attack[Any], candidates: Candidates, seed: int, settings: Mapping[str, Any]
         ) -> MembershipScores:
-            return attack(_target(audited, attack.requires, candidates, bank), keyed(coins), **settings)
+            return attack(_target(audited, attack.requires, candidates, bank), keyed(seed), **settings)
 
         yield outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
 

@@ -225,9 +225,9 @@ def _associated(guessed: ndarray, true: ndarray) -> bool:
     """Returns whether guesses agree with labels more often than permuted guesses: a permutation test at 1 %."""
     if len(true) < 2:
         return False
-    coins = np.random.default_rng(0)
-    chosen = coins.permutation(len(true))[:5000]
+    generator = np.random.default_rng(0)
+    chosen = generator.permutation(len(true))[:5000]
     guessed, true = guessed[chosen], true[chosen]
     reached = int((guessed == true).sum())
-    as_many = sum(int((coins.permutation(guessed) == true).sum() >= reached) for _ in range(500))
+    as_many = sum(int((generator.permutation(guessed) == true).sum() >= reached) for _ in range(500))
     return (1 + as_many) / 501 < 0.01

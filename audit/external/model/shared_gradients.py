@@ -107,8 +107,8 @@ def _attacked(
             shared = simulate_share(
                 audited.model, inputs[batch], labels[batch], defense, public_knowledge=public_knowledge, population=public_knowledge.population
             )
-            coins = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
-            result = attack(shared.observation, coins, **copy.deepcopy(settings))
+            generator = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
+            result = attack(shared.observation, generator, **copy.deepcopy(settings))
             metric = score(result, shared.truth)["psnr"]
             if metric.value is None:
                 return GradientLeak(name=name, settings=settings, why_not=f"{name}: {metric.reason}")

@@ -72,9 +72,9 @@ def run_on_transcript(
             continue
 
         def asks(
-            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+            attack: Attack[Any], candidates: Candidates, seed: int, settings: Mapping[str, Any]
         ) -> MembershipScores:
-            return _scores(attack, _view(audited, transcript, candidates.given, claim, read), coins, settings)
+            return _scores(attack, _view(audited, transcript, candidates.given, claim, read), seed, settings)
 
         outcome = outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
         yield (

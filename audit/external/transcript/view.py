@@ -105,11 +105,11 @@ class TranscriptView:
             raise NotApplicable("scores need candidates, members and non-members; give both")
         total = torch.zeros(len(self.candidates), dtype=torch.float64)
         for number, observed in enumerate(self.observations()):
-            coins = torch.Generator().manual_seed(number)
+            generator = torch.Generator().manual_seed(number)
             examples = self.candidates
             # Copied for each step: an attack may write into its input.
             own = Examples(ids=examples.ids.clone(), inputs=examples.inputs.clone(), labels=examples.labels.clone())
-            scores = attack(replace(observed, candidates=own), coins, **settings).scores.cpu()
+            scores = attack(replace(observed, candidates=own), generator, **settings).scores.cpu()
             total += subsampled(scores, self.sample_rate) if log_ratio else scores
         return MembershipScores(ids=self.candidates.ids, scores=total, exact=False, dependence="per_model")
 

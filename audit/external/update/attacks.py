@@ -285,7 +285,7 @@ def attack_update(
         attack = catalog.attack(name)
         settings = attack.settings(**chosen)
         about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}
-        coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
+        generator = keyed(seed_of({"attack": name, "seed": seed}, "update"))
         own, everybody = public_knowledge, candidates
         try:
             if shared.convention.unreadable:
@@ -293,7 +293,7 @@ def attack_update(
             if attack.kind == "membership":
                 own, everybody = _with_decoys(public_knowledge, candidates, seed)
             target = observed(shared, own, everybody, kind=attack.kind)
-            result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
+            result = _trusted(attack(target, generator, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
             findings.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:

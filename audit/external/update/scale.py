@@ -215,8 +215,8 @@ def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
     if len(layer.inputs):
         chosen = layer.inputs[np.linspace(0, len(layer.inputs) - 1, _STARTS).astype(int)]
         return layer.extended(chosen) @ right.T
-    coins = torch.randn(_STARTS, len(right), generator=keyed(0), dtype=torch.float64)
-    return coins.numpy() * math.sqrt(right.shape[1] / len(right))
+    starts = torch.randn(_STARTS, len(right), generator=keyed(0), dtype=torch.float64)
+    return starts.numpy() * math.sqrt(right.shape[1] / len(right))
 
 
 def _example(

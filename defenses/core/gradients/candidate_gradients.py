@@ -244,8 +244,8 @@ def _agrees(
     input_shape: tuple[int, ...],
 ) -> bool:
     """Returns whether rows, inner products and norms on two synthetic examples agree with the reference."""
-    coins = torch.Generator().manual_seed(0)
-    inputs = torch.rand(2, *input_shape, generator=coins, dtype=torch.float64).to(parameters)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(2, *input_shape, generator=generator, dtype=torch.float64).to(parameters)
     labels = torch.zeros(2, dtype=torch.int64, device=parameters.device)
     reference = per_example_gradients(model, loss, layout, inputs, labels, parameters=parameters)
     # float64: the product of float32 rows of 11 million numbers loses digits to its order of summation.

@@ -382,28 +382,28 @@ class _Trial:
     def _made_up(self, size: int) -> MadeUp:
         """Returns synthetic examples of the data's shape, some of them copies of the first (`inputs_of`)."""
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
-        coins = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
         x, neighbour = (
             inputs.to(self._inputs.device, dtype)
-            for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
+            for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
-        y = self._made_up_targets(size, coins)
+        y = self._made_up_targets(size, generator)
         return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 
-    def _made_up_targets(self, size: int, coins: torch.Generator) -> Tensor:
+    def _made_up_targets(self, size: int, generator: torch.Generator) -> Tensor:
         like, domain = self._targets, self._domains.targets
         shape = (size, *like.shape[1:])
         dtype = self._dtype if like.is_floating_point() else like.dtype
         if domain is not None:
-            targets = domain.values(shape, coins)
+            targets = domain.values(shape, generator)
         elif like.is_floating_point():
-            targets = torch.rand(shape, generator=coins, dtype=torch.float64)
+            targets = torch.rand(shape, generator=generator, dtype=torch.float64)
             if targets.dim() > 1:  # class probabilities
                 targets = targets / targets.sum(dim=1, keepdim=True)
             return targets.to(like.device, dtype)
         else:
-            targets = torch.randint(0, self._classes, shape, generator=coins)
+            targets = torch.randint(0, self._classes, shape, generator=generator)
         targets[: len(targets) // 2 + 1] = targets[:1]  # at least half of the examples share a class
         return targets.to(like.device, dtype)
 
@@ -452,11 +452,11 @@ def _moved(model: nn.Module) -> nn.Module:
 
     Non-finite weights, as in a diverged run, are replaced by random values.
     """
-    coins = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.numel():
-                step = torch.randn(parameter.shape, generator=coins, dtype=torch.float64)
+                step = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 step = step.to(parameter.device, parameter.dtype)
                 parameter.copy_(torch.where(parameter.isfinite(), parameter, step))
                 size = float(parameter.square().mean().sqrt()) or 1.0

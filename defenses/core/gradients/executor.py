@@ -164,7 +164,7 @@ def _only(gradients: Gradients, number: int) -> Gradients:
 
 
 class Engine:
-    """Executes plans on batches of a model: views, micro-batches, clipped sums, noise.
+    """Executor of step plans on a model: views, micro-batches, clipped sums by one of `engines/`, noise.
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
@@ -262,16 +262,16 @@ class Engine:
         self.name, self.unverified = choice.note, choice.unverified
         return choice
 
-    def gradients(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Gradients:
+    def gradients(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Gradients:
         """Returns the per-example gradients of these examples, without views, as a function of the parameter point.
 
         Args:
             inputs: the examples.
             targets: their targets.
-            coins: public seed of dropout; needed if the model has random layers.
+            seed: public seed of dropout; needed if the model has random layers.
         """
         choice = self.prepare(inputs, targets)
-        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+        keys = self._entry_keys(choice, inputs, targets, 1, seed)
 
         def rows(point: Tensor | None) -> Tensor:
             refuse_autocast(inputs)
@@ -280,25 +280,25 @@ class Engine:
 
         return rows
 
-    def batch(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> GradientBatch:
+    def batch(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> GradientBatch:
         """Returns per-example gradients as `gradients`, at the model's parameters, with factors if available."""
         choice = self.prepare(inputs, targets)
-        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+        keys = self._entry_keys(choice, inputs, targets, 1, seed)
         refuse_autocast(inputs)
         with entries(keys), full_precision():
             return choice.engine.batch(inputs, targets)
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
         """Executes a plan on a batch, which may be empty.
 
         Args:
             plan: fixed before the batch was drawn, with its noise.
             inputs: the batch.
             targets: targets of the batch.
-            coins: public seed of views and dropout; needed if there are any.
+            seed: public seed of views and dropout; needed if there are any.
 
         Raises:
-            ValueError: without a noise source or public coins if they are needed, or under `torch.autocast`.
+            ValueError: without a noise source or seed if they are needed, or under `torch.autocast`.
         """
         refuse_autocast(inputs)
         noise = self.noise
@@ -312,10 +312,10 @@ class Engine:
         choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
         like = self._first()
         views = 1 if augmentation is None else augmentation.views
-        keys = self._entry_keys(choice, inputs, targets, views, coins)
+        keys = self._entry_keys(choice, inputs, targets, views, seed)
         drawn = None
-        if augmentation is not None and coins is not None and keys is not None:
-            drawn = drawn_views(augmentation, keys, coins)
+        if augmentation is not None and seed is not None and keys is not None:
+            drawn = drawn_views(augmentation, keys, seed)
 
         def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
             """Returns inputs, targets and keys of some examples; the views of an example are consecutive."""
@@ -447,15 +447,15 @@ class Engine:
             return answers(x, y, point=point, views=views)
 
     def _entry_keys(
-        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, seed: int | None
     ) -> Int64[Tensor, " entries"] | None:
         """Returns a key for each view of each record; None if nothing is drawn."""
         if self.augmentation is None and not choice.draws:
             return None
-        if coins is None:
+        if seed is None:
             random_part = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
-            raise ValueError(f"coins must be given where there is {random_part}, got None")
-        return entry_keys(inputs, targets, views, coins)
+            raise ValueError(f"seed must be given where there is {random_part}, got None")
+        return entry_keys(inputs, targets, views, seed)
 
     def _first(self) -> Tensor:
         """Returns a trained parameter as it is now: it may have been replaced since construction."""

@@ -179,7 +179,7 @@ def _in_place(law: Callable[..., Tensor], draw: Uniforms, values: Tensor, *setti
     return values.copy_(law(draw(values.shape), values.dtype, *settings, **named))
 
 
-def _coins(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
+def _bernoulli(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
     """Replaces `torch.bernoulli`."""
     if not _is_plain(more, input.dtype):
         return NotImplemented
@@ -233,8 +233,8 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     torch.randn: partial(_new, _normal),
     torch.rand_like: partial(_drawn_like, _uniform),
     torch.randn_like: partial(_drawn_like, _normal),
-    torch.bernoulli: _coins,
-    Tensor.bernoulli: _coins,
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
     Tensor.bernoulli_: _coins_in_place,
     Tensor.uniform_: partial(_in_place, _uniform),
     Tensor.normal_: partial(_in_place, _normal),

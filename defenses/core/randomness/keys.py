@@ -68,7 +68,7 @@ def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
 
 
 @contextmanager
-def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
+def global_generators(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
     """Seeds PyTorch's global generators inside the context, so that code which draws from them can be resumed.
 
     Args:

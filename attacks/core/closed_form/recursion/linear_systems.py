@@ -327,8 +327,8 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 def _gain(equations: Equations) -> float:
     """Estimates the root mean square gain of the map by a random vector, to balance equations."""
-    coins = torch.Generator().manual_seed(0)
-    probe = torch.randn(equations.map.shape_in, generator=coins, dtype=torch.float64).to(equations.map.like)
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(equations.map.shape_in, generator=generator, dtype=torch.float64).to(equations.map.like)
     response = equations.map.apply(probe[None])[0]
     length = float((equations.weighted(response) * response).sum())
     return math.sqrt(length / probe.numel()) if length > 0 else 1.0

@@ -114,8 +114,8 @@ def rank_analysis(
     by_name = {operation.name: operation for operation in network.operations}
     (first,) = (operation for operation in network.operations if operation.kind == "input")
     values = doubled(network)
-    coins = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(1, *first.shape, generator=generator, dtype=torch.float64).to(values[str(layers[-1].weight)])
     outputs, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
     shows = {

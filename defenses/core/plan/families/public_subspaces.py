@@ -182,15 +182,15 @@ class RandomSubspace:
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
             # Keyed by the index of the refresh, so that every party with the seed draws the same basis.
-            coins = context.coins(f"subspace {context.step // self.interval}")
-            drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
+            generator = context.coins(f"subspace {context.step // self.interval}")
+            drawn = [self._drawn(b - a, min(self.rank, b - a), generator, context.device) for a, b in spans]
             bases = tuple(drawn)
         return bases, self._memory.subspace(bases, spans, context.dim), ()
 
-    def _drawn(self, span: int, rank: int, coins: torch.Generator, device: torch.device) -> Remembered:
+    def _drawn(self, span: int, rank: int, generator: torch.Generator, device: torch.device) -> Remembered:
         if self.directions == "gaussian":
-            return _random_basis(span, rank, coins).to(device)
-        sketch = SketchDirections.drawn(span, rank, coins)
+            return _random_basis(span, rank, generator).to(device)
+        sketch = SketchDirections.drawn(span, rank, generator)
         return sketch.factors.to(device), torch.tensor([sketch.rank, sketch.turn])
 
 
@@ -306,7 +306,7 @@ def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:
     return context.layout.slices if scope == "tensor" else ((0, context.dim),)
 
 
-def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, "dim rank"]:
+def _random_basis(dim: int, rank: int, generator: torch.Generator) -> Float[Tensor, "dim rank"]:
     """Orthonormal columns with the span of as many Gaussian vectors."""
     if rank == dim:
         return torch.eye(dim)
@@ -314,7 +314,7 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     # condition, and a few short vectors may by chance be nearly parallel: only then are float64 and a second pass
     # needed. Otherwise the condition number is below 6, and float32 leaves an error of 1e-6.
     careful = 2 * rank > dim or dim < _MANY
-    vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
+    vectors = torch.randn(rank, dim, generator=generator).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):
         factor = torch.linalg.cholesky(gram(vectors, vectors.dtype))
         # By the inverse, a product: for factors so well conditioned it is as exact, and takes a third of the time.

@@ -50,16 +50,16 @@ class SketchDirections:
             raise ValueError(f"factors must make directions of length 1, got squared ones that are off by {error:.1e}")
 
     @classmethod
-    def drawn(cls, span: int, rank: int, coins: torch.Generator) -> SketchDirections:
+    def drawn(cls, span: int, rank: int, generator: torch.Generator) -> SketchDirections:
         """Draws random signs and a random offset.
 
         Args:
             span: number of coordinates.
             rank: number of directions, at most `span`.
-            coins: public generator, on the CPU.
+            generator: public generator, on the CPU.
         """
-        signs = 2.0 * torch.randint(0, 2, (span,), generator=coins) - 1.0
-        turn = int(torch.randint(0, span, (), generator=coins))
+        signs = 2.0 * torch.randint(0, 2, (span,), generator=generator) - 1.0
+        turn = int(torch.randint(0, span, (), generator=generator))
         each, more = divmod(span, rank)
         places = _dealt(span, rank, turn)
         return cls(signs / (each + (places < more)).sqrt(), rank, turn)

@@ -136,8 +136,8 @@ class StackedNetwork:
         """
         if self._separate:
             return
-        coins = torch.Generator().manual_seed(0)
-        outputs = torch.randn(_TRIED, *like.shape[1:], generator=coins).to(like).requires_grad_()
+        generator = torch.Generator().manual_seed(0)
+        outputs = torch.randn(_TRIED, *like.shape[1:], generator=generator).to(like).requires_grad_()
         some = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
         together = self.loss(outputs, some).sum()
         alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()

@@ -29,7 +29,7 @@ from ...plan.codec import Coordinates
 from ...plan.defense import Context, Defense, NoisyPlan, State, Stateless, StepPlan
 from ...plan.post import identity
 from ...privacy.sampling import Sampling
-from ...randomness.keys import global_coins, key_from, keyed
+from ...randomness.keys import global_generators, key_from, keyed
 from ..average import ParameterAverage
 from ..settings import Recipe
 from ..step import posted
@@ -156,8 +156,8 @@ def drawn(
     models, count = members.shape
     if sampling.kind == "poisson":
         # A shared generator: creating a generator takes longer than drawing the coins of a small batch.
-        coins = keyed(key_from("stack", step, *keys))
-        heads = torch.rand(models, count, generator=coins, dtype=torch.float64) < sampling.rate
+        generator = keyed(key_from("stack", step, *keys))
+        heads = torch.rand(models, count, generator=generator, dtype=torch.float64) < sampling.rate
         sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
     else:
         batches = [sampling.indices(step, count, key) for key in keys]
@@ -175,16 +175,16 @@ class _StackedRun:
     state: State
     context: Context
     update: Tensor | None = None
-    coins: Sequence[Tensor] = ()
+    generator_states: Sequence[Tensor] = ()
 
     @classmethod
     def begin(cls, defense: Defense, context: Context) -> _StackedRun:
-        with global_coins(global_draws(context.seed, None), context.device):
+        with global_generators(global_draws(context.seed, None), context.device):
             return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
         self.context = context = self.context.at(step, parameters=parameters, update=self.update)
-        with global_coins(global_draws(context.seed, step), context.device) as self.coins:
+        with global_generators(global_draws(context.seed, step), context.device) as self.generator_states:
             self.state, plan = defense.plan(self.state, context)
         if plan.start_at is not None:
             self.context = self.context.at(step, parameters=plan.start_at.to(parameters).clone())
@@ -197,7 +197,7 @@ class _StackedRun:
         if plan.post is identity and not observes:
             return
         # Public draws continue from where the plan left them, as for a model that is trained alone.
-        with global_coins(self.coins, self.context.device):
+        with global_generators(self.generator_states, self.context.device):
             if plan.post is not identity:
                 update.copy_(posted(plan.post, update))
             if observes:

@@ -216,9 +216,9 @@ def right(
         dtype: dtype of inputs and signals.
         use: the use to check; an unused kernel is not compiled.
     """
-    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
-    x = torch.randn(3 * views, entering, *inputs, generator=coins, dtype=dtype)
-    s = torch.randn(3 * views, leaving, *signals, generator=coins, dtype=dtype)
+    generator, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3 * views, entering, *inputs, generator=generator, dtype=dtype)
+    s = torch.randn(3 * views, leaving, *signals, generator=generator, dtype=dtype)
     reference = PatchProducts(x.double(), s.double(), geometry, views)
     expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
