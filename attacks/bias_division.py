@@ -39,7 +39,7 @@ from .core import (
 from .core.closed_form.acceptance import EXPONENT
 from .core.closed_form.layer_basis import layer_basis
 from .core.closed_form.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
-from .core.search.single_example_rows import SingleExampleRows, checked_on_own_rows, best_labels
+from .core.search.single_example_rows import SingleExampleRows, best_labels, checked_on_own_rows
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3

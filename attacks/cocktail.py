@@ -71,7 +71,9 @@ class _Mixture:
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE)
-def cocktail(target: Observation, generator: torch.Generator, *, iterations: int = 1000, steps: int = 30) -> Reconstruction:
+def cocktail(
+    target: Observation, generator: torch.Generator, *, iterations: int = 1000, steps: int = 30
+) -> Reconstruction:
     """Separates the inputs of a batch, mixed in the gradient of the first linear layer, by independence.
 
     Args:

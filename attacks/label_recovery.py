@@ -162,7 +162,9 @@ def _by_sums(
         # The strongest first, if more are named than the batch has.
         order = torch.where(named, expected / error, -torch.inf).argsort(descending=True, stable=True)
         before = requested[order].cumsum(0) - requested[order]
-        counts = torch.zeros_like(sums).scatter(0, order, torch.minimum(requested[order], (batch - before).clamp(min=0)))
+        counts = torch.zeros_like(sums).scatter(
+            0, order, torch.minimum(requested[order], (batch - before).clamp(min=0))
+        )
         counts = counts.long()
     slack = (3.0 if not noisy else z) * error + rounding
     lower = ((batch * public.mean * low - sums) / high - slack).ceil()

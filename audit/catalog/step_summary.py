@@ -26,7 +26,7 @@ from leakbench.defenses.core import (
     unverified,
 )
 
-from .side_information import SideInformation, side_information, masked
+from .side_information import SideInformation, masked, side_information
 
 BYTES = 4  # per float32 number
 _INPUT = (1, 28, 28)

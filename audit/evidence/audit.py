@@ -233,7 +233,11 @@ def audit_labels(
     declared = _declared(guesses)
     rate = 1 - level
     spent = 0.0 if proxy_error == 0 else rate / 2
-    lost = revealed_coins(len(np.asarray(scores)), proxy_error, 1 - spent) if spent else revealed_coins(1, proxy_error, level)
+    lost = (
+        revealed_coins(len(np.asarray(scores)), proxy_error, 1 - spent)
+        if spent
+        else revealed_coins(1, proxy_error, level)
+    )
     guess_sets = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
     fairness = fair(included)
     kept = [

@@ -40,7 +40,9 @@ def shown_labels(labels: ndarray, proxy: ndarray, *, seed: int) -> tuple[ndarray
     draws = np.random.default_rng(seed)
     included = draws.random(len(labels)) < 0.5
     # At most the last possible class, if probabilities add up to slightly less than 1.
-    proxy_labels = np.minimum((proxy.cumsum(axis=1) <= draws.random((len(labels), 1))).sum(axis=1), _last_possible(proxy))
+    proxy_labels = np.minimum(
+        (proxy.cumsum(axis=1) <= draws.random((len(labels), 1))).sum(axis=1), _last_possible(proxy)
+    )
     return np.where(included, labels, proxy_labels), included
 
 

@@ -268,7 +268,9 @@ def _distinct(masks: Sequence[Coordinates | None]) -> tuple[list[Coordinates | N
     return [masks[keys.index(key)] for key in places], [places[key] for key in keys]
 
 
-def _mislabelled(request: TrainingRequest, classes: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mislabelled(
+    request: TrainingRequest, classes: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)

@@ -34,7 +34,7 @@ from .canaries import why_none
 from .cells import Cell, Plan
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
-from .request import Budget, Control, RequestedMethod, Request, TrainingRequest, Update
+from .request import Budget, Control, Request, RequestedMethod, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
 

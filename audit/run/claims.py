@@ -185,7 +185,9 @@ def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
     trained = {
         neighbour.noise_multiplier
         for neighbour in others
-        if not KINDS[neighbour.kind].own_task and neighbour.noise_multiplier is not None and _same_request(record, neighbour)
+        if not KINDS[neighbour.kind].own_task
+        and neighbour.noise_multiplier is not None
+        and _same_request(record, neighbour)
     }
     if not trained or any(math.isclose(record.noise_multiplier, multiplier, rel_tol=1e-9) for multiplier in trained):
         return ""

@@ -46,7 +46,7 @@ from .job import compute
 from .lock import locked
 from .progress import Report, Told
 from .provenance import library, third_party, tuning_digest
-from .resume import select_records, refuse_other_code
+from .resume import refuse_other_code, select_records
 from .tuning import tune
 
 Sourced = tuple[Job | Artifact, dict[str, Provenance]]

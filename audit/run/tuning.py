@@ -32,7 +32,7 @@ from ..suite.schema import TuneTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
 from ..suite.task import Task, Training
 from ..targets.observe import logits_of
-from .artifacts import compute_artifact, origin_of, read_kept, read_computed, write_document
+from .artifacts import compute_artifact, origin_of, read_computed, read_kept, write_document
 from .executors.local import Local
 from .graph import Graph
 from .progress import Report

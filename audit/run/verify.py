@@ -70,7 +70,9 @@ def contradiction(record: Record, folder: Path) -> str:
         if recorded is None:  # otherwise a record would pass if a wrong number were removed from it
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
-            (recorded.value, recorded.low, recorded.high, recorded.n), (metric.value, metric.low, metric.high, metric.n), strict=True
+            (recorded.value, recorded.low, recorded.high, recorded.n),
+            (metric.value, metric.low, metric.high, metric.n),
+            strict=True,
         )
         if not all(_same(a, b) for a, b in pairs):
             return f"its {name} is {_words(recorded)}, and its scores give {_words(metric)}"

@@ -278,7 +278,9 @@ def verdict_on(examination: ExaminedTrainer) -> str:
         lines.append(f"{outcome.test:<14} {outcome.found}: {counts}; {rates}allowed {outcome.allowed:.3f}")
     accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
-    coverage = f"{shown.tests_run} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    coverage = (
+        f"{shown.tests_run} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    )
     if len(examination.outcomes) > 1:
         end += f" in {examination.accused} of {len(examination.outcomes)} repetitions"
     return "\n".join([*lines, f"{end} ({coverage}, {shown.seconds:.0f} s)"])

@@ -79,7 +79,10 @@ def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
     same = (
         again is not None
         and len(again.releases) == len(answer.releases)
-        and all(torch.equal(release, repetition) for release, repetition in zip(answer.releases, again.releases, strict=True))
+        and all(
+            torch.equal(release, repetition)
+            for release, repetition in zip(answer.releases, again.releases, strict=True)
+        )
     )
     return torch.tensor(float(same))
 

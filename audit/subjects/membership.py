@@ -24,7 +24,7 @@ from ..scoring import random_split
 from ..scoring.score import score
 from ..scoring.theoretical_bounds import with_theoretical_bounds
 from ..scoring.truth import GroundTruth
-from ..targets.candidates import Candidates, repeated_alone, content_order, refuse_comparison
+from ..targets.candidates import Candidates, content_order, refuse_comparison, repeated_alone
 from ..targets.observe import RunView, participation
 from .outcome import Finding, candidate_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
@@ -50,7 +50,9 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         pools = candidate_pools(model.splits, model.request.training.candidates, model.device)
         examples, members = join(*pools), model.members.ids
     # Public examples are copied for attacks, so the copy is skipped for attacks that do not read them.
-    public_knowledge = model.public_knowledge if Knows.POPULATION in knows else replace(model.public_knowledge, population=None)
+    public_knowledge = (
+        model.public_knowledge if Knows.POPULATION in knows else replace(model.public_knowledge, population=None)
+    )
 
     def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
         candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))

@@ -151,7 +151,9 @@ class SharedUpdates:
             history=self._history(image),
             seed=request.seed_for(f"coins {image}"),
             noise=noise,
-            public_knowledge=replace(public_knowledge, population=public_knowledge.population if Knows.POPULATION in knows else None),
+            public_knowledge=replace(
+                public_knowledge, population=public_knowledge.population if Knows.POPULATION in knows else None
+            ),
             population=public_knowledge.population,
             prior=None if prior is None else prior.given,
             execution=request.training.execution(),

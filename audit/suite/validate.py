@@ -218,7 +218,9 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) ->
     for key in ("epsilon", "noise_multiplier"):
         if key in table and isinstance(budget, dict) and key not in budget:
             budget_kinds = " or ".join(kind for kind in BUDGETS if kind in budget)
-            wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {budget_kinds or 'neither'}"))
+            wrong.append(
+                (f"tune.{key}", f"must be of the kind that the budget is, which has {budget_kinds or 'neither'}")
+            )
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}
     # `grid` is not a key of the file: there it would be an ordinary setting, and the schema collects settings under it.

@@ -87,7 +87,9 @@ def update_between(
     layout, start = _flat(before, "before")
     end_layout, end = _flat(after, "after")
     if layout != end_layout:
-        differ = [name for name in {*layout.names, *end_layout.names} if _shape(layout, name) != _shape(end_layout, name)]
+        differ = [
+            name for name in {*layout.names, *end_layout.names} if _shape(layout, name) != _shape(end_layout, name)
+        ]
         raise InconsistentObservation(
             f"after must have the parameters of before, got {min(differ, default='another order of them')!r} otherwise"
         )

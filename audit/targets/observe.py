@@ -47,7 +47,7 @@ from .gradient_norms import GradientNorms
 from .local_steps import LocalUpdate
 from .observed_step import Observed, refuse_too_many
 from .replay import StepReplay
-from .residual_noise import ResidualNoise, Remainders
+from .residual_noise import Remainders, ResidualNoise
 from .structure import structure
 
 _AT_ONCE = 1024  # inputs per forward pass; bounds the memory for activations whatever the size of the pool
@@ -193,7 +193,12 @@ def observe_local(
 
     def equations() -> Structure:
         first_structure = structure(
-            local_update.first_plan, model, layout, local_update.start, public_knowledge.loss, public_knowledge.input_shape
+            local_update.first_plan,
+            model,
+            layout,
+            local_update.start,
+            public_knowledge.loss,
+            public_knowledge.input_shape,
         )
         words = f"the sum of {local_update.steps} local steps"
         size = local_update.released.numel()

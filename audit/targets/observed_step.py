@@ -178,7 +178,9 @@ class Observed:
         """Returns the factored gradients of the model, checked at the first call; None if a layer is unsupported."""
         shape = tuple(inputs.shape[2:])
         if shape not in self._by_shape:
-            self._by_shape[shape] = candidate_gradients_of(self._model, self._loss, self._layout, self._step.parameters, shape)
+            self._by_shape[shape] = candidate_gradients_of(
+                self._model, self._loss, self._layout, self._step.parameters, shape
+            )
         return self._by_shape[shape]
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:

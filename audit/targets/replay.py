@@ -51,7 +51,9 @@ class StepReplay:
             residuals = [noisy.double() for noisy in step.noisy]
             for part in batch.split(_AT_ONCE) if len(batch) else ():
                 inputs, labels, views = self._entries(step, self._private.inputs[part], self._private.labels[part])
-                for residual, total in zip(residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
+                for residual, total in zip(
+                    residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True
+                ):
                     residual -= total
             noise = torch.cat(residuals).to(step.noisy[0].dtype)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.

@@ -265,11 +265,21 @@ class _Client:
             raise ValueError(problem)
 
     def shares(
-        self, seen: list[Step], public_knowledge: PublicKnowledge, population: Examples | None, prior: Examples | None, *, lr: float
+        self,
+        seen: list[Step],
+        public_knowledge: PublicKnowledge,
+        population: Examples | None,
+        prior: Examples | None,
+        *,
+        lr: float,
     ) -> Shared:
         """Returns the observation of the shared step or steps, the ground truth, and the charge to the batch."""
         inputs, labels = self.batch
-        known = public_knowledge if public_knowledge.population is None else replace(public_knowledge, population=copied(public_knowledge.population))
+        known = (
+            public_knowledge
+            if public_knowledge.population is None
+            else replace(public_knowledge, population=copied(public_knowledge.population))
+        )
         knowledge: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
         layout = self.runner.layout
         if self.local is None:

@@ -95,7 +95,9 @@ def bytes_under_cooling(setup: Setup) -> Measured:
 )
 def bytes_printed_by_pcdp(setup: Setup) -> Measured:
     """KiB of PCDP's and DP-SGD's plans against the paper's figures; then in entries."""
-    sent, dense = (_bytes(_plans(setup, name, settings)[-1]) for name, settings in (("pcdp", {"rank": RANK}), ("dp_sgd", {})))
+    sent, dense = (
+        _bytes(_plans(setup, name, settings)[-1]) for name, settings in (("pcdp", {"rank": RANK}), ("dp_sgd", {}))
+    )
     return Measured(
         comparisons=(
             _exactly("KiB of a PCDP message", sent / 1024, 0.48, 0.005),

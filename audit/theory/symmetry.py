@@ -55,7 +55,9 @@ def energy_distance(grams: Float[Tensor, "planes n n"]) -> float:
     squares = grams.diagonal(dim1=1, dim2=2)
     sums = squares.unsqueeze(1) + squares.unsqueeze(2)
     sums_of_pairs, differences = ((sums + sign * 2 * grams).clamp(min=0).sqrt() for sign in (1, -1))
-    return 2 * float(((sums_of_pairs - differences).sum(dim=(1, 2)) / (sums_of_pairs + differences).sum(dim=(1, 2))).sum())
+    return 2 * float(
+        ((sums_of_pairs - differences).sum(dim=(1, 2)) / (sums_of_pairs + differences).sum(dim=(1, 2))).sum()
+    )
 
 
 def _centred(grams: Float[Tensor, "planes n n"]) -> Float[Tensor, "planes n n"]:

@@ -149,7 +149,9 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
-    rows = placed([_compared_with_plan(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
+    rows = placed(
+        [_compared_with_plan(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))]
+    )
     return rows
 
 

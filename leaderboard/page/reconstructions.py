@@ -227,7 +227,10 @@ def _collect(
             for pair in pairs:
                 # Pixels are in the key, so that variants share an original only if they attacked the same image.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
-                collected.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr)
+                collected.setdefault(key, {})[noise] = (
+                    pair,
+                    f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr),
+                )
     remarks += [
         f"no pictures of seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, {why}"
         for why, seeds in unshown.items()

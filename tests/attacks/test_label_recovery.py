@@ -187,7 +187,10 @@ def test_of_a_mask_only_rows_that_were_released_count():
     sums = 4 * probabilities - counts
     features = torch.tensor([1.0, 2.0, -1.0]).double()
     layer = LastLayer(
-        weight=sums[:, None] * features * seen, weight_observed=seen, bias=sums * bias_observed, bias_observed=bias_observed
+        weight=sums[:, None] * features * seen,
+        weight_observed=seen,
+        bias=sums * bias_observed,
+        bias_observed=bias_observed,
     )
     silent = replace(layer, weight=torch.zeros(5, 3).double(), bias=torch.zeros(5).double())
     found, _, known = class_sums(layer, silent, features)

@@ -80,7 +80,9 @@ def raw(observation: Observation) -> list[InvertedInput]:
     structure = granted(observation.structure)()
     network = structure.known_network()
     sums = observation.released.double() * observation.expected_batch
-    return inverted_inputs(network, observed_gradients(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
+    return inverted_inputs(
+        network, observed_gradients(structure, sums, granted(observation.noise_std).double(), layers_of(network))
+    )
 
 
 @pytest.mark.parametrize("side", [12, pytest.param(28, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from leakbench.attacks.float_grid import float_grid
 from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.truth import GroundTruth
 from leakbench.audit.targets.candidates import Candidates, refuse_comparison
-from leakbench.audit.targets.observe import RunView, PublicKnowledge
+from leakbench.audit.targets.observe import PublicKnowledge, RunView
 from leakbench.defenses.core import Recording, full, keyed, secure, seeded, train
 from leakbench.defenses.core.randomness.noise import CipherNoise
 from leakbench.defenses.dp_sgd import dp_sgd

@@ -16,7 +16,10 @@ def clock(monkeypatch):
 
 def test_steps_are_told_a_second_apart_and_the_last_always(clock):
     heard = []
-    with progress_events.with_listener(heard.append), progress_events.named_activity("likelihood_ratio on dp_sgd, seed 0"):
+    with (
+        progress_events.with_listener(heard.append),
+        progress_events.named_activity("likelihood_ratio on dp_sgd, seed 0"),
+    ):
         for step in range(1, 1001):
             progress_events.tell(step, 1000)
             clock[0] += 0.01

@@ -7,10 +7,10 @@ import torch
 
 from leakbench.defenses.core import (
     Complement,
+    ConcatenatedCodec,
     Context,
     Everything,
     Layout,
-    ConcatenatedCodec,
     Subspace,
     clipped_sums,
     poisson,

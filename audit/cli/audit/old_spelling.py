@@ -42,6 +42,7 @@ _FILES = {
 }
 _ALL = _FILES | _TRANSCRIPT | _UPDATE
 
+
 def old_spelling(**values: Any) -> int:
     """Audits as before there was a command for each kind of audit."""
     # An explicit default value counts as not given.

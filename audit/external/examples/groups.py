@@ -226,7 +226,9 @@ def in_order(file: DataFile, members: DataFile) -> DataFile:
         )
     lacking, strange = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     if lacking or strange:
-        differences = [f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names]
+        differences = [
+            f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names
+        ]
         raise ValueError(
             f"{file.source} must have the columns of {members.source}, whatever their order, and {' and '.join(differences)}"
         )

@@ -98,7 +98,11 @@ def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, 
     """
     feature_lists = [getattr(model, name, None) for name in ("feature_names", "feature_names_in_")]
     expected = next(
-        ([*map(str, feature_names)] for feature_names in feature_lists if isinstance(feature_names, list | tuple | np.ndarray)),
+        (
+            [*map(str, feature_names)]
+            for feature_names in feature_lists
+            if isinstance(feature_names, list | tuple | np.ndarray)
+        ),
         None,
     )
     if expected is None or columns is None or expected == list(columns):

@@ -163,7 +163,9 @@ def _built(
         known = transformers.AutoConfig.for_model(kind).to_dict()
     except ValueError:
         raise FileRefused(f"cannot read {folder}: transformers has no model_type {shown(kind)}") from None
-    public_settings = {name: value for name, value in settings.items() if not name.startswith("_") and name not in _IGNORED}
+    public_settings = {
+        name: value for name, value in settings.items() if not name.startswith("_") and name not in _IGNORED
+    }
     used = {name: value for name, value in public_settings.items() if name in known}
     if labels:
         used["num_labels"] = labels

@@ -121,7 +121,9 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     (prefix,) = whole
     stored = {name: stored_tensors[prefix + name] for name in own if prefix + name in stored_tensors}
     notes = [f"The prefix {prefix!r} was taken off the names of the model's tensors."] if prefix else []
-    if others := [name for name in stored_tensors if name.removeprefix(prefix) not in own or not name.startswith(prefix)]:
+    if others := [
+        name for name in stored_tensors if name.removeprefix(prefix) not in own or not name.startswith(prefix)
+    ]:
         some = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
         notes.append(f"Tensors beside the model's were left out: {some}.")
     return stored, tuple(notes)

@@ -105,7 +105,12 @@ def _attacked(
         for place in range(len(inputs)):
             batch = slice(place, place + 1)
             shared = simulate_share(
-                audited.model, inputs[batch], labels[batch], defense, public_knowledge=public_knowledge, population=public_knowledge.population
+                audited.model,
+                inputs[batch],
+                labels[batch],
+                defense,
+                public_knowledge=public_knowledge,
+                population=public_knowledge.population,
             )
             generator = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
             result = attack(shared.observation, generator, **copy.deepcopy(settings))

@@ -107,7 +107,10 @@ class NoiseTests:
         looks = [look for look in looks if look[3] > 0]
         each = (1 - level) / max(len(looks), 1)
         return tuple(
-            sorted((_tested(*look, each) for look in looks), key=lambda compared: (compared.p_value, compared.high, compared.centred))
+            sorted(
+                (_tested(*look, each) for look in looks),
+                key=lambda compared: (compared.p_value, compared.high, compared.centred),
+            )
         )
 
     @property

@@ -196,7 +196,11 @@ def read_update(
 
 
 def observed(
-    shared: SharedFile, public_knowledge: PublicKnowledge, candidates: Examples | None = None, *, kind: str = "membership"
+    shared: SharedFile,
+    public_knowledge: PublicKnowledge,
+    candidates: Examples | None = None,
+    *,
+    kind: str = "membership",
 ) -> Observation:
     """Builds the observation of an update that attacks receive.
 
@@ -327,7 +331,9 @@ def _trusted(result: Any, shared: SharedFile) -> Any:
     return result if sure or not doubted else replace(result, status="degraded")
 
 
-def _with_decoys(public_knowledge: PublicKnowledge, candidates: Examples | None, seed: int) -> tuple[PublicKnowledge, Examples]:
+def _with_decoys(
+    public_knowledge: PublicKnowledge, candidates: Examples | None, seed: int
+) -> tuple[PublicKnowledge, Examples]:
     """Returns public knowledge with half of the public examples, and candidates followed by the other half."""
     public = public_knowledge.population
     if candidates is None:

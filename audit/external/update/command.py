@@ -74,7 +74,9 @@ def _attacked(
     for attack in attacks:
         tell(attack[0])
         shared = informed if attack[0] in needy else loaded.shared
-        findings += attack_update(shared, loaded.public_knowledge, [attack], candidates=loaded.candidates, seed=request.seed)
+        findings += attack_update(
+            shared, loaded.public_knowledge, [attack], candidates=loaded.candidates, seed=request.seed
+        )
     return informed, findings
 
 

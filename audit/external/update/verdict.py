@@ -75,7 +75,9 @@ def _certain(findings: Sequence[UpdateFinding], names: Sequence[str], rate: floa
     best = max(proved, key=lambda name: proved[name], default="")
     shown, sentences = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
     if best and proved[best]:
-        sentences.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
+        sentences.append(
+            f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})"
+        )
     if shown:
         sentences.append(
             f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "

@@ -107,7 +107,9 @@ def published(name: str, *, download: bool = True) -> tuple[nn.Module, nn.Module
     weights = vision.get_model_weights(network).DEFAULT
     with torch.device("cpu"):
         # Keeps the auxiliary heads, which the weights include; torchvision warns unless `init_weights` is given.
-        model = vision.get_model(network, weights=None, **({"init_weights": False} if network in _SINGLE_HEADED else {}))
+        model = vision.get_model(
+            network, weights=None, **({"init_weights": False} if network in _SINGLE_HEADED else {})
+        )
     if download:
         try:
             # Loads tensors only, checked by the hash in the file's name.

@@ -86,8 +86,12 @@ def _two_or_more(root: Path) -> list[str]:
     names = _classes(root)
     if len(names) < 2:
         loose = sum(entry.suffix.lower() in SUFFIXES for entry in _entries(root))
-        contents = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(loose)
-        raise ValueError(f"{root} must hold one folder a class, at least two of them: a classifier needs two; {contents}")
+        contents = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(
+            loose
+        )
+        raise ValueError(
+            f"{root} must hold one folder a class, at least two of them: a classifier needs two; {contents}"
+        )
     return names
 
 

@@ -267,7 +267,9 @@ class _ProductWriter(VectorWriter):
         while len(vectors) > 1:
             low = [beside + lane - merged if lane & merged else lane for lane in lanes]
             high = [beside + lane if lane & merged else lane + merged for lane in lanes]
-            masks = [ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), chosen_lanes) for chosen_lanes in (low, high)]
+            masks = [
+                ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), chosen_lanes) for chosen_lanes in (low, high)
+            ]
             vectors = [
                 build.fadd(*(build.shuffle_vector(*pair, mask) for mask in masks))
                 for pair in zip(vectors[::2], vectors[1::2], strict=True)

@@ -478,7 +478,9 @@ class Defense:
         lacks = [name for name in ("start", "plan", "observe") if not callable(getattr(self.method, name, None))]
         if isinstance(self.method, type) or lacks:
             is_instance = not isinstance(self.method, type)
-            type_name = type(self.method).__name__ if is_instance else f"the class {getattr(self.method, '__name__', '')}"
+            type_name = (
+                type(self.method).__name__ if is_instance else f"the class {getattr(self.method, '__name__', '')}"
+            )
             without = f", which has no {' and no '.join(lacks)}" if lacks else ""
             raise TypeError(
                 f"method must be an instance with start, plan and observe, or of a Stateless class, got {type_name}{without}"

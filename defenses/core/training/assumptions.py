@@ -19,7 +19,7 @@ from types import FunctionType
 from ..gradients.augmentation import CropAndFlip, RecordSchedule
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed_codecs import Masked, ConcatenatedCodec, Stretched, SpanCodec, nested_codecs
+from ..plan.composed_codecs import ConcatenatedCodec, Masked, SpanCodec, Stretched, nested_codecs
 from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.families.adaptive_clip_norm import EncodedNormWithin
 from ..plan.implicit_subspace import ImplicitSubspace

@@ -163,7 +163,9 @@ def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(t
     )
     found = explain(f"{file}:mine")
     assert [setting.name for setting in found.settings] == ["rate"]
-    assert str(found.step_summary).startswith("CatalogError: defense") and str(found.step_summary).endswith("rate is missing")
+    assert str(found.step_summary).startswith("CatalogError: defense") and str(found.step_summary).endswith(
+        "rate is missing"
+    )
     assert found.to_dict()["not_rehearsed"] == found.step_summary and found.to_dict()["in_a_step"] is None
     with pytest.raises(SystemExit):
         main(["explain", f"{file}:mine"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leakbench.audit.evidence.audit import audit_labels
-from leakbench.audit.evidence.label_trials import revealed_coins, label_scores, shown_labels
+from leakbench.audit.evidence.label_trials import label_scores, revealed_coins, shown_labels
 
 from ...parameters import subtests
 

@@ -287,7 +287,9 @@ def test_an_attack_whose_target_cannot_be_sent_runs_beside_the_data_and_its_cell
         def __init__(self, cells, device, read): ...
 
         def outcome(self, cell):
-            catalog.attack(mine)(target if cell.request.requested_attack.name == "likelihood_ratio" else model_access()[0])
+            catalog.attack(mine)(
+                target if cell.request.requested_attack.name == "likelihood_ratio" else model_access()[0]
+            )
             return Outcome(flags=["deterministic"])
 
     cells = [of("membership", None), of("reconstruction", "none")]

@@ -15,7 +15,7 @@ from leakbench.audit.plan import expand as planning
 from leakbench.audit.plan.build import defend, initialised, planned, reads_public
 from leakbench.audit.plan.cells import Cell, Job, Plan
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import RequestedMethod, Request, digest_of
+from leakbench.audit.plan.request import Request, RequestedMethod, digest_of
 from leakbench.audit.plan.splits_cache import load_data
 from leakbench.audit.run import harness
 from leakbench.audit.suite.suite import SuiteError

@@ -10,7 +10,7 @@ import pytest
 import leakbench.audit.catalog.canonical as canonical
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import Budget, RequestedMethod, Request
+from leakbench.audit.plan.request import Budget, Request, RequestedMethod
 from leakbench.audit.suite.fields import ModelChoice
 from leakbench.audit.suite.suite import load
 from leakbench.audit.suite.task import Training

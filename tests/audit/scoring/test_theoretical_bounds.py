@@ -68,7 +68,9 @@ def test_an_informed_attack_is_above_the_bound_in_one_run_and_not_over_runs_and_
 
     def score(values, truth):
         found = MembershipScores(ids=torch.arange(len(values)), scores=torch.from_numpy(values.copy()), exact=True)
-        return with_theoretical_bounds(score_membership(found, torch.from_numpy(truth.copy())), claim.trade_off, informed=True)
+        return with_theoretical_bounds(
+            score_membership(found, torch.from_numpy(truth.copy())), claim.trade_off, informed=True
+        )
 
     one, all_runs = score(scores[0], members[0])["auc"], score(scores.ravel(), members.ravel())["auc"]
     largest = one.detail[LARGEST_UNDER_CLAIM]

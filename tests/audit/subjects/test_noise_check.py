@@ -58,4 +58,7 @@ def test_repetition_shows_beyond_a_step_without_noise_and_not_where_noise_is_cla
     assert noise_statistics([(noise, False), (noise[:0], False), (noise, False)])[2] > 6
     assert noise_statistics([(noise, True), (noise, True)])[2] < 6
     shifted = noise - noise.mean() + 4 / 200**0.5  # a mean of 4 deviations, the same in every step
-    assert noise_statistics([(shifted, True)] * 30)[2] == pytest.approx(4.0) and noise_statistics([(shifted, False)] * 30)[2] > 20
+    assert (
+        noise_statistics([(shifted, True)] * 30)[2] == pytest.approx(4.0)
+        and noise_statistics([(shifted, False)] * 30)[2] > 20
+    )

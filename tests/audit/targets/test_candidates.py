@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import Examples, MembershipScores
-from leakbench.audit.targets.candidates import Candidates, repeated_alone, copied, refuse_comparison
+from leakbench.audit.targets.candidates import Candidates, copied, refuse_comparison, repeated_alone
 from leakbench.defenses.core import keyed
 
 PEOPLE = Examples(ids=torch.arange(100, 140), inputs=torch.rand(40, 3), labels=torch.arange(40) % 4)

@@ -21,7 +21,7 @@ from leakbench.audit.subjects.noise_check import noise_found
 from leakbench.audit.subjects.outcome import join
 from leakbench.audit.targets import residual_noise
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, PublicKnowledge, observe
+from leakbench.audit.targets.observe import PublicKnowledge, RunView, observe
 from leakbench.audit.targets.observed_step import Observed
 from leakbench.defenses.core import (
     Block,

@@ -260,7 +260,9 @@ def test_history_gives_a_method_its_past():
     for past in (rows(2, 1), rows(2, 2), None):
         history = None if past is None else (past, torch.zeros(2, dtype=torch.int64))
         batch, label = rows(1, 3), torch.zeros(1, dtype=torch.int64)
-        observation, _ = audit.share_update(TwoLayers(), batch, label, quiet, public_knowledge=WORLD, step=2, history=history)
+        observation, _ = audit.share_update(
+            TwoLayers(), batch, label, quiet, public_knowledge=WORLD, step=2, history=history
+        )
         released.append(observation.released)
     assert not torch.allclose(released[0], released[1])
     # With its own batch for a past, the direction is that of the gradient: nothing is left over.
@@ -275,7 +277,9 @@ def test_seeds_decide_the_release_and_other_noise_is_another_release():
     assert not torch.equal(first.released, shared(sparse, batch, seed=1, noise=5).released)
     assert not torch.equal(first.released, shared(sparse, batch, seed=2).released)
     unseeded = [
-        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, public_knowledge=WORLD)[0].released
+        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, public_knowledge=WORLD)[
+            0
+        ].released
         for _ in range(2)
     ]
     assert not torch.equal(*unseeded)  # keyed by the operating system

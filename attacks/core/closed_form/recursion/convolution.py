@@ -78,7 +78,9 @@ class Convolved(LinearMap):
         g = self.geometry
         extents = zip(self.shape_in[1:], self.shape_out[1:], g.kernel, g.stride, g.padding, g.dilation, strict=True)
         output_padding = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in extents]
-        return functional.conv_transpose2d(y, self.weight, None, g.stride, g.padding, output_padding, g.groups, g.dilation)
+        return functional.conv_transpose2d(
+            y, self.weight, None, g.stride, g.padding, output_padding, g.groups, g.dilation
+        )
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """Returns W^T D W by pairs of offsets of the kernel."""

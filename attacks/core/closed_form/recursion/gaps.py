@@ -70,7 +70,9 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     shift = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
     observed = torch.ones_like(own.weight, dtype=torch.bool) if own.observed is None else own.observed
     bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias
-    bias_observed = torch.full_like(observed[:, 0], own.bias is not None) if own.bias_observed is None else own.bias_observed
+    bias_observed = (
+        torch.full_like(observed[:, 0], own.bias is not None) if own.bias_observed is None else own.bias_observed
+    )
     if bool(observed.all()) and (own.bias is None or bool(bias_observed.all())):
         return FilledHead(gradient=own.weight, bias=own.bias, open=~observed.any(dim=0))
     matrix = torch.cat([own.weight * observed, (bias * bias_observed)[:, None]], dim=1)

@@ -228,7 +228,9 @@ def _head_gradient(
     values = doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    head_gradient = HeadGradient(weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias)
+    head_gradient = HeadGradient(
+        weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias
+    )
     return head_gradient, filled_head.open
 
 

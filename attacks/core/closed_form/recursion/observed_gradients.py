@@ -118,7 +118,11 @@ def observed_gradients(
         if shift is not None and shift_noise is not None and bool(shift.observed.any()):
             together = group < 0 or bool((shift.group[shift.observed] == group).all())
             if together:
-                bias, bias_std, bias_observed = shift.values, shift_noise.values, None if shift.whole else shift.observed
+                bias, bias_std, bias_observed = (
+                    shift.values,
+                    shift_noise.values,
+                    None if shift.whole else shift.observed,
+                )
         complete, partial = [d for d in directions[operation.name] if _square(d)], []
         for d in directions[operation.name]:
             if d in complete and d.of_weight is not None:

@@ -197,7 +197,9 @@ class _Follower:
             # 2**61 - 1 have the same hash, with which a dictionary takes time quadratic in its size.
             number = isinstance(key, int) and 0 <= key < _MAX_KEY
             if not (number or isinstance(key, str | None)) or isinstance(key, _Global):
-                raise FileRefused(f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_described(key)}")
+                raise FileRefused(
+                    f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_described(key)}"
+                )
             if key in target:
                 raise FileRefused(f"it has two entries {shown(key)} in one dictionary")
             target[key] = value
@@ -294,7 +296,9 @@ class _Follower:
         """Checks the attributes that BUILD sets: a state dict has only `_metadata`, the versions of its modules."""
         target = self.stack[-1]
         if not isinstance(target, _Ordered) or type(state) is not dict or state.keys() != {"_metadata"}:
-            raise FileRefused(f"its pickle sets attributes of {_described(target)}, which no state dict needs; {WAY_OUT}")
+            raise FileRefused(
+                f"its pickle sets attributes of {_described(target)}, which no state dict needs; {WAY_OUT}"
+            )
 
 
 _MAKES: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}

@@ -41,7 +41,9 @@ class BackPACK(Hooked):
             for parameter in layer.parameters():
                 if owner.setdefault(parameter, layer) is not layer:
                     name_of_other = self._names[owner[parameter]]
-                    self.refuse(layer, f"must not share a parameter with '{name_of_other}', of which BackPACK keeps one use")
+                    self.refuse(
+                        layer, f"must not share a parameter with '{name_of_other}', of which BackPACK keeps one use"
+                    )
             # Layer by layer, because extending a container warns of every module that BackPACK does not know.
             backpack.extend(layer)
         return layers

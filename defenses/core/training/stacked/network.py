@@ -49,7 +49,9 @@ class StackedNetwork:
         layers, self.loss = chains[0], loss
         self.layout = Layout.of(models[0])
         first = settings_of(layers)
-        if any(Layout.of(m) != self.layout for m in models) or any(settings_of(own_chain) != first for own_chain in chains):
+        if any(Layout.of(m) != self.layout for m in models) or any(
+            settings_of(own_chain) != first for own_chain in chains
+        ):
             raise StackError("models of a stack must have one architecture")
         if not (requested or gains(layers, device)):
             raise StackError(f"convolutions are not stacked where that is slower, as on the device {device.type}")

@@ -407,7 +407,11 @@ def test_attacks_on_updates_run_on_a_transcript_and_informed_ones_say_why_not(tm
     public = Examples(ids=torch.arange(10), inputs=inputs[30:], labels=labels[30:])
     world = PublicKnowledge(input_shape=(30,), classes=2, low=-5.0, high=5.0, population=public)
     view = TranscriptView(
-        transcript=read_transcript(tmp_path / "run"), model=model, public_knowledge=world, candidates=candidates, sample_rate=0.5
+        transcript=read_transcript(tmp_path / "run"),
+        model=model,
+        public_knowledge=world,
+        candidates=candidates,
+        sample_rate=0.5,
     )
     for name, log_ratio in (("gradient_similarity", False), ("gaussian_others", True)):
         scores = view.scores(methods.attack(name), log_ratio=log_ratio).scores.numpy()

@@ -196,9 +196,7 @@ def test_dropout_away_from_the_batch_is_drawn_one_example_at_a_time():
 def test_dropout_without_coins_is_refused():
     model = network("dropout").float()
     plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(1.0)))
-    with pytest.raises(
-        ValueError, match="seed must be given where there is dropout or another random layer, got None"
-    ):
+    with pytest.raises(ValueError, match="seed must be given where there is dropout or another random layer, got None"):
         Engine(model).run(plan.at(0.0), INPUTS, LABELS)
     Engine(model.eval()).run(plan.at(0.0), INPUTS, LABELS)  # nothing is drawn in evaluation mode
 

@@ -11,6 +11,7 @@ import torch
 from leakbench.defenses.core import (
     Block,
     Bound,
+    ConcatenatedCodec,
     Context,
     Coordinates,
     CropAndFlip,
@@ -19,10 +20,9 @@ from leakbench.defenses.core import (
     Masked,
     Projected,
     Sampling,
-    ConcatenatedCodec,
+    SpanCodec,
     Stateless,
     StepPlan,
-    SpanCodec,
     clip,
     seeded,
 )

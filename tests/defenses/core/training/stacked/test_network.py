@@ -14,9 +14,9 @@ from leakbench.benchmarks import models as catalogue
 from leakbench.defenses.core import (
     Bound,
     Defense,
-    StackError,
     Recipe,
     Sampling,
+    StackError,
     clip,
     cross_entropy,
     normalize,
