@@ -1,7 +1,7 @@
 """Progress messages of long computations, such as the step of a transcript that an attack is reading.
 
-A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener with `with_listener`; a
-worker process forwards the messages to its parent process.
+A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener by `with_listener`;
+a worker process forwards the messages to its parent process.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ CANARIES_PER_GUESS = 5
 """Canaries for each guess that one is in, and for each guess that one is out."""
 
 _DELTA_MARGIN = 20
-"""Limits the delta of a verdict to its error probability / (_DELTA_MARGIN n) for n canaries, so that the method's loss of
-2 n delta is at most a tenth of that probability."""
+"""Limits the delta of a verdict to its error probability / (_DELTA_MARGIN n) for n canaries, so that the method's loss
+of 2 n delta is at most a tenth of that probability."""
 
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"
 """Methods of the bound, by their assumptions: Gaussian steps; none; Gaussian steps and orthogonal canaries."""

@@ -139,9 +139,9 @@ class Task(StrictTable):
         for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
             value = getattr(self, key)
             if (self.sampling == kind) != (value is not None):
-                value_words = "none" if value is None else value
+                words = "none" if value is None else value
                 raise ValueError(
-                    f"{key} must be given for {kind} sampling, and for no other, got {value_words} for '{self.sampling}'"
+                    f"{key} must be given for {kind} sampling, and for no other, got {words} for '{self.sampling}'"
                 )
         if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")

@@ -112,7 +112,7 @@ def simulate_share(
         inputs: the client's batch at the shared step [b, *shape]; all its examples if it takes several local steps.
         labels: its labels [b], int64.
         defense: with its noise multiplier set; 0 shows the protection by the release alone.
-        public_knowledge: public knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
+        public_knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
             None assumes inputs in [0, 1], grants `population`, and takes cross-entropy with as many classes as outputs;
             a single output is the logit of two classes.
         step: number of the shared step; the steps before it are executed first.

@@ -111,7 +111,8 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
     again = sum(pair.psnr for pair in pairs) / len(pairs)
     if recorded is not None and recorded.value is not None and abs(again - recorded.value) > TOLERANCE:
         return pairs, (
-            f"record {record.id} says PSNR {recorded.value:.2f} dB, its arrays give {again:.2f} dB: do not trust this strip"
+            f"record {record.id} says PSNR {recorded.value:.2f} dB, its arrays give {again:.2f} dB: do not "
+            "trust this strip"
         )
     return pairs, ""
 

@@ -155,7 +155,7 @@ def test_of_a_mask_the_recovered_pixels_are_exact_and_their_share_is_the_one_for
     """p = 0.9, 100 outputs: 0.634 by rows with a bias alone, 0.99997 with all biases or with rank-one completion."""
     alone, together, whole = [], [], []
     for seed in range(20):
-        values, observed = masked(0.9, 100, biases_seen=False, seed=seed)
+        values, seen = masked(0.9, 100, biases_seen=False, seed=seed)
         rows = seen & seen[:, -1:]
         for entries, share in ((rows, alone), (seen, together)):
             right, known = completed(values, entries)
@@ -221,7 +221,7 @@ def test_under_noise_total_least_squares_beats_least_squares_and_that_beats_aver
 
 
 def test_alternation_over_seen_entries_is_the_singular_vector_where_all_are_seen():
-    values, observed = masked(0.0, 30, biases_seen=True)
+    values, seen = masked(0.0, 30, biases_seen=True)
     values = values + 0.1 * torch.randn(values.shape, generator=toys.generator(3), dtype=torch.float64)
     std = torch.full_like(values, 0.1)
     start, _ = completed(values, seen)

@@ -230,7 +230,8 @@ def in_order(file: DataFile, members: DataFile) -> DataFile:
             f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names
         ]
         raise ValueError(
-            f"{file.source} must have the columns of {members.source}, whatever their order, and {' and '.join(differences)}"
+            f"{file.source} must have the columns of {members.source}, whatever their order, "
+            f"and {' and '.join(differences)}"
         )
     places = torch.tensor([theirs.index(name) for name in ours])
     inputs = file.inputs.flatten(1)[:, places].reshape(file.inputs.shape)

@@ -103,8 +103,8 @@ def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
     whole = digits.round()
     if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
         raise NoLogits(
-            f"model must answer with more digits, got {form} {precision}, of which attacks learn little: give the answers "
-            "before they are rounded, or audit labels alone"
+            f"model must answer with more digits, got {form} {precision}, of which attacks learn little: give the "
+            "answers before they are rounded, or audit labels alone"
         )
 
 
@@ -235,8 +235,8 @@ def answering_logits(
     if not single and (scores.ndim != 2 or scores.shape[1] < 2):
         form_of_scores = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
         raise NoLogits(
-            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {form_of_scores} for "
-            f"{len(some)} examples"
+            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got "
+            f"{form_of_scores} for {len(some)} examples"
         )
     remarks = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
     if single:

@@ -208,8 +208,8 @@ def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> State
     if strange:
         shape = list(state.tensors[strange[0]].shape)
         raise FileRefused(
-            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(shape)} does not fit the network of its base "
-            f"model; {MERGE}"
+            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(shape)} does not fit the network of its "
+            f"base model; {MERGE}"
         )
     model.load_state_dict(state.tensors)
     return state

@@ -292,7 +292,8 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
         raise TranscriptRefused(f"{END} of {folder} says {steps_taken} steps, and there are {len(whole) + len(lost)}")
     elif steps_taken > len(whole) + len(lost):
         remarks.append(
-            f"The training took {steps_taken} steps, of which {len(whole) + len(lost)} were written before the limit of disk."
+            f"The training took {steps_taken} steps, of which {len(whole) + len(lost)} were written before the "
+            "limit of disk."
         )
     return WatchedTranscript(folder, header, tuple(whole), tuple(sorted(lost)), steps_taken, tuple(remarks))
 

@@ -278,8 +278,8 @@ def attack_update(
 
     Args:
         shared: the update.
-        public_knowledge: public knowledge. For membership attacks its population is split in two: half is known to the attack,
-            the other half serve as decoys.
+        public_knowledge: public knowledge. For membership attacks its population is split in two: half is known to the
+            attack, the other half serve as decoys.
         attacks: names of attacks, each with its settings.
         candidates: possible members of the batch; None without membership attacks.
         seed: of the generators and of that split.

@@ -8,8 +8,8 @@ per candidate. Norms are the ghost norms of Goodfellow, "Efficient Per-Example G
 and Bu, Mao & Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
 NeurIPS 2022, or the products themselves, whichever is less work.
 
-Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `candidate_gradients_of` decides
-whether a model consists of these, by comparing with the reference on synthetic data.
+Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `candidate_gradients_of`
+decides whether a model consists of these, by comparing with the reference on synthetic data.
 """
 
 from __future__ import annotations

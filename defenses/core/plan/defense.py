@@ -483,7 +483,8 @@ class Defense:
             )
             without = f", which has no {' and no '.join(lacks)}" if lacks else ""
             raise TypeError(
-                f"method must be an instance with start, plan and observe, or of a Stateless class, got {type_name}{without}"
+                f"method must be an instance with start, plan and observe, or of a Stateless class, "
+                f"got {type_name}{without}"
             )
         _refuse_other_arguments(self.method)
         if self.noise_multiplier is not None:

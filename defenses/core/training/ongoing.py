@@ -389,8 +389,8 @@ class OngoingRun:
         charged = Ledger(self.settings.sampling, entries=entries).steps
         if not (isinstance(steps_taken, int) and charged == steps_taken <= self.settings.steps):
             raise ValueError(
-                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of {steps_taken} "
-                f"taken, in a run of {self.settings.steps}"
+                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of "
+                f"{steps_taken} taken, in a run of {self.settings.steps}"
             )
 
     def _save(self, done: int) -> None:
