@@ -22,7 +22,7 @@ from leakbench.leaderboard.records.record import Provenance
 
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
-from ..plan.expand import asked, budgets_of
+from ..plan.expand import budgets_of, requested_defense
 from ..plan.pretrain import starting_model
 from ..plan.request import Budget, SeedSet, TrainingRequest, digest_of, seed_of_data
 from ..plan.splits_cache import load_data
@@ -144,7 +144,7 @@ def _point(
     task = suite.task_for(at)
     asked_for = TrainingRequest(
         suite=suite.name,
-        defense=asked(at),
+        defense=requested_defense(at),
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,

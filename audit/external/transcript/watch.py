@@ -139,8 +139,8 @@ class Watch:
             first_value = getattr(self.header, name, None)
             if first_value is not None and value != first_value:
                 raise ValueError(
-                    f"{name} of the watched optimizer changed from {first_value} to {value}; watch it with varies=True, "
-                    "in a folder of its own"
+                    f"{name} of the watched optimizer changed from {first_value} to {value}; watch it with varies=True,"
+                    " in a folder of its own"
                 )
             step[name] = torch.tensor([value], dtype=torch.float64)
         return save(step)
