@@ -136,8 +136,8 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
         raise Refused(
             f"a model must draw nothing at random but what is drawn for each example by itself, got {random_source}: "
             "such draws depend on an example's place in its batch, and removing one example would move all others'; "
-            "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as first "
-            "dimension, or put that layer in evaluation mode"
+            "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as "
+            "first dimension, or put that layer in evaluation mode"
         )
     return Findings(first.reads, first.draws)
 
