@@ -223,7 +223,7 @@ def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     return [{"delta": suite.budget.delta}]
 
 
-def requested_attack(choice: DefenseChoice) -> RequestedMethod:
+def requested_defense(choice: DefenseChoice) -> RequestedMethod:
     """Returns a defense of a suite in request form."""
     return RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
 
