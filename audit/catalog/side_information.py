@@ -28,24 +28,24 @@ class SideInformation:
     """A mask or a basis that a receiver must know.
 
     Attributes:
-        what: "mask" or "basis".
+        kind: "mask" or "basis".
         source: what it is a function of.
         size: bytes of the seed, or of the mask or basis itself if a receiver cannot recompute it; 0 if it can.
         after_noise: whether it is applied only after the noise, to a release of all coordinates.
     """
 
-    what: Literal["mask", "basis"]
+    kind: Literal["mask", "basis"]
     source: KnownFrom
     size: int
     after_noise: bool
 
     def to_dict(self) -> dict[str, object]:
         """Returns JSON values."""
-        return {"what": self.what, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
+        return {"what": self.kind, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
 
     def line(self) -> str:
         """Returns a sentence."""
-        use = f"the {self.what}" + " of the noisy update" * self.after_noise
+        use = f"the {self.kind}" + " of the noisy update" * self.after_noise
         if self.source == "public coins":
             return f"sends besides: a seed of {self.size} bytes, once: {use} is drawn by public coins"
         if self.source == "other coins":
@@ -75,22 +75,22 @@ def side_information(
     """
     sent = []
     repeated, drawn, read = _by_kind(again), _by_kind(other_seed), _by_kind(other_examples)
-    for (what, after_noise), tensor in _by_kind(plan).items():
-        of_examples = public and (what == "basis" or _differs(tensor, read.get((what, after_noise))))
-        of_coins = _differs(tensor, drawn.get((what, after_noise)))
+    for (kind, after_noise), tensor in _by_kind(plan).items():
+        of_examples = public and (kind == "basis" or _differs(tensor, read.get((kind, after_noise))))
+        of_coins = _differs(tensor, drawn.get((kind, after_noise)))
         source: KnownFrom = "public examples" if of_examples else "public coins" if of_coins else "releases"
-        if _differs(tensor, repeated.get((what, after_noise))):
+        if _differs(tensor, repeated.get((kind, after_noise))):
             source = "other coins"
         codecs = _after(plan) if after_noise else _released(plan)
-        whole = _bitmap(codecs) if what == "mask" else _matrices(codecs)
+        whole = _bitmap(codecs) if kind == "mask" else _matrices(codecs)
         size = {"public coins": SEED, "releases": 0}.get(source, whole)
-        sent.append(SideInformation(what=what, source=source, size=size, after_noise=after_noise))
+        sent.append(SideInformation(kind=kind, source=source, size=size, after_noise=after_noise))
     return tuple(sent)
 
 
 def masked(plan: StepPlan) -> bool:
     """True if a plan selects some of the coordinates by a mask."""
-    return any(what == "mask" for what, _ in _by_kind(plan))
+    return any(kind == "mask" for kind, _ in _by_kind(plan))
 
 
 def _by_kind(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:

@@ -178,8 +178,10 @@ def _pictures(audit: ModelAudit) -> dict[str, Any]:
     if audit.shared_inputs is not None:
         rows += [("shared", place, picture) for place, picture in enumerate(audit.shared_inputs)]
         for attack in audit.shared:
-            if attack.found is not None:
-                rows += [(f"found {attack.name}", place, picture) for place, picture in enumerate(attack.found)]
+            if attack.reconstructions is not None:
+                rows += [
+                    (f"found {attack.name}", place, picture) for place, picture in enumerate(attack.reconstructions)
+                ]
     return {
         "kind": [kind for kind, _, _ in rows],
         "place": np.array([place for _, place, _ in rows], dtype=np.int64),

@@ -184,7 +184,7 @@ class TheoryClaim:
         """Measures the claim."""
         started = time.perf_counter()
         measured = self.measure(setup)
-        return Examined(claim=self, found=measured, seconds=time.perf_counter() - started)
+        return Examined(claim=self, measured=measured, seconds=time.perf_counter() - started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,23 +193,23 @@ class Examined:
 
     Attributes:
         claim: statement.
-        found: comparisons.
+        measured: comparisons.
         seconds: of the measurement.
     """
 
     claim: TheoryClaim
-    found: Measured
+    measured: Measured
     seconds: float
 
     @property
     def holds(self) -> bool:
         """True if every comparison of the statement itself holds."""
-        return all(comparison.holds for comparison in self.found.comparisons)
+        return all(comparison.holds for comparison in self.measured.comparisons)
 
     @property
     def caveat(self) -> str:
         """Caveat of the verdict."""
-        return "; ".join(clause for clause in (self.claim.caveat, self.found.remark) if clause)
+        return "; ".join(clause for clause in (self.claim.caveat, self.measured.remark) if clause)
 
     @property
     def verdict(self) -> Words:
@@ -222,7 +222,7 @@ class Examined:
     def expected(self) -> bool:
         """True if the verdict is the known one, and the corrected form of a false statement was confirmed."""
         known = self.claim.should_hold is None or self.claim.should_hold == self.holds
-        return known and all(comparison.holds for comparison in self.found.instead)
+        return known and all(comparison.holds for comparison in self.measured.instead)
 
     def to_dict(self) -> dict[str, Any]:
         """Converts it for JSON; without the seconds, so that a seed determines the document."""
@@ -234,8 +234,8 @@ class Examined:
             "should_hold": self.claim.should_hold,
             "expected": self.expected,
             "caveat": self.caveat or None,
-            "comparisons": [comparison.to_dict() for comparison in self.found.comparisons],
-            "instead": [comparison.to_dict() for comparison in self.found.instead],
+            "comparisons": [comparison.to_dict() for comparison in self.measured.comparisons],
+            "instead": [comparison.to_dict() for comparison in self.measured.instead],
         }
 
 

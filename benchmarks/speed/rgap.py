@@ -85,7 +85,7 @@ def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
     if way == DENSE:
         return lambda: _dense(network, gradients)
     shown = {
-        name: LayerGradient(weight=g, seen=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
+        name: LayerGradient(weight=g, observed=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
         for name, g in gradients.items()
     }
     return lambda: inverted_inputs(network, shown)[0].x

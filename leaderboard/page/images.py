@@ -37,7 +37,7 @@ class ImagePair:
     place: int
     label: int
     original: ndarray
-    found: ndarray
+    reconstruction: ndarray
     psnr: float
 
 

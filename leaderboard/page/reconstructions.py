@@ -245,7 +245,7 @@ def _tile(
     for noise, (variant, absent) in variants.items():
         if noise in reconstructions:
             pair, words = reconstructions[noise]
-            shots.append(Shot(variant=variant, uri=png(pair.found), words=words))
+            shots.append(Shot(variant=variant, uri=png(pair.reconstruction), words=words))
         else:
             why = "no picture of this one" if noise in cells else absent
             shots.append(Shot(variant=variant, words=f"n/a: {why}"))

@@ -70,7 +70,7 @@ class _KnownPart:
     """Rows and columns of a layer's gradient that the release determines, and their low-rank factorisation."""
 
     layer: InputLayer
-    found: LowRank
+    low_rank: LowRank
     sizes: Scales
     in_rows: Tensor
     in_columns: Tensor
@@ -78,7 +78,7 @@ class _KnownPart:
     @property
     def active(self) -> Tensor:
         """Nonzero rows of `left`: neurons that were active for some example."""
-        return self.found.left.norm(dim=1) > self.sizes.fine
+        return self.low_rank.left.norm(dim=1) > self.sizes.fine
 
 
 def recovered_batch(
@@ -141,7 +141,7 @@ def _known(layer: InputLayer, eps: float, generator: torch.Generator) -> _KnownP
             f"the update must show {low_rank.rank} entries of the bias gradient of {layer.name}, one for each "
             f"direction, and it shows {int((layer.bias_observed & in_rows).sum())}"
         )
-    return _KnownPart(layer=layer, found=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
+    return _KnownPart(layer=layer, low_rank=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
 
 
 def _determined(left_factor: Tensor, observed: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def _searched(
     proved: Callable[[Unmixed], bool],
 ) -> Unmixed:
     """Draws candidates until lambda is 1, all inputs are proved, or the budget is spent."""
-    low_rank, sizes = known.found, known.sizes
+    low_rank, sizes = known.low_rank, known.sizes
     left_factor, rank = low_rank.left[known.active], low_rank.rank
     empty = left_factor.new_zeros(0, rank)
     if rank == 1:
@@ -222,7 +222,7 @@ def _of_average(known: _KnownPart) -> Tensor:
     """Returns outputs [m] of the layer for an average x of the batch's inputs, fitted by least squares to G = h x^T."""
     layer, shown = known.layer, known.layer.bias_observed[known.in_rows]
     shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
-    average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
+    average = (shared @ known.low_rank.left) @ known.low_rank.right / shared.square().sum().clamp(min=1e-300)
     return layer.weight[known.in_rows][:, known.in_columns] @ average + layer.bias[known.in_rows]
 
 
@@ -234,7 +234,7 @@ def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
 
 def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
-    layer, low_rank = known.layer, known.found
+    layer, low_rank = known.layer, known.low_rank
     plain = low_rank.left @ bases
     shown = layer.bias_observed[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
@@ -257,7 +257,9 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
     """Replaces columns by candidates while lambda increases, in each round by the best of all replacements."""
     best, rank = start, len(start.basis)
-    pairs = min(len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.found.left) + known.found.right.shape[1]))))
+    pairs = min(
+        len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.low_rank.left) + known.low_rank.right.shape[1])))
+    )
     candidates = pool[:pairs]
     # At most one round per column: without noise no replacement is needed if all columns are among the candidates.
     for _ in range(rank):
@@ -288,7 +290,7 @@ def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float
         full, columns = full[:, None], columns[:, None]
     else:
         # Overlapping pixels of an image agree up to the error of the factorisation.
-        error = known.found.error * math.sqrt(len(known.found.left))
+        error = known.low_rank.error * math.sqrt(len(known.low_rank.left))
         tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
         images = assembled(layer, full, tolerance)
         if not len(images):
@@ -326,7 +328,7 @@ def _verdicts(
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
         copies = torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
-    fits = (error <= math.sqrt(eps)) & known.found.exact
+    fits = (error <= math.sqrt(eps)) & known.low_rank.exact
     # Two copies of an input, or two similar inputs with the same active neurons, have the same sum if the outputs
     # hardly change between them, as in a network that is confident of a wrong class.
     explains = fits & (copies == 1)

@@ -37,7 +37,7 @@ class GradientLeak:
         name: of the attack.
         settings: all of them.
         psnr: of each image, dB, capped at 120.
-        found: reconstructions [n, *shape]; None if it did not run.
+        reconstructions: [n, *shape]; None if it did not run.
         why_not: why it did not run, in a sentence; empty if it ran.
         seconds: wall clock.
     """
@@ -45,7 +45,7 @@ class GradientLeak:
     name: str
     settings: Mapping[str, Any]
     psnr: tuple[float, ...] = ()
-    found: Tensor | None = None
+    reconstructions: Tensor | None = None
     why_not: str = ""
     seconds: float = 0.0
 
@@ -128,6 +128,6 @@ def _attacked(
         name=name,
         settings=settings,
         psnr=tuple(values),
-        found=torch.stack(reconstructions),
+        reconstructions=torch.stack(reconstructions),
         seconds=time.perf_counter() - begun,
     )

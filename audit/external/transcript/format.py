@@ -199,7 +199,7 @@ class WatchedTranscript:
     header: TranscriptHeader
     numbers: tuple[int, ...]
     lost: tuple[int, ...] = ()
-    taken: int | None = None
+    steps_taken: int | None = None
     remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class WatchedTranscript:
     @property
     def steps_counted(self) -> int:
         """Number of updates released, as far as the folder shows: steps present, lost or not written."""
-        return max(len(self.numbers) + len(self.lost), self.taken or 0)
+        return max(len(self.numbers) + len(self.lost), self.steps_taken or 0)
 
     def __iter__(self) -> Iterator[WatchedStep]:
         """Yields steps in order, as stored, with parameters derived from earlier steps.

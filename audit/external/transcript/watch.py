@@ -279,7 +279,7 @@ def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
     sessions = 0
     if whole:
         transcript = read_transcript(folder)
-        if transcript.taken is not None and transcript.taken > len(transcript) + len(transcript.lost):
+        if transcript.steps_taken is not None and transcript.steps_taken > len(transcript) + len(transcript.lost):
             raise TranscriptRefused(
                 f"the transcript in {folder} stopped at its limit of disk, and steps are missing; name another folder"
             )

@@ -348,7 +348,7 @@ class _Trial:
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
-        self._sum(kind, MadeUp(x, y, two.keys, two.other.to(x)), own)
+        self._sum(kind, MadeUp(x, y, two.keys, two.neighbour.to(x)), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""

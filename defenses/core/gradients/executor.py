@@ -428,10 +428,10 @@ class Engine:
             alone = batches.views * (chosen.stop - chosen.start) == 1
             yield chosen, 2 if alone and limit > 1 else 1
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees memory that is kept from batch to batch; the next batch allocates it anew."""
         for choice in self._checked.values():
-            choice.engine.rest()
+            choice.engine.release_memory()
 
     def _alone(
         self,

@@ -425,7 +425,7 @@ class OngoingRun:
 
     def _finished(self) -> Run:
         self.optimizer.zero_grad(set_to_none=True)
-        self.runner.rest()
+        self.runner.release_memory()
         remarks = self.account.remarks
         if self.runner.unverified:
             remarks["unverified_model"] = self.runner.unverified

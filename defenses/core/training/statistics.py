@@ -194,7 +194,7 @@ def release_statistics(
         engine = Engine(probe, loss=_itself, noise=noise, domains=Domains(input_domain), unchecked=unchecked, **sizes)
         engines.append(engine)
         means.append(execute(engine, plan).total / count)
-        engine.rest()
+        engine.release_memory()
     least = plans[1].stds[0] / count
     layer.settle(*means, least=max(least, torch.finfo(layer.mean.dtype).tiny))
     return engines

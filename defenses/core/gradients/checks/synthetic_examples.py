@@ -97,16 +97,16 @@ class MadeUp:
     inputs: Tensor
     targets: Tensor
     keys: Int64[Tensor, " entries"]
-    other: Tensor
+    neighbour: Tensor
 
     def others(self, count: int) -> MadeUp:
         """Returns a batch of copies of the further example."""
-        x, y = (values.expand(count, *values.shape[1:]) for values in (self.other, self.targets[-1:]))
-        return MadeUp(x, y, self.keys[:count], self.other)
+        x, y = (values.expand(count, *values.shape[1:]) for values in (self.neighbour, self.targets[-1:]))
+        return MadeUp(x, y, self.keys[:count], self.neighbour)
 
     def chosen(self, rows: Tensor) -> MadeUp:
         """Returns the selected examples."""
-        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.other)
+        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.neighbour)
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

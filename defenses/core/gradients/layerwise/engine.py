@@ -168,7 +168,7 @@ class Layerwise(PerExample):
             gradients = self._gradients(inputs, targets, None, views, buffers)
             return [gradients.matched(block, d) for block, d in zip(plan.blocks, directions, strict=True)]
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees the buffers of kept rows."""
         self._pool.clear()
 
