@@ -376,8 +376,8 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     varied = mine @ torch.where(observed[precise], bias[precise].square().square() * noise_all[precise], 0.0)
     errors = torch.where(below > 0, varied.sqrt() / torch.where(below > 0, below, 1.0), torch.inf)[:, :-1]
     own = torch.zeros(len(chosen), len(target.released), dtype=torch.bool, device=ratios.device)
-    for number, here in enumerate(mine > 0):  # groups, about as many as examples
-        places = layer.places[rows[here]]
+    for number, in_group in enumerate(mine > 0):  # groups, about as many as examples
+        places = layer.places[rows[in_group]]
         own[number, places[places >= 0]] = True
     return right, known, own, errors
 

@@ -42,8 +42,8 @@ def gaussian_others(
     candidates, public = granted(target.candidates), granted(target.population)
     if len(public) < 2:
         raise NotApplicable(f"a covariance must be of at least 2 public examples, got {len(public)}")
-    some = torch.randperm(len(public), generator=generator)[:examples].to(public.ids.device)
-    parts = zip(public.inputs[some].split(batch_size), public.labels[some].split(batch_size), strict=True)
+    chosen = torch.randperm(len(public), generator=generator)[:examples].to(public.ids.device)
+    parts = zip(public.inputs[chosen].split(batch_size), public.labels[chosen].split(batch_size), strict=True)
     known = torch.cat([target.contributions(*part) for part in parts])
     others = max(target.expected_batch - 1, 0.0)
     spread = ShrunkGaussian.of_sums(known, others, granted(target.noise_std))

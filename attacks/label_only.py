@@ -64,7 +64,9 @@ def label_only(
     candidates = granted(target.candidates)
     if by == "views":
         at_once = max(1, batch_size // max(1, views))  # `viewed` refuses invalid numbers of views
-        answered = torch.cat([_of_views(target, some, views, batch_size) for some in candidates.inputs.split(at_once)])
+        answered = torch.cat(
+            [_of_views(target, batch, views, batch_size) for batch in candidates.inputs.split(at_once)]
+        )
         scores = (answered == candidates.labels[:, None]).double().mean(1)
     else:
         asker = _Asker(target, candidates.labels, batch_size)
@@ -75,7 +77,7 @@ def label_only(
 def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) -> Tensor:
     """Returns predicted labels of each view of each input [n, views]."""
     transformed = viewed(inputs, views)
-    answered = torch.cat([target.labels_of(some) for some in transformed.flatten(0, 1).split(batch_size)])
+    answered = torch.cat([target.labels_of(batch) for batch in transformed.flatten(0, 1).split(batch_size)])
     return answered.unflatten(0, transformed.shape[:2])
 
 
@@ -95,7 +97,7 @@ class _Asker:
 
     def answers(self, points: Tensor) -> Tensor:
         """Returns predicted labels of points [n, *shape]."""
-        return torch.cat([self.target.labels_of(some) for some in points.split(self.batch_size)])
+        return torch.cat([self.target.labels_of(batch) for batch in points.split(self.batch_size)])
 
     def beyond(self, points: Tensor, labels: Tensor) -> Bool[Tensor, " n"]:
         """Returns whether the predicted labels of points differ from `labels`."""
@@ -117,8 +119,8 @@ def _distances(asker: _Asker, inputs: Tensor, generator: torch.Generator, querie
 def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor:
     """Returns the index of the nearest candidate with another predicted label, for each candidate."""
     flat, nearest = inputs.flatten(1).double(), []
-    for some, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
-        nearest.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
+    for batch, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
+        nearest.append(torch.cdist(batch, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
     return torch.cat(nearest)
 
 

@@ -242,8 +242,8 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
 def _rows(target: Observation, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields contributions of these examples with their labels, as many at a time as fit into memory."""
     size = max(1, _ROWS // len(target.released))
-    for some, of in zip(inputs.split(size), labels.split(size), strict=True):
-        yield target.contributions(some, of).double(), of
+    for batch, batch_labels in zip(inputs.split(size), labels.split(size), strict=True):
+        yield target.contributions(batch, batch_labels).double(), batch_labels
 
 
 def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z: float, public: int) -> LabelEstimate:

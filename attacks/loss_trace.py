@@ -81,5 +81,5 @@ def losses(logits: Callable[..., Tensor], examples: Examples, batch_size: int) -
         batch_size: inputs per query.
     """
     with torch.no_grad():
-        answers = torch.cat([logits(some).double() for some in examples.inputs.split(batch_size)])
+        answers = torch.cat([logits(batch).double() for batch in examples.inputs.split(batch_size)])
     return cross_entropy(answers, examples.labels, reduction="none")

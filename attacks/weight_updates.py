@@ -48,7 +48,7 @@ def weight_updates(target: Observation, generator: torch.Generator, *, batch_siz
         looks = [partial(_at, target.contributions_between, share) for share in SHARES]
     own = torch.stack([_cosines(look, candidates, target.released, batch_size) for look in looks])
     known = torch.stack([_cosines(look, public, target.released, batch_size) for look in looks])
-    best, of_public = (_standard(some, known).amax(0) for some in (own, known))
+    best, of_public = (_standard(pool_scores, known).amax(0) for pool_scores in (own, known))
     scores = _standard(best, of_public)
     return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_step")
 

@@ -179,7 +179,7 @@ def write_features(
 
 def _encoded(encoder: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
     """Computes features of all inputs, on the CPU."""
-    return torch.cat([encoder(some.to(device)).cpu() for some in inputs.split(batch)])
+    return torch.cat([encoder(images.to(device)).cpu() for images in inputs.split(batch)])
 
 
 def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:

@@ -18,7 +18,7 @@ FIRST = {"What", "Whether", "Those", "Of", "As", "Where", "Who", "Whoever", "Whi
 MOST = {"what": 1.0, "where": 2.0, "one": 3.5, "whoever": 0.1}
 # Variables that say nothing of what they hold.
 EMPTY = {"found", "told", "asked", "there", "seen", "said", "taken", "made", "held", "got", "wanted", "given"}
-EMPTY |= {"other", "rest", "what", "these", "coins"}
+EMPTY |= {"other", "rest", "what", "these", "coins", "some", "here", "which"}
 # Variables that are clear only beside another one, as sides or numbers.
 PAIRED = {"left": {"right", "rights", "top", "columns"}, "one": {"zero"}}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

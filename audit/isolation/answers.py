@@ -77,12 +77,12 @@ class Respondent:
 
     def _product(self, header: dict[str, Any], vectors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         inputs, outputs = self._indexed(header, tuple)
-        which = _integers(_list(header, "which"))
-        if len(which) != len(vectors) or not all(0 <= place < len(outputs) for place in which):
+        places = _integers(_list(header, "which"))
+        if len(places) != len(vectors) or not all(0 <= place < len(outputs) for place in places):
             raise GarbledError("a product must name outputs of its function, one a vector")
         create = bool(header.get("grad"))
         gradients = torch.autograd.grad(
-            [outputs[place] for place in which],
+            [outputs[place] for place in places],
             inputs,
             vectors,
             retain_graph=True,

@@ -145,12 +145,12 @@ class _Question:
 
     def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Returns the products of vectors, one per output or None, with the Jacobian in each of the tensors."""
-        which = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
-        if self._graph is None or not which:
+        places = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
+        if self._graph is None or not places:
             return [None] * len(tensors)
         inputs = [tensor for tensor, needed in zip(tensors, self._needs, strict=True) if needed]
-        present = [vector for place in which if (vector := vectors[place]) is not None]
-        header = {"ask": "product", "of": self._graph.number, "which": which}
+        present = [vector for place in places if (vector := vectors[place]) is not None]
+        header = {"ask": "product", "of": self._graph.number, "which": places}
         gradients = iter(_Question(self._questions, header, [*inputs, *present], known=len(inputs)).value())
         return [next(gradients) if needed else None for needed in self._needs]
 

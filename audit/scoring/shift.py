@@ -183,24 +183,24 @@ _OWN = 8
 """Number of leading columns that are not inputs, if a label is a single number: the label and seven statistics."""
 
 
-def of_labels(some: ndarray, others: ndarray) -> float:
+def of_labels(values: ndarray, others: ndarray) -> float:
     """Returns the p-value of a permutation test for equal label distributions; valid for small counts.
 
     The statistic is that of the chi-square test.
 
     Args:
-        some: labels of one sample.
+        values: labels of one sample.
         others: labels of the other.
     """
-    whole = np.concatenate([some, others])
+    whole = np.concatenate([values, others])
     _, places, counts = np.unique(whole, return_inverse=True, return_counts=True)
     if len(counts) == 1:
         return 1.0
     draw, table = np.random.default_rng(0), np.zeros((1 + _PERMUTATIONS, len(counts)))
-    table[0] = np.bincount(places[: len(some)], minlength=len(counts))
+    table[0] = np.bincount(places[: len(values)], minlength=len(counts))
     # Counts in a random part of all labels are hypergeometric.
-    table[1:] = draw.multivariate_hypergeometric(counts, len(some), size=_PERMUTATIONS)
-    expected = counts * len(some) / len(whole)
+    table[1:] = draw.multivariate_hypergeometric(counts, len(values), size=_PERMUTATIONS)
+    expected = counts * len(values) / len(whole)
     distances = (((table - expected) ** 2) / counts).sum(1)
     return float((distances >= distances[0] - 1e-12).sum() / (1 + _PERMUTATIONS))
 

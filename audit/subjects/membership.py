@@ -54,8 +54,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         model.public_knowledge if Knows.POPULATION in knows else replace(model.public_knowledge, population=None)
     )
 
-    def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
-        candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
+    def asked_about(chosen_examples: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
+        candidates = Candidates.draw(chosen_examples, cell.request.seed_for(f"{purpose} {cell.id}"))
         informed = Knows.OTHERS in knows
         shadows = None
         if Knows.SHADOWS in knows:

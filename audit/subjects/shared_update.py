@@ -268,8 +268,8 @@ def _pictures(targets: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
             if target.match is None
             else [column(x.flatten()).tolist() for x in target.match]
         )
-        here = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
-        reconstructions += here + [None] * (len(target.inputs) - len(here))
+        pictures = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
+        reconstructions += pictures + [None] * (len(target.inputs) - len(pictures))
     return {
         "target": [t for t, target in enumerate(targets) for _ in target.inputs],
         "label": [int(label) for target in targets for label in target.labels],

@@ -118,8 +118,8 @@ def repeated_alone(
         surest = places[
             scores.cpu()[places].argsort(descending=inside, stable=True)[: math.ceil(len(places) / _SUREST)]
         ]
-        for some in (places, surest):
-            positions.append(some[torch.randperm(len(some), generator=generator)[:1]])
+        for pool in (places, surest):
+            positions.append(pool[torch.randperm(len(pool), generator=generator)[:1]])
     return torch.cat(positions).unique()
 
 

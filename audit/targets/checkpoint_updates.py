@@ -196,18 +196,18 @@ class _Flat:
         return torch.finfo(self.dtype).eps
 
 
-def _flat(parameters: Parameters, which: str) -> tuple[Layout, _Flat]:
+def _flat(parameters: Parameters, argument: str) -> tuple[Layout, _Flat]:
     if isinstance(parameters, nn.Module):
         named = {name: p.detach() for name, p in parameters.named_parameters() if p.requires_grad}
     else:
         named = {name: p.detach() for name, p in parameters.items()}
     if not named or not all(p.is_floating_point() for p in named.values()):
-        raise InconsistentObservation(f"{which} must be trained parameters, got none, or whole numbers among them")
+        raise InconsistentObservation(f"{argument} must be trained parameters, got none, or whole numbers among them")
     layout = Layout(tuple(named), tuple(tuple(p.shape) for p in named.values()))
     vector = layout.flatten(named)
     if not vector.isfinite().all():
         worst = next(name for name, p in named.items() if not p.isfinite().all())
-        raise InconsistentObservation(f"{which} must be finite, got NaN or infinity in '{worst}'")
+        raise InconsistentObservation(f"{argument} must be finite, got NaN or infinity in '{worst}'")
     return layout, _Flat(vector.double(), vector.dtype)
 
 

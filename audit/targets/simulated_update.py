@@ -266,7 +266,7 @@ class _Client:
 
     def shares(
         self,
-        seen: list[Step],
+        steps: list[Step],
         public_knowledge: PublicKnowledge,
         population: Examples | None,
         prior: Examples | None,
@@ -285,12 +285,12 @@ class _Client:
         if self.local is None:
             if prior is not None:
                 # Computed eagerly: no function in the attack's hands may close over the other records.
-                step = Observed(seen[0], self.model, layout, public_knowledge.loss)
+                step = Observed(steps[0], self.model, layout, public_knowledge.loss)
                 knowledge |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
-            observation = observe(seen[0], self.model, layout, known, **knowledge)
+            observation = observe(steps[0], self.model, layout, known, **knowledge)
         else:
             knowledge |= {"lr": lr, "max_unroll": self.local.max_unroll}
-            observation = observe_local(seen, self.model, layout, known, **knowledge)
+            observation = observe_local(steps, self.model, layout, known, **knowledge)
         # Also if the attacker gets no public examples: anybody might have seen them.
         public = None if population is None else population.inputs
         floor = None if public is None else public.mean(dim=0)

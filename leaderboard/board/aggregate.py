@@ -214,8 +214,8 @@ class _Compared:
 
     def on(self, seeds: Iterable[int]) -> float:
         """Returns the mean over a subset of its seeds."""
-        some = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
-        return over_seeds(self.estimate.metric, some, half=self.half).value or 0.0
+        cell = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
+        return over_seeds(self.estimate.metric, cell, half=self.half).value or 0.0
 
 
 def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:

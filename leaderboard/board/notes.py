@@ -64,9 +64,9 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
         )
     for manifest, cells in complete.missing(records):
         names = list(dict.fromkeys(cell.words for cell in cells))
-        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        examples = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         sentences.append(
-            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
+            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({examples}). "
             f"Compute them with: {manifest.command_for(complete.results)}"
         )
     # A record whose arrays were altered counts as failed too, so this sentence covers both.

@@ -202,10 +202,10 @@ def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor)
             spans = zip(part.spans, bases, shown.split(widths), noise.split(widths), strict=True)
             square = [(span, b, s, n) for span, b, s, n in spans if b.shape[0] == b.shape[1]]
             none = [shown.new_zeros(0)]
-            here = [torch.arange(*span, device=shown.device) for span, *_ in square]
+            positions = [torch.arange(*span, device=shown.device) for span, *_ in square]
             shown = torch.cat([*none, *(b @ s for _, b, s, _ in square)])
             noise = torch.cat([*none, *((b.square() @ n.square()).sqrt() for _, b, _, n in square)])
-            coordinates = torch.cat([torch.zeros(0, dtype=torch.int64, device=shown.device), *here])
+            coordinates = torch.cat([torch.zeros(0, dtype=torch.int64, device=shown.device), *positions])
             part = replace(part, kind="coordinates", coordinates=coordinates, spans=(), bases=())
         parts.append(replace(part, start=start, stop=start + len(shown)))
         start += len(shown)

@@ -227,16 +227,16 @@ def answering_logits(
         NoLogits: an answer of another shape, or rounded to few digits.
     """
     # Two examples, so that shape [2] means a number per example, not the logits of a single example.
-    some = inputs[:2]
+    probe = inputs[:2]
     with torch.no_grad():
-        outputs = model(some)
+        outputs = model(probe)
     plain, scores = isinstance(outputs, Tensor), scores_in(outputs)
-    single = scores.is_floating_point() and scores.shape in ((len(some),), (len(some), 1))
+    single = scores.is_floating_point() and scores.shape in ((len(probe),), (len(probe), 1))
     if not single and (scores.ndim != 2 or scores.shape[1] < 2):
         form_of_scores = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
         raise NoLogits(
             f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got "
-            f"{form_of_scores} for {len(some)} examples"
+            f"{form_of_scores} for {len(probe)} examples"
         )
     remarks = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
     if single:

@@ -90,10 +90,10 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
         model: in evaluation mode, as far as its owner has set it.
         inputs: preprocessed as for the model.
     """
-    some = inputs[:ASKED_AGAIN]
-    half = max(1, len(some) // 2)
-    first, again = logits_of(model, some), logits_of(model, some)
-    alone = torch.cat([logits_of(model, part) for part in (some[:half], some[half:]) if len(part)])
+    queried = inputs[:ASKED_AGAIN]
+    half = max(1, len(queried) // 2)
+    first, again = logits_of(model, queried), logits_of(model, queried)
+    alone = torch.cat([logits_of(model, part) for part in (queried[:half], queried[half:]) if len(part)])
     spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
     if not spread > 0:  # constant and undefined answers have remarks of their own
         return None
@@ -102,7 +102,7 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
         (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
     ):
         if moved := int(((first - repeated).abs().amax(1) > spread).sum()):
-            return Unsteady(moved, len(some), cause)
+            return Unsteady(moved, len(queried), cause)
     return None
 
 
@@ -161,15 +161,15 @@ def other_inputs(
         own_preprocess: preprocessing that was applied already; the result replaces it.
     """
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:TRIED].to(labels.device)
-    some, true = inputs[chosen].to(torch.float32), labels[chosen]
-    now = logits_of(model, some).argmax(1) == true
+    sample, true = inputs[chosen].to(torch.float32), labels[chosen]
+    now = logits_of(model, sample).argmax(1) == true
     best: tuple[Preprocess, Tensor] | None = None
     # Indices into an embedding have no scale, and on a GPU an index outside the table makes the device unusable for
     # this process.
     tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
     tries = [] if tables else _scales(inputs)
     for preprocess in tries:
-        guesses = _guesses(model, preprocess(some))
+        guesses = _guesses(model, preprocess(sample))
         if guesses is not None and (best is None or int((guesses == true).sum()) > int(best[1].sum())):
             best = preprocess, guesses == true
     if best is None:

@@ -124,8 +124,8 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     if others := [
         name for name in stored_tensors if name.removeprefix(prefix) not in own or not name.startswith(prefix)
     ]:
-        some = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
-        notes.append(f"Tensors beside the model's were left out: {some}.")
+        left_out = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+        notes.append(f"Tensors beside the model's were left out: {left_out}.")
     return stored, tuple(notes)
 
 

@@ -258,11 +258,11 @@ def _prepare(folder: Path, header: TranscriptHeader) -> None:
         return
     existing = read_header_file(folder)
     for field in fields(header):
-        stored, here = getattr(existing, field.name), getattr(header, field.name)
-        if field.name != "optimizer" and stored != here:
+        stored, requested = getattr(existing, field.name), getattr(header, field.name)
+        if field.name != "optimizer" and stored != requested:
             raise TranscriptRefused(
-                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got {_brief(here)}; "
-                "name another folder for another run"
+                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got {_brief(requested)}"
+                "; name another folder for another run"
             )
 
 

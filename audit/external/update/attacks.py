@@ -311,8 +311,8 @@ def attack_update(
 
 def _lacks(shared: SharedFile) -> str:
     """Names the missing parameters, as a suffix of the reason why an attack does not apply."""
-    some = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
-    return f"; the update lacks {some}" if shared.lacking else ""
+    names = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
+    return f"; the update lacks {names}" if shared.lacking else ""
 
 
 def _trusted(result: Any, shared: SharedFile) -> Any:
@@ -344,8 +344,8 @@ def _with_decoys(
         raise NotApplicable(why)
     order = torch.randperm(len(public), generator=keyed(seed_of({"seed": seed}, "decoys"))).to(public.ids.device)
     known, decoys = (
-        Examples(ids=public.ids[some], inputs=public.inputs[some], labels=public.labels[some])
-        for some in order.tensor_split(2)
+        Examples(ids=public.ids[half], inputs=public.inputs[half], labels=public.labels[half])
+        for half in order.tensor_split(2)
     )
     own = PublicKnowledge(
         input_shape=public_knowledge.input_shape,

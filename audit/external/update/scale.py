@@ -346,9 +346,9 @@ def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> ScaleRange:
     kinds = [np.flatnonzero(layer.labels == kind) for kind in np.unique(layer.labels)]
     for draw in range(_DRAWS):
         pool = np.arange(len(inputs)) if draw % 2 else kinds[draw // 2 % len(kinds)]
-        some = pool[torch.randint(len(pool), (batch,), generator=generator).numpy()]
-        products.append(float(along[some].mean()))
-        lengths.append(float(np.linalg.norm(errors[some].T @ inputs[some]) / batch))
+        sample = pool[torch.randint(len(pool), (batch,), generator=generator).numpy()]
+        products.append(float(along[sample].mean()))
+        lengths.append(float(np.linalg.norm(errors[sample].T @ inputs[sample]) / batch))
     size = float(np.linalg.norm(shown))
     low, high = size / max(lengths), size / max(min(lengths), 1e-300)
     product = float((shown * mean).sum())

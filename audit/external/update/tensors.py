@@ -52,8 +52,8 @@ def moved_parameters(model: nn.Module, sent: dict[str, Tensor]) -> tuple[dict[st
     ]
     if not still or len(still) == len(own):
         return sent, ()
-    some = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
-    note = f"The step did not move {some}, which is taken to be frozen."
+    names = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
+    note = f"The step did not move {names}, which is taken to be frozen."
     return {name: tensor for name, tensor in sent.items() if name not in still}, (note,)
 
 

@@ -186,4 +186,4 @@ def _by_batch(model: nn.Module, inputs: Tensor, batch_size: int) -> Tensor:
     missing = -len(inputs) % batch_size
     full = torch.cat([inputs, inputs[torch.arange(missing, device=inputs.device) % len(inputs)]])
     with torch.no_grad():
-        return torch.cat([model(some) for some in full.split(batch_size)])[: len(inputs)]
+        return torch.cat([model(batch) for batch in full.split(batch_size)])[: len(inputs)]

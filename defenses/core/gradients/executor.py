@@ -343,9 +343,13 @@ class Engine:
             return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
         for chosen, copies in self._fitting(choice, inputs.shape[0], self._batches(like), like):
-            x, y, some = part(chosen)
-            x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
-            with entries(some), full_precision():
+            x, y, keys_of_part = part(chosen)
+            x, y, keys_of_part = (
+                _copied(x, copies),
+                _copied(y, copies),
+                None if keys_of_part is None else _copied(keys_of_part, copies),
+            )
+            with entries(keys_of_part), full_precision():
                 parts.append(_per_example(choice.engine.sums(plan.plan, x, y, views=views), copies))
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None

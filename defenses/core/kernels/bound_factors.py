@@ -126,11 +126,11 @@ def _module(wide: bool) -> ir.Module:
             )
             lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
             # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
-            some = product if wide else build.and_(product, masked)
+            is_product = product if wide else build.and_(product, masked)
             part.sums = [
                 build.fadd(sum_, measured_of(counts, itself)),
                 build.fadd(all_, value),
-                build.fadd(vanished, build.select(some, build.fmul(lost, double(least)), zero)),
+                build.fadd(vanished, build.select(is_product, build.fmul(lost, double(least)), zero)),
                 build.select(
                     build.and_(
                         build.and_(product, build.fcmp_ordered(">", leaving, zero)),

@@ -239,8 +239,8 @@ class _RowWriter(VectorWriter):
         full, remainder = divmod(s.leaving, width)
         for start, stop, size in ((0, full, width), (full, full + 1, remainder)):
             if start < stop and size:
-                with counted(build, INT(start), INT(stop)) as some:
-                    channel = build.mul(some.number, INT(width))
+                with counted(build, INT(start), INT(stop)) as block:
+                    channel = build.mul(block.number, INT(width))
                     to, of = (build.gep(each, [channel]) for each in (into, derivatives))
                     self._tile(pixels, of, to, offsets, range(0, size, s.lanes), edges)
 
@@ -313,12 +313,14 @@ class _RowWriter(VectorWriter):
         wide = ir.VectorType(ir.DoubleType(), lanes)
         fma = self._intrinsic("fma", wide, [wide] * 3)
 
-        def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
-            value = self._at(build.gep(row, [start]), offset, there)
+        def grown(
+            sums: Sequence[LlvmValue], start: LlvmValue, offset: int, active_lanes: int | None
+        ) -> list[LlvmValue]:
+            value = self._at(build.gep(row, [start]), offset, active_lanes)
             value = value if self._sizes.wide else build.fpext(value, wide)
             grown_sums = [build.call(fma, [value, value, sum]) for sum in sums]
             if mask is not None:  # by selection, so that a row is read once for both norms
-                keeps = self._at(build.gep(mask, [start]), offset, there, number=_BYTE)
+                keeps = self._at(build.gep(mask, [start]), offset, active_lanes, number=_BYTE)
                 chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
                 grown_sums[1] = build.select(chosen, grown_sums[1], sums[1])
             return grown_sums

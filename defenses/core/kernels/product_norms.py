@@ -237,9 +237,9 @@ class _ProductWriter(VectorWriter):
         build, whole = self._build, channels // self._lanes
         sums: list[LlvmValue] = [ir.Constant(self._vector, [0.0] * self._lanes)] * (len(left) * len(right))
 
-        def added(at: LlvmValue, there: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
+        def added(at: LlvmValue, lanes: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
             left_values, right_values = (
-                [self._read(build.gep(each, [at]), there) for each in side] for side in (left, right)
+                [self._read(build.gep(each, [at]), lanes) for each in side] for side in (left, right)
             )
             return [
                 build.call(self._fma, [*pair, sum])

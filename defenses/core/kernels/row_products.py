@@ -151,14 +151,14 @@ class _Writer:
             with counted(build, INT(0), self._parts(left[2], s.left)) as high:
                 first = build.mul(high.number, INT(s.left))
                 place, _, width, *_ = self._entries(runs, start, 5)
-                tile, tile_step, here = tile_room, INT(s.strip), ir.IntType(1)(0)
+                tile, tile_step, in_place = tile_room, INT(s.strip), ir.IntType(1)(0)
                 if s.given == s.number and not s.scaled:
                     # Whole vectors of a whole tile are multiplied in place.
                     whole = build.icmp_signed("<=", build.add(first, INT(s.left)), left[2])
-                    here = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
-                    tile = build.select(here, self._row(high_rows, first, place), tile_room)
-                    tile_step = build.select(here, left[1], tile_step)
-                with build.if_then(build.not_(here)), counted(build, start, end) as run:
+                    in_place = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
+                    tile = build.select(in_place, self._row(high_rows, first, place), tile_room)
+                    tile_step = build.select(in_place, left[1], tile_step)
+                with build.if_then(build.not_(in_place)), counted(build, start, end) as run:
                     source, _, length, of, to = self._entries(runs, run.number, 5)
                     for i in range(s.left):
                         number = self._least(build.add(first, INT(i)), high_rows.last)

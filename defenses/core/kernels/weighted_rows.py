@@ -92,8 +92,8 @@ def _module(wide: bool) -> ir.Module:
             with counted(build, INT(0), width) as each:
                 build.store(double(0.0), build.gep(sums, [each.number]))
             for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
-                with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
-                    first_row = build.mul(some.number, INT(beside))
+                with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as group:
+                    first_row = build.mul(group.number, INT(beside))
                     row = build.gep(first, [build.add(build.mul(first_row, step), begin)])
                     build.call(add[beside], [row, step, build.gep(weights, [first_row]), sums, width])
             with counted(build, INT(0), width) as each:

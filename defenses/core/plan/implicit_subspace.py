@@ -352,11 +352,13 @@ class ImplicitSubspace(Subspace):
         """Returns inner products with the directions."""
         coefficients = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
-            some = rows[:, start:stop]
+            part_rows = rows[:, start:stop]
             if isinstance(part, SketchDirections):
-                coefficients.append(part.of_rows(some))
+                coefficients.append(part.of_rows(part_rows))
             else:
-                coefficients.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
+                coefficients.append(
+                    inner_products(part_rows, (part if isinstance(part, Tensor) else part.basis).to(rows))
+                )
         return torch.cat(coefficients, dim=1)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:

@@ -168,11 +168,11 @@ def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(floating, key=lambda dtype: dtype.itemsize, default=torch.promote_types(a, b))
 
 
-def selected(values: Tensor, which: Int64[Tensor, " some"]) -> Tensor:
+def selected(values: Tensor, index: Int64[Tensor, " some"]) -> Tensor:
     """Selects entries of a data set and keeps its memory format."""
     # Indexing, which keeps strides, takes several times as long.
-    plain = values.is_contiguous() and which.dtype == torch.int64 and which.dim() == 1
-    return values.index_select(0, which) if plain else values[which]
+    plain = values.is_contiguous() and index.dtype == torch.int64 and index.dim() == 1
+    return values.index_select(0, index) if plain else values[index]
 
 
 def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:

@@ -100,8 +100,8 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
 def gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], WeightGradient | OuterProduct]:
     """Returns a function of a mask -> map from a layer's input to those entries of its weight's gradient."""
     if isinstance(linear, Convolved):
-        return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
-    return lambda seen: OuterProduct(slopes, linear.unknowns, seen)
+        return lambda observed: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), observed)
+    return lambda observed: OuterProduct(slopes, linear.unknowns, observed)
 
 
 def _in_bias(linear: LinearMap, slopes: Tensor) -> Tensor:

@@ -115,8 +115,8 @@ def _end(file: BufferedIOBase, size: int) -> tuple[int, int, int]:
         raise FileRefused(
             "its archive must end with the end of its directory: it was cut short, or something is behind it"
         )
-    _, disk, first_disk, here, count, length, directory, comment = _END.unpack(tail)
-    if disk or first_disk or here != count or comment:
+    _, disk, first_disk, entries_on_disk, count, length, directory, comment = _END.unpack(tail)
+    if disk or first_disk or entries_on_disk != count or comment:
         raise FileRefused("its archive must be one file without a comment")
     if count == 0xFFFF or _MOST in (length, directory):
         raise FileRefused(f"its archive may have at most 4 GiB and 65534 entries; {WAY_OUT}")

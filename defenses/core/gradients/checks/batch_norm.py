@@ -93,8 +93,8 @@ def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str,
 
     def noting(place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def note(_norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            here = arguments[0].shape[2:].numel()
-            positions[place] = min(here, positions.get(place, here))
+            position_count = arguments[0].shape[2:].numel()
+            positions[place] = min(position_count, positions.get(place, position_count))
 
         return note
 

@@ -92,12 +92,12 @@ class BatchGradients:
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
     masks: Mapping[int, SpanMasks] = field(default_factory=dict, repr=False)
 
-    def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
+    def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Returns whole rows of some examples."""
-        some = len(range(self.examples)[which]) if isinstance(which, slice) else len(which)
-        rows = self.like.new_zeros(some, self.dim)
+        count = len(range(self.examples)[index]) if isinstance(index, slice) else len(index)
+        rows = self.like.new_zeros(count, self.dim)
         for spans, term in self.terms:
-            for (start, stop), values in _split(spans, term.rows(which)):
+            for (start, stop), values in _split(spans, term.rows(index)):
                 rows[:, start:stop] = values
         return rows
 
@@ -181,8 +181,8 @@ class BatchGradients:
         for spans, term in self.terms:
             inner = inner + term.inner(torch.cat([wide[start:stop] for start, stop in spans]))
         inner, lengths_squared = inner * factors, squares.value * factors.square()
-        for which, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-            inner[which], lengths_squared[which] = _compared(block.contributions(_gradients_of_rows(rows)), direction)
+        for chunk, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
+            inner[chunk], lengths_squared[chunk] = _compared(block.contributions(_gradients_of_rows(rows)), direction)
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
@@ -332,9 +332,9 @@ class BatchGradients:
             for of, sketch in sketches.items():
                 first = subspace.spans[of][0]
                 overlaps = list(_overlaps(first, subspace.spans[of][1], spans))
-                for which, rows in term.chunks() if overlaps else ():
+                for chunk, rows in term.chunks() if overlaps else ():
                     for place, low, high in overlaps:
-                        part_coefficients[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
+                        part_coefficients[of][chunk] += sketch.of_rows(rows[:, place : place + high - low], low - first)
         coefficients = (
             torch.cat(part_coefficients, dim=1) if part_coefficients else self.like.new_zeros(self.examples, 0)
         )
@@ -359,8 +359,8 @@ class BatchGradients:
         squares = self._kept_squares(kept)
         norms = squares.value.sqrt()
         doubtful = ~(squares.slack <= _TRUSTED * squares.value) | ~_in_range(squares.value)
-        for which, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
-            norms[which] = row_norms(kept.encode(rows)).to(norms)
+        for chunk, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
+            norms[chunk] = row_norms(kept.encode(rows)).to(norms)
         return norms
 
     @cached_property
@@ -428,10 +428,10 @@ class BatchGradients:
             answers[part] = query(_gradients_of_rows(rows))
         return block.bound(block.codec.encode(answers))
 
-    def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _some_rows(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields whole rows of the examples with these indices, a few at a time."""
-        for part in parts(len(which), self.dim * self.like.element_size(), self.like, wide=True):
-            yield which[part], self.rows(which[part])
+        for part in parts(len(chosen), self.dim * self.like.element_size(), self.like, wide=True):
+            yield chosen[part], self.rows(chosen[part])
 
 
 def _gradients_of_rows(rows: Tensor) -> Gradients:

@@ -90,8 +90,8 @@ class SketchDirections:
         coefficients = scaled.new_zeros(len(rows), self.rank)
         # Two parts, before and after the coordinate at which the offset wraps around.
         begin = (span - self.turn - first) % span
-        for some, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
-            coefficients = coefficients + _added_up(some, number % span % self.rank, self.rank)
+        for columns, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
+            coefficients = coefficients + _added_up(columns, number % span % self.rank, self.rank)
         return coefficients
 
     def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:

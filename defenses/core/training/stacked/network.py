@@ -93,14 +93,14 @@ class StackedNetwork:
             kept: masks; None: all coordinates.
         """
         sums = torch.zeros_like(at)
-        for models, some in self._chunks(at, pool, rows):
-            chosen, mask = rows[models, some], None if kept is None else kept[models]
+        for models, places in self._chunks(at, pool, rows):
+            chosen, mask = rows[models, places], None if kept is None else kept[models]
             terms = self._terms(at[models], pool[0][chosen], pool[1][chosen])
             terms, norms = norms_of(terms, mask, at.dtype, bound)
             # A row that is not finite counts as zero, by itself, and so does a padding row.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
-            factors = scale * (in_batch[models, some] & finite)
+            factors = scale * (in_batch[models, places] & finite)
             for term in terms:
                 term.add(factors, sums[models])
         return sums if kept is None else sums.mul_(kept)
@@ -140,9 +140,9 @@ class StackedNetwork:
             return
         generator = torch.Generator().manual_seed(0)
         outputs = torch.randn(_TRIED, *like.shape[1:], generator=generator).to(like).requires_grad_()
-        some = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
-        together = self.loss(outputs, some).sum()
-        alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()
+        tried_labels = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
+        together = self.loss(outputs, tried_labels).sum()
+        alone = torch.stack([self.loss(outputs[i : i + 1], tried_labels[i : i + 1]).sum() for i in range(_TRIED)]).sum()
         gradients = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
         if not torch.allclose(*gradients, rtol=1e-4, atol=1e-6):
             raise StackError("a stack must have a loss of each example by itself, got one that mixes them")

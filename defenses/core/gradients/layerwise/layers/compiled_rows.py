@@ -60,11 +60,11 @@ class CompiledRows:
         for start in range(0, examples, step):
             yield slice(start, min(start + step, examples))
 
-    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+    def made(self, index: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
         """Returns the gradients of some examples; written into `out` if given."""
-        inputs, signals = images_of((self.inputs, self.signals), which, self._views)
-        some = len(signals) // self._views
-        rows = signals.new_empty(some, self.size) if out is None else out
+        inputs, signals = images_of((self.inputs, self.signals), index, self._views)
+        count = len(signals) // self._views
+        rows = signals.new_empty(count, self.size) if out is None else out
         self._measured(inputs, signals, rows)
         return rows
 

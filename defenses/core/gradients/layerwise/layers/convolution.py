@@ -90,9 +90,9 @@ class Convolution(FactoredGradient):
         """Temporary numbers per row that is formed."""
         return self._maker.scratch
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Rows in the weight's own order."""
-        return self._maker.order.in_order(self._maker.made(which))
+        return self._maker.order.in_order(self._maker.made(index))
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """Yields all rows, in chunks that suit the method that computes them."""
@@ -105,11 +105,11 @@ class Convolution(FactoredGradient):
             return self._kept.weighted(factors)
         return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
 
-    def _some(self, which: slice) -> Convolution:
+    def _some(self, index: slice) -> Convolution:
         """Returns the gradients of some examples."""
-        if which == slice(0, self.examples):
+        if index == slice(0, self.examples):
             return self
-        images = slice(which.start * self.views, which.stop * self.views)
+        images = slice(index.start * self.views, index.stop * self.views)
         return Convolution(self.inputs[images], self.signals[images], self.geometry, views=self.views)
 
     def _added(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, "leaving entering height width"]:
@@ -118,7 +118,7 @@ class Convolution(FactoredGradient):
         _, _, rows, columns = self.signals.shape
         if self._summation is Summation.TILES:
             each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
-            return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
+            return tiles.summed(len(self.signals), lambda images: self._tiled(images, factors), each)
         scaled = self.signals * factors.view(-1, 1, 1, 1)
         top, bottom, left, right = g.padding
         symmetric = top == bottom and left == right
@@ -266,10 +266,10 @@ class Convolution(FactoredGradient):
     def _positions(self) -> int:
         return self.signals.shape[2] * self.signals.shape[3]
 
-    def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
+    def _tiled(self, images: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
         """Returns some images' inputs and weighted signals, channels last, padded to even height and width."""
-        inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
-        signals = signals * factors[some].view(-1, 1, 1, 1)
+        inputs, signals = (values[images].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
+        signals = signals * factors[images].view(-1, 1, 1, 1)
         below, beside = (size % 2 for size in signals.shape[1:3])
         top, bottom, left, right = self.geometry.padding
         # Zero-padded output gradients add nothing, whatever the inputs there.

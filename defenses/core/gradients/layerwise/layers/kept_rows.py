@@ -73,10 +73,10 @@ class ProductOrder:
         first, last = start // patch, -(-(start + len(basis)) // patch)
         if groups > 1 or 2 * (last - first) > out:
             first, last = 0, out
-        some = rows
+        columns = rows
         if last - first < out:
-            some = rows.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(rows), -1)
-        return product(some, self._directions(start, basis, first, last).T)
+            columns = rows.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(rows), -1)
+        return product(columns, self._directions(start, basis, first, last).T)
 
     def _directions(self, start: int, basis: Float[Tensor, "span k"], first: int, last: int) -> Tensor:
         """Returns directions in the order of `made`, for the output channels [first, last)."""
@@ -130,9 +130,9 @@ class KeptRows(FactoredGradient):
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Returns the rows of some examples."""
-        return self._order.in_order(self._rows.values[which])
+        return self._order.in_order(self._rows.values[index])
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
         """Weighted sum by a matrix-vector product, whose result is reordered."""

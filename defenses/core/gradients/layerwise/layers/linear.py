@@ -54,9 +54,9 @@ class Outer(FactoredGradient):
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Outer products, [out, in] flattened."""
-        return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
+        return (self.signals[index].unsqueeze(2) * self.inputs[index].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """Weighted sum by a single product over the batch."""
@@ -177,9 +177,9 @@ class OuterSum(FactoredGradient):
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
         self._kept: GradientRows | None = None
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Sums of products, [out, in] flattened."""
-        return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
+        return torch.bmm(self.signals[index].mT, self.inputs[index]).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """From the rows if they were kept, otherwise a single product over all positions of the batch."""
