@@ -261,8 +261,8 @@ def _prepare(folder: Path, header: TranscriptHeader) -> None:
         stored, requested = getattr(existing, field.name), getattr(header, field.name)
         if field.name != "optimizer" and stored != requested:
             raise TranscriptRefused(
-                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got {_brief(requested)}"
-                "; name another folder for another run"
+                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got "
+                f"{_brief(requested)}; name another folder for another run"
             )
 
 
