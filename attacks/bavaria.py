@@ -27,7 +27,7 @@ from .core.membership.shadow_statistics import compared, refuse_nobody
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
 def bavaria(
     target: ModelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     shadows: int = 16,
     views: int = 1,
@@ -38,7 +38,7 @@ def bavaria(
 
     Args:
         target: the final model, answering with logits, and shadow models.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of shadow models to compare with; even, at least 4.
         views: views of each candidate, as of `lira`; taken as independent.
         online: whether models trained on the candidate are used for it.

@@ -39,7 +39,7 @@ from .core import (
 from .core.closed_form.acceptance import EXPONENT
 from .core.closed_form.layer_basis import layer_basis
 from .core.closed_form.rank_one import bilinear, completed, repeated, standard_errors, total_least_squares
-from .core.search.single_example_rows import OwnPlaces, explained, labelled
+from .core.search.single_example_rows import SingleExampleRows, best_labels, checked_on_own_rows
 
 ESTIMATORS = ("auto", "least_squares", "total_least_squares")
 ROUNDING = 1e3
@@ -58,13 +58,13 @@ class _Layer:
 
     Attributes:
         values: [rows, inputs + 1].
-        seen: released entries that share the bias's clip factor.
+        observed: released entries that share the bias's clip factor.
         std: standard deviations of their noise.
         places: int64, index of each entry in the released vector; -1 if not released.
     """
 
     values: Tensor
-    seen: Tensor
+    observed: Tensor
     std: Tensor
     places: Tensor
 
@@ -88,13 +88,13 @@ class _SoleInput:
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def bias_division(
-    target: Observation, coins: torch.Generator, *, estimator: str = "auto", restarts: int = 8
+    target: Observation, generator: torch.Generator, *, estimator: str = "auto", restarts: int = 8
 ) -> Reconstruction:
     """Divides the gradient of the first linear layer by that of its bias.
 
     Args:
         target: a shared update and the model it was taken at, whose first layer is linear on the flattened input.
-        coins: generator of the random starts in a basis.
+        generator: source of the random starts in a basis.
         estimator: `least_squares`; `total_least_squares`, for noise of a known scale; `auto`: the latter if there is
             noise. In a basis both are the same.
         restarts: largest number of starts of the alternation in a basis.
@@ -127,11 +127,11 @@ def bias_division(
     if any(part.kind == "directions" and part.of_gradient for part in structure.parts):
         if batch_size > 1:
             raise NotApplicable(f"the batch must be of one example behind a basis, got {batch_size}")
-        return _one(target, _from_basis(target, structure, names, coins, restarts), restarts=restarts)
-    layer = _shown(target, structure, names)
+        return _single(target, _from_basis(target, structure, names, generator, restarts), restarts=restarts)
+    layer = _observed_layer(target, structure, names)
     if batch_size > 1:
-        return _batch(target, layer, network, first, batch_size, coins)
-    return _one(target, _from_entries(layer, estimator, target.released.dtype))
+        return _batch(target, layer, network, first, batch_size, generator)
+    return _single(target, _from_entries(layer, estimator, target.released.dtype))
 
 
 def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, tuple[str, str]]:
@@ -153,8 +153,8 @@ def input_layer(network: Network, trained: tuple[str, ...]) -> tuple[Operation, 
             elif operation.kind == "linear" and len(reached[operation.inputs[0]].shape) == 1:
                 return operation, _parameters_of(operation, network, trained)
     first = next((operation for operation in network.operations if operation.name not in reached), None)
-    got = "nothing behind it" if first is None else first.words or first.kind
-    raise NotApplicable(f"the first layer must be linear on the flattened input, got {got}")
+    next_operation = "nothing behind it" if first is None else first.words or first.kind
+    raise NotApplicable(f"the first layer must be linear on the flattened input, got {next_operation}")
 
 
 def _parameters_of(operation: Operation, network: Network, trained: tuple[str, ...]) -> tuple[str, str]:
@@ -163,14 +163,14 @@ def _parameters_of(operation: Operation, network: Network, trained: tuple[str, .
         raise NotApplicable(f"the first layer must have a bias, whose gradient divides, and {words} has none")
     if frozen := [name for name in (operation.weight, operation.bias) if name not in trained]:
         raise NotApplicable(f"the first layer must be trained, and {' and '.join(frozen)} is not")
-    users = [other for other in network.operations if operation.weight in (other.weight, other.bias)]
-    users += [other for other in network.operations if operation.bias in (other.weight, other.bias)]
-    if any(other is not operation for other in users):
+    users = [user for user in network.operations if operation.weight in (user.weight, user.bias)]
+    users += [user for user in network.operations if operation.bias in (user.weight, user.bias)]
+    if any(user is not operation for user in users):
         raise NotApplicable(f"the first layer's parameters must be its own, and {words} shares them")
     return operation.weight, operation.bias
 
 
-def _shown(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
+def _observed_layer(target: Observation, structure: Structure, names: tuple[str, str]) -> _Layer:
     """Returns [dL/dW | dL/db] of the layer, restricted to entries that share the bias's clip factor."""
     released = target.released.double()
     about = []
@@ -201,17 +201,17 @@ def _shown(target: Observation, structure: Structure, names: tuple[str, str]) ->
             "zero upstream gradient: the first layer is dead, or nothing of its bias's gradient is left"
         )
     places = torch.where(observed, about[2].long() - 1, -1)
-    return _Layer(values=values, seen=observed, std=about[1].abs(), places=places)
+    return _Layer(values=values, observed=observed, std=about[1].abs(), places=places)
 
 
 def _from_entries(layer: _Layer, estimator: str, dtype: torch.dtype) -> _SoleInput:
     """Returns the input of an example from entries of its layer."""
-    right, known = completed(layer.values, layer.seen)
-    noisy = bool((layer.std[layer.seen] > 0).any())
+    right, known = completed(layer.values, layer.observed)
+    noisy = bool((layer.std[layer.observed] > 0).any())
     if not noisy:
         _refuse_other_rank(layer, right, known, dtype)
         return _SoleInput(right=right[:-1], known=known[:-1], errors=None, shows=True)
-    std, entries = _with_rounding(layer.std, layer.values, dtype), layer.seen & known
+    std, entries = _with_rounding(layer.std, layer.values, dtype), layer.observed & known
     total, strength = total_least_squares(layer.values, entries, std, right)
     total = total / torch.where(total[-1] == 0, torch.finfo(total.dtype).tiny, total[-1])
     errors, excess = standard_errors(layer.values, entries, std, total)
@@ -230,7 +230,7 @@ def _with_rounding(std: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch.dtype) -> None:
     """Refuses an update whose rows are no multiples of an input."""
-    entries = (layer.seen & known).to(right)
+    entries = (layer.observed & known).to(right)
     upstream = (layer.values * entries) @ right / (entries @ right.square()).clamp(min=torch.finfo(right.dtype).tiny)
     missing = (layer.values - torch.outer(upstream, right)) * entries
     apart = float(missing.norm() / (layer.values * entries).norm())
@@ -242,7 +242,7 @@ def _refuse_other_rank(layer: _Layer, right: Tensor, known: Tensor, dtype: torch
 
 
 def _from_basis(
-    target: Observation, structure: Structure, names: tuple[str, str], coins: torch.Generator, restarts: int
+    target: Observation, structure: Structure, names: tuple[str, str], generator: torch.Generator, restarts: int
 ) -> _SoleInput:
     """Returns the input of an example from the coefficients of a basis that the layer has for itself."""
     own = layer_basis(structure, names, target.released.double())
@@ -254,7 +254,7 @@ def _from_basis(
     spectral = torch.linalg.svd(torch.einsum("oik,k->oi", weight_basis, coefficients), full_matrices=False)[2][0]
     low, high = target.input_low, target.input_high
     grey = torch.full_like(spectral, (low + high) / 2)
-    drawn = low + (high - low) * torch.rand((restarts, columns), generator=coins, dtype=torch.float64).to(spectral)
+    drawn = low + (high - low) * torch.rand((restarts, columns), generator=generator, dtype=torch.float64).to(spectral)
     aligned = spectral * (grey.norm() / spectral.norm()) * spectral.sum().sign()
     tried = [aligned, grey, *drawn][:restarts] if restarts > 1 else [aligned]
     std = (granted(target.noise_std).double() / target.expected_batch)[own.places]
@@ -273,11 +273,11 @@ def _from_basis(
     return _SoleInput(right=right, known=everything, errors=errors[rows:], shows=shows)
 
 
-def _one(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> Reconstruction:
+def _single(target: Observation, sole_input: _SoleInput, *, restarts: int = 1) -> Reconstruction:
     """Returns the result of a batch of size 1."""
     inputs = _inputs(target, sole_input.right[None], sole_input.known[None])
     everything = torch.ones_like(target.released, dtype=torch.bool)[None]
-    labels, unexplained = labelled(target, inputs, everything)
+    labels, unexplained = best_labels(target, inputs, everything)
     objective = float(unexplained[0])
     noisy = bool(granted(target.noise_std).any())
     exact = not noisy and bool(sole_input.known.all()) and objective < _rounding(target)
@@ -301,21 +301,21 @@ def _root_mean_square(errors: Tensor, known: Tensor) -> Tensor:
 
 
 def _batch(
-    target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, coins: torch.Generator
+    target: Observation, layer: _Layer, network: Network, first: Operation, batch_size: int, generator: torch.Generator
 ) -> Reconstruction:
     """Returns the examples of a batch that have rows of their own."""
     users = [operation for operation in network.operations if first.name in operation.inputs]
     if [operation.kind for operation in users] != ["relu"]:
-        got = ", ".join(operation.words or operation.kind for operation in users) or "nothing"
+        kinds = ", ".join(operation.words or operation.kind for operation in users) or "nothing"
         raise NotApplicable(
-            f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {got}"
+            f"the first layer must be followed by a ReLU for rows of single examples in a batch, got {kinds}"
         )
     right, known, own, errors = _pure(target, layer)
     std = granted(target.noise_std)
     noisy = bool(std.any())
     inputs = _inputs(target, right, known)
     spread = torch.where(known, errors, torch.inf).view_as(inputs)
-    about = explained(target, inputs, spread, own, std, coins)
+    about = checked_on_own_rows(target, inputs, spread, own, std, generator)
     # Rows of several examples can be equal, and no single example explains them.
     order = _best_first(known, about)
     order = order[about[order].fits(max(EXPLAINED, _rounding(target)))]
@@ -339,7 +339,7 @@ def _batch(
     )
 
 
-def _best_first(known: Tensor, about: OwnPlaces) -> Tensor:
+def _best_first(known: Tensor, about: SingleExampleRows) -> Tensor:
     """Orders guesses: partly determined inputs are explained only in part, and come after fully determined inputs."""
     return torch.where(known.all(dim=1), about.unexplained, 2 + about.unexplained).argsort(stable=True)
 
@@ -350,8 +350,8 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     variance = layer.std[:, -1].square()
     width = target.input_high - target.input_low
     # Rows whose bias's gradient does not stand out from its noise have ratios of noise.
-    usable = layer.seen[:, -1] & (bias != 0) & (bias.square() > 100 * variance)
-    values, observed, std = layer.values[usable], layer.seen[usable], layer.std[usable]
+    usable = layer.observed[:, -1] & (bias != 0) & (bias.square() > 100 * variance)
+    values, observed, std = layer.values[usable], layer.observed[usable], layer.std[usable]
     bias = values[:, -1:]
     ratios = torch.where(observed, values / bias, 0.0)[:, :-1]
     noise_all = (std.square() + (values / bias).square() * std[:, -1:].square()) / bias.square()
@@ -376,8 +376,8 @@ def _pure(target: Observation, layer: _Layer) -> tuple[Tensor, Tensor, Tensor, T
     varied = mine @ torch.where(observed[precise], bias[precise].square().square() * noise_all[precise], 0.0)
     errors = torch.where(below > 0, varied.sqrt() / torch.where(below > 0, below, 1.0), torch.inf)[:, :-1]
     own = torch.zeros(len(chosen), len(target.released), dtype=torch.bool, device=ratios.device)
-    for number, here in enumerate(mine > 0):  # groups, about as many as examples
-        places = layer.places[rows[here]]
+    for number, in_group in enumerate(mine > 0):  # groups, about as many as examples
+        places = layer.places[rows[in_group]]
         own[number, places[places >= 0]] = True
     return right, known, own, errors
 

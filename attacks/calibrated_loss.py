@@ -15,7 +15,7 @@ from .core.membership.shadow_statistics import answered, label_log_probability, 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
 def calibrated_loss(
     target: ModelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     shadows: int = 16,
     views: int = 1,
@@ -26,7 +26,7 @@ def calibrated_loss(
 
     Args:
         target: the final model, answering with logits, and shadow models.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of shadow models to compare with; even. The half that was not trained on a candidate is used for
             it.
         views: views of each candidate, as of `lira`; differences are averaged over them.

@@ -36,12 +36,12 @@ _RIDGE = 1e-3  # ridge without noise, relative to the mean squared norm of a con
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.POPULATION | Knows.DEFENSE, controls=Controls.CANARIES)
-def canary_alignment(target: SeenTranscript, coins: torch.Generator, *, batch_size: int = 64) -> InclusionScores:
+def canary_alignment(target: SeenTranscript, generator: torch.Generator, *, batch_size: int = 64) -> InclusionScores:
     """Scores each canary by the inner products of all releases with its contributions.
 
     Args:
         target: the transcript; its candidates are the canaries.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:

@@ -71,12 +71,14 @@ class _Mixture:
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE)
-def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1000, steps: int = 30) -> Reconstruction:
+def cocktail(
+    target: Observation, generator: torch.Generator, *, iterations: int = 1000, steps: int = 30
+) -> Reconstruction:
     """Separates the inputs of a batch, mixed in the gradient of the first linear layer, by independence.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the first directions, and of the entries that a completion is tested on.
+        generator: source of the first directions, and of the entries that a completion is tested on.
         iterations: largest number of iterations of the search for independent directions.
         steps: largest number of steps of the fixed-point iteration that follows; 0 for independence alone. Each step
             computes the contributions of a batch, and three steps those under every label.
@@ -97,8 +99,8 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
     if steps < 0:
         raise ValueError(f"steps must be at least 0, got {steps}")
     layer = first_linear_layer(granted(target.structure)(), target.released, target.expected_batch)
-    mixture = _mixture(layer, granted(target.batch_size), torch.finfo(target.released.dtype).eps, coins)
-    start = _unit(mixture, _independent(layer, mixture, iterations, coins), target)
+    mixture = _mixture(layer, granted(target.batch_size), torch.finfo(target.released.dtype).eps, generator)
+    start = _unit(mixture, _independent(layer, mixture, iterations, generator), target)
     unmixing, labels, distances = _matched(target, layer, mixture, start, steps)
     inputs, matched = _inputs(target, layer, mixture, unmixing), distances < HOPELESS
     return Reconstruction(
@@ -110,18 +112,18 @@ def cocktail(target: Observation, coins: torch.Generator, *, iterations: int = 1
     )
 
 
-def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Generator) -> _Mixture:
+def _mixture(layer: InputLayer, batch_size: int, eps: float, generator: torch.Generator) -> _Mixture:
     """Returns the b strongest directions of the layer's gradient, with masked entries completed."""
-    scaled = int(layer.bias_seen.sum()) >= batch_size
-    gradient, observed = layer.gradient, layer.seen
+    scaled = int(layer.bias_observed.sum()) >= batch_size
+    gradient, observed = layer.gradient, layer.observed
     if scaled:
         gradient = torch.cat([gradient, layer.bias_gradient[:, None]], dim=1)
-        observed = torch.cat([observed, layer.bias_seen[:, None]], dim=1)
+        observed = torch.cat([observed, layer.bias_observed[:, None]], dim=1)
     in_rows = observed.sum(dim=1) >= batch_size
-    if batch_size > min(int(in_rows.sum()), layer.seen.shape[1]):
+    if batch_size > min(int(in_rows.sum()), layer.observed.shape[1]):
         raise NotApplicable(
             f"a batch of {batch_size} must not be larger than {layer.name}: its gradient is shown for "
-            f"{int(in_rows.sum())} neurons and {layer.seen.shape[1]} inputs"
+            f"{int(in_rows.sum())} neurons and {layer.observed.shape[1]} inputs"
         )
     gradient, observed = gradient[in_rows], observed[in_rows]
     short = int((observed.sum(dim=0) < batch_size).sum())
@@ -130,7 +132,7 @@ def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Genera
             f"the update must show {batch_size} entries of every column of {layer.name}, and it shows fewer of {short}"
         )
     if not bool(observed.all()):
-        gradient = completed(gradient, observed, eps, coins, most=batch_size).matrix
+        gradient = completed(gradient, observed, eps, generator, most=batch_size).matrix
     left, values, right = torch.linalg.svd(gradient, full_matrices=False)
     rank = int((values > rounding_floor(gradient.shape, eps) * values[0]).sum())
     if rank < batch_size:
@@ -144,7 +146,7 @@ def _mixture(layer: InputLayer, batch_size: int, eps: float, coins: torch.Genera
     )
 
 
-def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: torch.Generator) -> Tensor:
+def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, generator: torch.Generator) -> Tensor:
     """Returns the unmixing [b, b] whose components are farthest from Gaussian."""
     batch_size = len(mixture.right)
     if batch_size == 1:
@@ -156,7 +158,7 @@ def _independent(layer: InputLayer, mixture: _Mixture, iterations: int, coins: t
         pixels = torch.cat([images.diff(dim=axis).flatten(1) for axis in (-1, -2)], dim=1)
     if pixels.shape[1] < batch_size:
         raise NotApplicable(f"independence needs at least {batch_size} numbers an input, got {pixels.shape[1]}")
-    seed = int(torch.randint(2**31 - 1, (1,), generator=coins))
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     search = FastICA(
         batch_size, fun="logcosh", whiten="unit-variance", max_iter=iterations, tol=1e-6, random_state=seed
     )
@@ -254,7 +256,7 @@ def _columns(
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
     """Returns a function (inputs, labels) -> columns of D [rows, b] by the network, and their rows of `left`."""
     if mixture.scaled:
-        shown = layer.bias_seen & mixture.in_rows
+        shown = layer.bias_observed & mixture.in_rows
         of_bias = lambda inputs, labels: layer.shown_of_bias(target.contributions(inputs, labels))[:, shown].T  # noqa: E731
         return of_bias, mixture.left[shown[mixture.in_rows]]
 

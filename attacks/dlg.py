@@ -19,13 +19,13 @@ from .core.search.fitted_update import check_search, fitted_update
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def dlg(
-    target: Observation, coins: torch.Generator, *, iterations: int = 6000, restarts: int = 1, lr: float = 1.0
+    target: Observation, generator: torch.Generator, *, iterations: int = 6000, restarts: int = 1, lr: float = 1.0
 ) -> Reconstruction:
     """Matches the shared update in squared distance, over inputs and soft labels jointly.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the random starts.
+        generator: source of the random starts.
         iterations: L-BFGS steps; the authors' code takes 300 times 20. The search ends earlier if no step decreases the
             distance.
         restarts: independent starts; the result has the smallest distance. A start that diverges is drawn again, ten
@@ -42,4 +42,4 @@ def dlg(
         ValueError: a setting out of range.
     """
     check_search(iterations, restarts, lr)
-    return fitted_update(target, coins, labels=None, iterations=iterations, restarts=restarts, lr=lr)
+    return fitted_update(target, generator, labels=None, iterations=iterations, restarts=restarts, lr=lr)

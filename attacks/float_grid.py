@@ -45,12 +45,12 @@ _AT_ONCE = 2**20  # numbers processed at a time: bounds memory
 
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
-def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
+def float_grid(target: Observation, generator: torch.Generator) -> MembershipScores:
     """Compares the fit of the noise to a float grid with and without a candidate's contribution subtracted.
 
     Args:
         target: an update with its candidates; `others_removed` must be computed in float64.
-        coins: not used.
+        generator: not used.
 
     Returns:
         Fit of the remainder to a grid with the candidate's contribution subtracted, less the fit without, in standard
@@ -64,11 +64,11 @@ def float_grid(target: Observation, coins: torch.Generator) -> MembershipScores:
     remainder = granted(target.others_removed)
     # The grid is that of the undivided sums: the division by the expected batch came after the noise.
     sums = target.released.detach()[None, noisy].double() * target.expected_batch
-    scores, some = [], max(1, _AT_ONCE // max(1, len(std)))
+    scores, at_once = [], max(1, _AT_ONCE // max(1, len(std)))
     for start in range(0, len(candidates), _TOGETHER):
-        own = _alike(target.contributions, candidates, start)
-        for first in range(0, len(own), some):
-            mine = own[first : first + some][:, noisy].double()
+        own = _in_fixed_batches(target.contributions, candidates, start)
+        for first in range(0, len(own), at_once):
+            mine = own[first : first + at_once][:, noisy].double()
             part = slice(start + first, start + first + len(mine))
             residual = remainder(part).detach()[:, noisy].double()
             scores.append(compared(evidence(residual - mine, sums, std), evidence(residual, sums, std)))
@@ -104,12 +104,12 @@ def evidence(
     return torch.stack(fits)
 
 
-def _alike(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
+def _in_fixed_batches(contributions: Callable[..., Tensor], candidates: Examples, start: int) -> Float[Tensor, "n m"]:
     """Returns contributions of a few candidates in batches of fixed size: last digits do not depend on the index."""
     # Matrix products of other shapes add up in another order; the last batch repeats the last candidate to be full.
     indices = torch.arange(start, start + _TOGETHER).clamp(max=len(candidates) - 1).to(candidates.ids.device)
-    some = contributions(candidates.inputs[indices], candidates.labels[indices])
-    return some[: len(candidates) - start].detach()
+    batch = contributions(candidates.inputs[indices], candidates.labels[indices])
+    return batch[: len(candidates) - start].detach()
 
 
 def compared(with_it: Float[Tensor, "grids n"], without: Float[Tensor, "grids n"]) -> Float[Tensor, " n"]:

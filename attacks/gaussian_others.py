@@ -17,13 +17,13 @@ from .core.membership.shrunk_gaussian import ShrunkGaussian
 
 @attack(access=Access.UPDATE, knows=Knows.POPULATION | Knows.DEFENSE)
 def gaussian_others(
-    target: Observation, coins: torch.Generator, *, examples: int = 256, batch_size: int = 64
+    target: Observation, generator: torch.Generator, *, examples: int = 256, batch_size: int = 64
 ) -> MembershipScores:
     """Scores each candidate by the ratio of two normal densities of the update, with and without its contribution.
 
     Args:
         target: an update, with public examples and the scale of its noise.
-        coins: generator of the random choice of public examples.
+        generator: source of the random choice of public examples.
         examples: largest number of public examples whose contributions model those of the others; as many vectors of
             the size of the release are kept.
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
@@ -42,8 +42,8 @@ def gaussian_others(
     candidates, public = granted(target.candidates), granted(target.population)
     if len(public) < 2:
         raise NotApplicable(f"a covariance must be of at least 2 public examples, got {len(public)}")
-    some = torch.randperm(len(public), generator=coins)[:examples].to(public.ids.device)
-    parts = zip(public.inputs[some].split(batch_size), public.labels[some].split(batch_size), strict=True)
+    chosen = torch.randperm(len(public), generator=generator)[:examples].to(public.ids.device)
+    parts = zip(public.inputs[chosen].split(batch_size), public.labels[chosen].split(batch_size), strict=True)
     known = torch.cat([target.contributions(*part) for part in parts])
     others = max(target.expected_batch - 1, 0.0)
     spread = ShrunkGaussian.of_sums(known, others, granted(target.noise_std))

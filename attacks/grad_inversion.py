@@ -31,7 +31,7 @@ HOPELESS = 0.9
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
 def grad_inversion(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     iterations: int = 4800,
     restarts: int = 4,
@@ -48,7 +48,7 @@ def grad_inversion(
 
     Args:
         target: a shared update and the model it was taken at, which has batch norms.
-        coins: generator of the random starts, and of the noise between steps.
+        generator: source of the random starts, and of the noise between steps.
         iterations: Adam steps of all starts side by side; the paper takes 20,000.
         restarts: number of starts; the result has the smallest objective.
         lr: largest step length, in box units.
@@ -102,9 +102,9 @@ def grad_inversion(
 
     # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
     shape = (restarts, batch_size, *target.input_shape)
-    starts = torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
+    starts = torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
     descents = jittered_adams(
-        objectives, [starts], coins, iterations=iterations, lr=lr, jitter=jitter, project_=box.project_
+        objectives, [starts], generator, iterations=iterations, lr=lr, jitter=jitter, project_=box.project_
     )
     descent = best(descents, hopeless=HOPELESS)
     return Reconstruction(

@@ -14,13 +14,13 @@ from .core import Access, MembershipScores, ModelAccess, attack, granted
 
 @attack(access=Access.WHITE_BOX)
 def gradient_norm(
-    target: ModelAccess, coins: torch.Generator, *, layer: str = "", batch_size: int = 1024
+    target: ModelAccess, generator: torch.Generator, *, layer: str = "", batch_size: int = 1024
 ) -> MembershipScores:
     """Scores each candidate by minus the norm of the gradient of its loss in the parameters of the final model.
 
     Args:
         target: the final model, with squared norms of gradients by parameter.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         layer: prefix of the names of the parameters that count, such as "0." or "fc1.weight"; empty for all of them.
         batch_size: examples per query; bounds memory, changes nothing else.
 

@@ -14,13 +14,13 @@ from .core import Access, MembershipScores, Observation, attack, granted
 
 @attack(access=Access.UPDATE)
 def gradient_similarity(
-    target: Observation, coins: torch.Generator, *, measure: str = "cosine", batch_size: int = 64
+    target: Observation, generator: torch.Generator, *, measure: str = "cosine", batch_size: int = 64
 ) -> MembershipScores:
     """Scores each candidate by the alignment of its contribution with the update.
 
     Args:
         target: an update.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         measure: "cosine", or "inner" for the inner product with the undivided update.
         batch_size: candidates whose contributions are computed at a time; bounds memory, changes nothing else.
 

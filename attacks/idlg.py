@@ -18,13 +18,13 @@ from .core.search.fitted_update import check_search, fitted_update
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def idlg(
-    target: Observation, coins: torch.Generator, *, iterations: int = 6000, restarts: int = 1, lr: float = 1.0
+    target: Observation, generator: torch.Generator, *, iterations: int = 6000, restarts: int = 1, lr: float = 1.0
 ) -> Reconstruction:
     """Reads the label of a batch of size 1 off the last layer, and matches the shared update over the input.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the random starts.
+        generator: source of the random starts.
         iterations: largest number of L-BFGS steps; the search ends earlier if no step decreases the distance.
         restarts: independent starts; the result has the smallest distance. A start that diverges is drawn again, ten
             times at most.
@@ -48,4 +48,4 @@ def idlg(
     structure = granted(target.structure)()
     label = fixed_label(structure, target.released.double() * target.expected_batch, noise_std.double())
     labels = torch.tensor([label], device=target.released.device)
-    return fitted_update(target, coins, labels=labels, iterations=iterations, restarts=restarts, lr=lr)
+    return fitted_update(target, generator, labels=labels, iterations=iterations, restarts=restarts, lr=lr)

@@ -34,7 +34,7 @@ HOPELESS = 0.9
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
 def inverting_gradients(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     iterations: int = 4800,
     restarts: int = 1,
@@ -48,7 +48,7 @@ def inverting_gradients(
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the random starts.
+        generator: source of the random starts.
         iterations: signed Adam steps of each start; the paper's long runs take 24,000.
         restarts: independent starts; the result has the smallest objective.
         tv_weight: weight of the total variation, per box unit; the paper sweeps 1e-1 to 1e-6. No effect on inputs that
@@ -87,7 +87,7 @@ def inverting_gradients(
     def start() -> Tensor:
         # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
-        return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
 
     descents = []
     for first in range(0, restarts, at_once):

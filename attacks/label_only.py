@@ -29,7 +29,7 @@ FEWEST = 16
 @attack(access=Access.LABEL_ONLY)
 def label_only(
     target: LabelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     by: str = "views",
     views: int = 18,
@@ -40,7 +40,7 @@ def label_only(
 
     Args:
         target: the final model, answering with labels.
-        coins: generator of the random points.
+        generator: source of the random points.
         by: "views", the share of views of the image that are classified correctly; or "boundary", the smallest distance
             found to an image with another label.
         views: views of each candidate, the image itself among them, as of `lira`.
@@ -64,18 +64,20 @@ def label_only(
     candidates = granted(target.candidates)
     if by == "views":
         at_once = max(1, batch_size // max(1, views))  # `viewed` refuses invalid numbers of views
-        answered = torch.cat([_of_views(target, some, views, batch_size) for some in candidates.inputs.split(at_once)])
+        answered = torch.cat(
+            [_of_views(target, batch, views, batch_size) for batch in candidates.inputs.split(at_once)]
+        )
         scores = (answered == candidates.labels[:, None]).double().mean(1)
     else:
         asker = _Asker(target, candidates.labels, batch_size)
-        scores = _distances(asker, candidates.inputs, coins, queries)
+        scores = _distances(asker, candidates.inputs, generator, queries)
     return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_model")
 
 
 def _of_views(target: LabelAccess, inputs: Tensor, views: int, batch_size: int) -> Tensor:
     """Returns predicted labels of each view of each input [n, views]."""
     transformed = viewed(inputs, views)
-    answered = torch.cat([target.labels_of(some) for some in transformed.flatten(0, 1).split(batch_size)])
+    answered = torch.cat([target.labels_of(batch) for batch in transformed.flatten(0, 1).split(batch_size)])
     return answered.unflatten(0, transformed.shape[:2])
 
 
@@ -95,14 +97,14 @@ class _Asker:
 
     def answers(self, points: Tensor) -> Tensor:
         """Returns predicted labels of points [n, *shape]."""
-        return torch.cat([self.target.labels_of(some) for some in points.split(self.batch_size)])
+        return torch.cat([self.target.labels_of(batch) for batch in points.split(self.batch_size)])
 
     def beyond(self, points: Tensor, labels: Tensor) -> Bool[Tensor, " n"]:
         """Returns whether the predicted labels of points differ from `labels`."""
         return self.answers(points) != labels
 
 
-def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: int) -> Float[Tensor, " n"]:
+def _distances(asker: _Asker, inputs: Tensor, generator: torch.Generator, queries: int) -> Float[Tensor, " n"]:
     answered = asker.answers(inputs)
     if (answered == answered[0]).all():
         raise NotApplicable("the model answers all candidates alike, so that no other answer is known to search for")
@@ -110,15 +112,15 @@ def _distances(asker: _Asker, inputs: Tensor, coins: torch.Generator, queries: i
     distance = torch.zeros(len(inputs), dtype=torch.float64, device=inputs.device)
     if right.any():
         starts = inputs[_nearest_otherwise(inputs, answered, asker.batch_size)[right]]
-        distance[right] = _searched(asker, inputs[right], asker.labels[right], starts, coins, queries - 1).double()
+        distance[right] = _searched(asker, inputs[right], asker.labels[right], starts, generator, queries - 1).double()
     return distance
 
 
 def _nearest_otherwise(inputs: Tensor, answered: Tensor, at_once: int) -> Tensor:
     """Returns the index of the nearest candidate with another predicted label, for each candidate."""
     flat, nearest = inputs.flatten(1).double(), []
-    for some, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
-        nearest.append(torch.cdist(some, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
+    for batch, own in zip(flat.split(at_once), answered.split(at_once), strict=True):
+        nearest.append(torch.cdist(batch, flat).masked_fill(own[:, None] == answered[None], torch.inf).argmin(dim=1))
     return torch.cat(nearest)
 
 
@@ -132,7 +134,7 @@ def _around(number: int) -> int:
 
 
 def _searched(
-    asker: _Asker, inputs: Tensor, labels: Tensor, starts: Tensor, coins: torch.Generator, queries: int
+    asker: _Asker, inputs: Tensor, labels: Tensor, starts: Tensor, generator: torch.Generator, queries: int
 ) -> Float[Tensor, " n"]:
     """Returns the smallest distance found from each input to a point with another label."""
     point = _to_boundary(asker, inputs, labels, starts)
@@ -142,7 +144,7 @@ def _searched(
         budget -= _round_cost(number)
         # Random points within about 1 / dim of the distance see a nearly plane boundary (HopSkipJump, Section III.C).
         radius = _length(point - inputs) / inputs[0].numel()
-        normal = _normal(asker, point, labels, radius, _around(number), coins)
+        normal = _normal(asker, point, labels, radius, _around(number), generator)
         length = _length(point - inputs) / math.sqrt(number)
         point = _to_boundary(asker, inputs, labels, _along(asker, point, labels, normal, length))
         nearest = torch.minimum(nearest, _length(point - inputs))
@@ -161,14 +163,14 @@ def _to_boundary(asker: _Asker, inputs: Tensor, labels: Tensor, outside: Tensor)
 
 
 def _normal(
-    asker: _Asker, point: Tensor, labels: Tensor, radius: Tensor, around: int, coins: torch.Generator
+    asker: _Asker, point: Tensor, labels: Tensor, radius: Tensor, around: int, generator: torch.Generator
 ) -> Tensor:
     """Estimates unit normals towards other labels, from predicted labels around points on the boundary."""
     at_once = max(1, asker.batch_size // len(point))
     weighted, plain, votes = torch.zeros_like(point), torch.zeros_like(point), point.new_zeros(len(point))
     for first in range(0, around, at_once):
         count = min(at_once, around - first)
-        away = torch.randn(len(point), count, *point.shape[1:], generator=coins).to(point)
+        away = torch.randn(len(point), count, *point.shape[1:], generator=generator).to(point)
         away = away / _spread(_length(away.flatten(0, 1)).unflatten(0, away.shape[:2]), away).clamp(min=1e-12)
         tried = _inside(asker.target, point[:, None] + _spread(radius, away) * away)
         away = (tried - point[:, None]) / _spread(radius, away).clamp(min=1e-12)
@@ -189,8 +191,8 @@ def _along(asker: _Asker, point: Tensor, labels: Tensor, normal: Tensor, length:
     farthest, missing = point, torch.ones(len(point), dtype=torch.bool, device=point.device)
     for _ in range(HALVINGS):
         tried = _inside(asker.target, point + _spread(length, normal) * normal)
-        taken = missing & asker.beyond(tried, labels)
-        farthest, missing = torch.where(_spread(taken, tried), tried, farthest), missing & ~taken
+        misled = missing & asker.beyond(tried, labels)
+        farthest, missing = torch.where(_spread(misled, tried), tried, farthest), missing & ~misled
         length = length / 2
     return farthest
 

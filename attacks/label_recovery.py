@@ -69,13 +69,13 @@ class _Public:
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.POPULATION | Knows.DEFENSE)
 def label_recovery(
-    target: Observation, coins: torch.Generator, *, level: float = 0.05, public: int = 256
+    target: Observation, generator: torch.Generator, *, level: float = 0.05, public: int = 256
 ) -> LabelEstimate:
     """Counts the classes of a batch by the gradient of the last layer.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: not used.
+        generator: not used.
         level: probability that noise names a class that is not there, over all classes.
         public: largest number of public examples that are used.
 
@@ -105,11 +105,11 @@ def label_recovery(
     noise = replace(noise, weight=noise.weight.abs(), bias=noise.bias.abs())
     noisy = bool(noise.weight.any() or noise.bias.any())
     if batch == 1 and not noisy:
-        return _one(possible_labels(layer), layer, target)
+        return _single(possible_labels(layer), layer, target)
     return _by_sums(layer, noise, _of_public(target, structure, public), batch, z, noisy=noisy)
 
 
-def _one(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
+def _single(possible: Tensor, layer: LastLayer, target: Observation) -> LabelEstimate:
     """Returns the label of a batch of size 1, or its possible labels."""
     if bool(possible.all()):
         raise NotApplicable(
@@ -146,7 +146,7 @@ def _by_sums(
     # Slack for rounding, so that -u = 3.0000001 is no fourth example.
     rounding = 1e-4 * (1 + sums.abs())
     if not noisy:
-        sure = layer.bias_seen & (sums < -1e-6 * sums.abs().max())
+        sure = layer.bias_observed & (sums < -1e-6 * sums.abs().max())
         # If the bound may also lengthen a gradient, as normalisation does, only the sign is certain.
         certain = (-sums - rounding).ceil().clamp(min=1) if float(high) <= 1 + 1e-6 else torch.ones_like(sums)
         least = torch.where(sure, certain, least)
@@ -158,11 +158,13 @@ def _by_sums(
         counts = least.long() + largest_remainder_of(expected - least, total - int(least.sum()), known)
     else:
         named = known & (expected > z * error)
-        wanted = torch.where(named, expected.round().clamp(min=1), 0.0)
+        requested = torch.where(named, expected.round().clamp(min=1), 0.0)
         # The strongest first, if more are named than the batch has.
         order = torch.where(named, expected / error, -torch.inf).argsort(descending=True, stable=True)
-        before = wanted[order].cumsum(0) - wanted[order]
-        counts = torch.zeros_like(sums).scatter(0, order, torch.minimum(wanted[order], (batch - before).clamp(min=0)))
+        before = requested[order].cumsum(0) - requested[order]
+        counts = torch.zeros_like(sums).scatter(
+            0, order, torch.minimum(requested[order], (batch - before).clamp(min=0))
+        )
         counts = counts.long()
     slack = (3.0 if not noisy else z) * error + rounding
     lower = ((batch * public.mean * low - sums) / high - slack).ceil()
@@ -219,14 +221,14 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
     shown = torch.cat(
         [at(rows, places.bias[y, None], units.bias[y, None])[:, 0] for rows, y in _rows(target, inputs, labels)]
     )
-    determined = units.bias_seen[labels] & (missing < -1e-6)
+    determined = units.bias_observed[labels] & (missing < -1e-6)
     factors = torch.where(determined, shown / torch.where(determined, missing, 1.0), 1.0)
     factors = factors.clamp(min=1e-12)
     # Features from the row of the least probable label, whose factor p_y - 1 is near -1.
     unlikely = probabilities.argmin(dim=1)
     away = probabilities.gather(1, unlikely[:, None]) - 1
     features = torch.cat([at(rows, places.weight[y], units.weight[y]) for rows, y in _rows(target, inputs, unlikely)])
-    observed = units.weight_seen[unlikely].double()
+    observed = units.weight_observed[unlikely].double()
     mean = (features / away * observed).sum(0) / observed.sum(0).clamp(min=1)
     return _Public(
         mean=probabilities.mean(0),
@@ -240,8 +242,8 @@ def _of_public(target: Observation, structure: Structure, most: int) -> _Public:
 def _rows(target: Observation, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields contributions of these examples with their labels, as many at a time as fit into memory."""
     size = max(1, _ROWS // len(target.released))
-    for some, of in zip(inputs.split(size), labels.split(size), strict=True):
-        yield target.contributions(some, of).double(), of
+    for batch, batch_labels in zip(inputs.split(size), labels.split(size), strict=True):
+        yield target.contributions(batch, batch_labels).double(), batch_labels
 
 
 def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z: float, public: int) -> LabelEstimate:
@@ -283,8 +285,8 @@ def _by_prototypes(target: Observation, sums: Tensor, std: Tensor, batch: int, z
     error = (unit * inverse.diagonal().clamp(min=0)).sqrt()
     if noisy:
         named = expected > z * error
-        wanted = torch.where(named, expected.round().clamp(min=1), 0.0).long()
-        counts = wanted if int(wanted.sum()) <= batch else largest_remainder_of(expected, batch, named)
+        rounded = torch.where(named, expected.round().clamp(min=1), 0.0).long()
+        counts = rounded if int(rounded.sum()) <= batch else largest_remainder_of(expected, batch, named)
     else:
         counts = largest_remainder(expected, batch)
     share = _shares(labels, classes).to(sums)

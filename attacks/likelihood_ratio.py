@@ -15,12 +15,12 @@ from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, att
 
 
 @attack(access=Access.ALL_STEPS, knows=Knows.OTHERS | Knows.DEFENSE)
-def likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
+def likelihood_ratio(target: SeenTranscript, generator: torch.Generator) -> MembershipScores:
     """Sums the log likelihood ratio of "took part" against "did not" over all steps and one-off releases.
 
     Args:
         target: the transcript; each step's `sample_rate` is 1 if participation is known, else the sampling rate.
-        coins: not used.
+        generator: not used.
 
     Returns:
         log prod_t (1 - q + q exp(Lambda_t)) in nats, or decisions if updates carry no noise.

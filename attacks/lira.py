@@ -19,7 +19,7 @@ from .core.membership.shadow_statistics import Normal, compared, normal
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
 def lira(
     target: ModelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     shadows: int = 16,
     views: int = 1,
@@ -31,7 +31,7 @@ def lira(
 
     Args:
         target: the final model, answering with logits, and shadow models.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of shadow models to compare with; even.
         views: views of each candidate: 1 for the image itself, 2 with its mirror image, up to 18 with shifts by a
             pixel.

@@ -11,12 +11,12 @@ from .core.membership.query_scores import answers
 
 
 @attack(access=Access.BLACK_BOX)
-def loss_threshold(target: ModelAccess, coins: torch.Generator, *, batch_size: int = 1024) -> MembershipScores:
+def loss_threshold(target: ModelAccess, generator: torch.Generator, *, batch_size: int = 1024) -> MembershipScores:
     """Scores each candidate by minus its cross-entropy under the final model.
 
     Args:
         target: the final model, answering with logits.
-        coins: not used.
+        generator: not used.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
     Returns:

@@ -22,7 +22,7 @@ from .core import Access, Examples, MembershipScores, NotApplicable, SeenTranscr
 @attack(access=Access.ALL_STEPS)
 def loss_trace(
     target: SeenTranscript,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     statistic: str = "drop",
     points: int = 20,
@@ -32,7 +32,7 @@ def loss_trace(
 
     Args:
         target: the transcript, whose steps have the model that they were taken at.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         statistic: "drop", the first loss less the last; or "iqr", the upper quartile of the losses less the lower.
         points: number of steps, evenly spread, the first and the last among them, besides the final model.
         batch_size: inputs per query; bounds memory, changes nothing else.
@@ -81,5 +81,5 @@ def losses(logits: Callable[..., Tensor], examples: Examples, batch_size: int) -
         batch_size: inputs per query.
     """
     with torch.no_grad():
-        answers = torch.cat([logits(some).double() for some in examples.inputs.split(batch_size)])
+        answers = torch.cat([logits(batch).double() for batch in examples.inputs.split(batch_size)])
     return cross_entropy(answers, examples.labels, reduction="none")

@@ -22,13 +22,13 @@ BORROWED = 8
 
 @attack(access=Access.BLACK_BOX, knows=Knows.POPULATION)
 def modified_entropy(
-    target: ModelAccess, coins: torch.Generator, *, calibrated: bool = True, batch_size: int = 1024
+    target: ModelAccess, generator: torch.Generator, *, calibrated: bool = True, batch_size: int = 1024
 ) -> MembershipScores:
     """Scores each candidate by minus its modified entropy under the final model.
 
     Args:
         target: the final model, answering with logits.
-        coins: not used.
+        generator: not used.
         calibrated: whether classes are made comparable by public examples, which the model answers as it does
             non-members.
         batch_size: inputs per query; bounds memory, changes nothing else.
@@ -48,8 +48,8 @@ def _modified_entropy(log_p: Float[Tensor, "n classes"], labels: Tensor) -> Floa
     own = log_p.gather(1, labels[:, None])[:, 0]
     # log(1 - p_c) is computed from the other classes' probabilities: 1 - p is 0 in float64 if p is within 1e-16 of 1.
     largest = log_p.argmax(dim=1, keepdim=True)
-    rest = log_p.scatter(1, largest, -torch.inf).logsumexp(dim=1, keepdim=True)
-    of_others = torch.log1p(-log_p.exp().clamp(max=1 - 1e-16)).scatter(1, largest, rest)
+    log_rest = log_p.scatter(1, largest, -torch.inf).logsumexp(dim=1, keepdim=True)
+    of_others = torch.log1p(-log_p.exp().clamp(max=1 - 1e-16)).scatter(1, largest, log_rest)
     without_own = (log_p.exp() * of_others).scatter(1, labels[:, None], 0.0)
     missing = of_others.gather(1, labels[:, None])[:, 0].exp()  # 1 - p_y
     return -missing * own - without_own.sum(dim=1)

@@ -12,12 +12,12 @@ from .core import Access, Evidence, Knows, MembershipScores, SeenTranscript, att
 
 
 @attack(access=Access.ONE_OFF, knows=Knows.OTHERS | Knows.DEFENSE)
-def one_off_likelihood_ratio(target: SeenTranscript, coins: torch.Generator) -> MembershipScores:
+def one_off_likelihood_ratio(target: SeenTranscript, generator: torch.Generator) -> MembershipScores:
     """Returns the log likelihood ratio of "was trained on" against "was not", from the one-off releases.
 
     Args:
         target: its `one_offs` with their candidates; steps are not read.
-        coins: not used.
+        generator: not used.
 
     Returns:
         sum_i Lambda_i in nats, or decisions if a release carries no noise.

@@ -10,12 +10,12 @@ from .core import Access, Evidence, Knows, MembershipScores, Observation, attack
 
 
 @attack(access=Access.UPDATE, knows=Knows.OTHERS | Knows.DEFENSE)
-def one_step_likelihood_ratio(target: Observation, coins: torch.Generator) -> MembershipScores:
+def one_step_likelihood_ratio(target: Observation, generator: torch.Generator) -> MembershipScores:
     """Returns the log likelihood ratio of "took part" against "did not", from one update.
 
     Args:
         target: an update with its candidates.
-        coins: not used.
+        generator: not used.
 
     Returns:
         log(1 - q + q exp(Lambda)) in nats, or decisions if the update carries no noise.

@@ -22,13 +22,13 @@ FOLDS = 5
 
 @attack(access=Access.BLACK_BOX, knows=Knows.POPULATION)
 def quantile_regression(
-    target: ModelAccess, coins: torch.Generator, *, trees: int = 100, batch_size: int = 1024
+    target: ModelAccess, generator: torch.Generator, *, trees: int = 100, batch_size: int = 1024
 ) -> MembershipScores:
     """Scores each candidate by its logit gap less that predicted from similar public examples, over its deviation.
 
     Args:
         target: the final model, answering with logits.
-        coins: generator of the folds and of the regression.
+        generator: source of the folds and of the regression.
         trees: number of trees of each regression.
         batch_size: inputs per query; bounds memory, changes nothing else.
 
@@ -46,7 +46,7 @@ def quantile_regression(
         raise NotApplicable(f"a regression must have at least {2 * FOLDS} public examples, got {len(public.ids)}")
     gaps = [logit_gap(answers(target, of, batch_size), of.labels).cpu().numpy() for of in (candidates, public)]
     candidate_features, known = _features(candidates, target.classes), _features(public, target.classes)
-    seed = int(torch.randint(2**31 - 1, (), generator=coins))
+    seed = int(torch.randint(2**31 - 1, (), generator=generator))
     mean = HistGradientBoostingRegressor(max_iter=trees, random_state=seed)
     folds = KFold(FOLDS, shuffle=True, random_state=seed)
     away = np.abs(gaps[1] - cross_val_predict(mean, known, gaps[1], cv=folds))

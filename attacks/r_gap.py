@@ -34,8 +34,8 @@ from .core import (
 )
 from .core.closed_form.acceptance import ReleaseMatch
 from .core.closed_form.recursion.clip_factor import identifiable, sharpest, untold
-from .core.closed_form.recursion.invert import TOLERANCE, InvertedInput, inverted, layers_of
-from .core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from .core.closed_form.recursion.invert import TOLERANCE, InvertedInput, inverted_inputs, layers_of
+from .core.closed_form.recursion.observed_gradients import LayerGradient, observed_gradients
 from .core.closed_form.recursion.walk import Solver
 from .core.targets.network import Network
 
@@ -49,7 +49,7 @@ EXACT = 1e-4
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)
 def r_gap(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     solver: str = "ls",
     mode: str = "single",
@@ -60,7 +60,7 @@ def r_gap(
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: not used: nothing is drawn.
+        generator: not used: nothing is drawn.
         solver: `ls`: least squares; `gls`: weighted by the variances of the noise and of the following layer; `map`:
             with a Gaussian prior on every layer's input, from random inputs, and a box around the input. Without noise
             all are `ls`.
@@ -97,9 +97,9 @@ def r_gap(
     structure = granted(target.structure)()
     network = structure.known_network()
     sums = target.released.double() * target.expected_batch
-    explanations = _found(
+    explanations = _explanations(
         network,
-        shown(structure, sums, noise.double(), layers_of(network)),
+        observed_gradients(structure, sums, noise.double(), layers_of(network)),
         solver=next(choice for choice in get_args(Solver) if choice == solver),
         clipped={"auto": None, "one": False, "unknown": True}[clip_factor],
         combination=mode == "combination",
@@ -136,18 +136,18 @@ def r_gap(
     )
 
 
-def _found(
+def _explanations(
     network: Network, gradients: Mapping[str, LayerGradient], *, clipped: bool | None, **settings: Any
 ) -> list[InvertedInput]:
     """Returns explanations of a gradient, with a clip factor from other layers if the last does not determine it."""
     noisy = any(float(gradient.std.max()) > 0 for gradient in gradients.values())
     determined = not untold(network, gradients) or not identifiable(network, gradients)
     if clipped is False or determined or noisy or settings["combination"] or settings["allow_min_norm"]:
-        return inverted(network, gradients, clipped=clipped, **settings)
+        return inverted_inputs(network, gradients, clipped=clipped, **settings)
     refused: NotApplicable | InconsistentObservation | None = None
     if clipped is None:
         try:
-            explanations = inverted(network, gradients, clipped=False, **settings)
+            explanations = inverted_inputs(network, gradients, clipped=False, **settings)
             if explanations[0].residual < EXACT:
                 return explanations
         except (InconsistentObservation, RankDeficient) as error:
@@ -155,7 +155,7 @@ def _found(
 
     def inverted_by(factor: float, tolerance: float = float("inf")) -> list[InvertedInput]:
         scaled = {name: gradient.scaled(factor) for name, gradient in gradients.items()}
-        return inverted(network, scaled, clipped=False, tolerance=tolerance, **settings)
+        return inverted_inputs(network, scaled, clipped=False, tolerance=tolerance, **settings)
 
     factor = sharpest(lambda factor: min(explanation.residual for explanation in inverted_by(factor)))
     try:

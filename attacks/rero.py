@@ -26,13 +26,13 @@ ROUNDING = 1e-4
 
 
 @attack(access=Access.UPDATE, knows=Knows.PRIOR | Knows.OTHERS | Knows.DEFENSE)
-def rero(target: Observation, coins: torch.Generator) -> Reconstruction:
+def rero(target: Observation, generator: torch.Generator) -> Reconstruction:
     """Picks the most likely candidate of the prior.
 
     Args:
         target: a shared update, with candidates for a record of its batch, and the release less all other
             contributions.
-        coins: not used.
+        generator: not used.
 
     Returns:
         The candidate as the input, with its label; if several would contribute the same, as in a saturated network, the

@@ -31,7 +31,7 @@ GRID = [i / 10 for i in range(11)]
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS | Knows.POPULATION)
 def rmia(
     target: ModelAccess,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     shadows: int = 16,
     views: int = 1,
@@ -48,7 +48,7 @@ def rmia(
 
     Args:
         target: the final model, answering with logits, shadow models and public examples.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of reference models; even.
         views: views of each candidate, as of `lira`; public examples are queried as they are.
         online: whether the half of the models trained on the candidate is used; without it the mean over all models is
@@ -160,8 +160,8 @@ def best_slope(log_p: Tensor, trained_on: Tensor) -> float:
     # One model of each pair was not trained on the candidate; the reference for both models of a pair is the mean over
     # such models of all other pairs.
     of_pair = outside.unflatten(0, (models // 2, 2)).logsumexp(1).exp()
-    rest = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
-    scored = torch.stack([(log_p - _both(rest, a)).mean(-1) for a in GRID])
+    log_others = ((of_pair.sum(0) - of_pair) / (models // 2 - 1)).clamp(min=0).log().repeat_interleave(2, dim=0)
+    scored = torch.stack([(log_p - _both(log_others, a)).mean(-1) for a in GRID])
     return GRID[int(_mean_auc(scored, trained_on).argmax())]
 
 
@@ -175,5 +175,5 @@ def _mean_auc(scores: Tensor, positive: Tensor) -> Tensor:
 
 def _both(log_out: Tensor, a: float) -> Tensor:
     """Returns the log of ((1 + a) p_out + 1 - a) / 2, the mean of p_out and of p_in = a p_out + 1 - a."""
-    rest = math.log((1 - a) / 2) if a < 1 else -math.inf
-    return torch.logaddexp(log_out + math.log((1 + a) / 2), torch.full_like(log_out, rest))
+    log_offset = math.log((1 - a) / 2) if a < 1 else -math.inf
+    return torch.logaddexp(log_out + math.log((1 + a) / 2), torch.full_like(log_out, log_offset))

@@ -26,13 +26,13 @@ TOP = 3
 
 @attack(access=Access.BLACK_BOX, knows=Knows.SHADOWS)
 def shadow_classifier(
-    target: ModelAccess, coins: torch.Generator, *, shadows: int = 16, strength: float = 1.0, batch_size: int = 1024
+    target: ModelAccess, generator: torch.Generator, *, shadows: int = 16, strength: float = 1.0, batch_size: int = 1024
 ) -> MembershipScores:
     """Scores each candidate by a classifier of its class, trained on the outputs of shadow models.
 
     Args:
         target: the final model, answering with logits, and shadow models.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         shadows: number of shadow models to learn from; even.
         strength: inverse of the penalty on squared weights, of standardised features.
         batch_size: inputs per query; bounds memory, changes nothing else.

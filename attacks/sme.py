@@ -29,7 +29,7 @@ HOPELESS = 0.9
 @attack(access=Access.UPDATE, knows=Knows.LABELS | Knows.BATCH_SIZE)
 def sme(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     iterations: int = 4800,
     restarts: int = 1,
@@ -43,7 +43,7 @@ def sme(
 
     Args:
         target: the sum of a client's local steps, or a single step, and the model that they start from.
-        coins: generator of the random starts.
+        generator: source of the random starts.
         iterations: signed Adam steps of each start; the paper takes 1,000.
         restarts: independent starts; the result has the smallest objective.
         tv_weight: weight of the total variation, per box unit. No effect on inputs that are not images.
@@ -65,21 +65,21 @@ def sme(
     several = target.surrogate is not None
     mismatches = surrogate_mismatches(target) if several else direction_mismatches(target)
 
-    def objectives(points: Tensor, *ways: Tensor) -> tuple[Tensor, Tensor]:
+    def objectives(points: Tensor, *offsets: Tensor) -> tuple[Tensor, Tensor]:
         # In units in which a step of length `lr` moves the share by `share_lr`.
-        shares = [share_start + way[:, 0] * (share_lr / lr) for way in ways]
+        shares = [share_start + offset[:, 0] * (share_lr / lr) for offset in offsets]
         distances = mismatches(box.inputs(points), labels, *shares)
         return (distances if prior is None else distances + tv_weight * prior(points)), distances
 
-    def project_(points: Tensor, *ways: Tensor) -> None:
+    def project_(points: Tensor, *offsets: Tensor) -> None:
         box.project_(points)
-        for way in ways if share_lr > 0 else ():
-            way.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
+        for offset in offsets if share_lr > 0 else ():
+            offset.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
 
     def start() -> Tensor:
         # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         shape = (batch_size, *target.input_shape)
-        return torch.randn(shape, generator=coins, dtype=torch.float64).to(target.released)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
 
     descents = []
     for first in range(0, restarts, at_once):

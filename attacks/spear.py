@@ -20,12 +20,12 @@ from .core.closed_form.sparse_columns import kernels
 
 
 @attack(access=Access.UPDATE)
-def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) -> Reconstruction:
+def spear(target: Observation, generator: torch.Generator, *, draws: int = 2**20) -> Reconstruction:
     """Recovers every input of a batch from a layer with ReLU, and certifies those that it proves right.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the drawn rows, and of the entries that a completion is tested on.
+        generator: source of the drawn rows, and of the entries that a completion is tested on.
         draws: largest number of sets of rows; a batch of b needs about 2^(b - 1) times the harmonic number of b.
 
     Returns:
@@ -43,4 +43,4 @@ def spear(target: Observation, coins: torch.Generator, *, draws: int = 2**20) ->
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    return recovered_batch(target, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws)
+    return recovered_batch(target, generator, lambda left, outputs: kernels(left, generator, outputs), budget=draws)

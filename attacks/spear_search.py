@@ -18,13 +18,13 @@ from .core.closed_form.sparse_columns import small_on_sphere
 
 @attack(access=Access.UPDATE)
 def spear_search(
-    target: Observation, coins: torch.Generator, *, starts: int = 4096, iterations: int = 100, together: int = 256
+    target: Observation, generator: torch.Generator, *, starts: int = 4096, iterations: int = 100, together: int = 256
 ) -> Reconstruction:
     """Recovers every input of a batch too large for drawing rows, and certifies those that it proves right.
 
     Args:
         target: a shared update and the model it was taken at.
-        coins: generator of the starts, and of the entries that a completion is tested on.
+        generator: source of the starts, and of the entries that a completion is tested on.
         starts: largest number of descents.
         iterations: subgradient steps of each.
         together: descents at a time, between checks for a complete batch.
@@ -43,8 +43,8 @@ def spear_search(
             raise ValueError(f"{name} must be at least 1, got {value}")
     return recovered_batch(
         target,
-        coins,
-        lambda left, _: small_on_sphere(left, coins, iterations=iterations),
+        generator,
+        lambda left, _: small_on_sphere(left, generator, iterations=iterations),
         budget=starts,
         block=together,
     )

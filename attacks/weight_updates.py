@@ -21,12 +21,12 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @attack(access=Access.UPDATE, knows=Knows.POPULATION)
-def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: int = 64) -> MembershipScores:
+def weight_updates(target: Observation, generator: torch.Generator, *, batch_size: int = 64) -> MembershipScores:
     """Scores each candidate by the largest of five cosines with the update, against those of public examples.
 
     Args:
         target: an update, of a step or the sum of several, with public examples.
-        coins: not used; the attack is deterministic.
+        generator: not used; the attack is deterministic.
         batch_size: examples whose contributions are computed at a time; bounds memory, changes nothing else.
 
     Returns:
@@ -48,7 +48,7 @@ def weight_updates(target: Observation, coins: torch.Generator, *, batch_size: i
         looks = [partial(_at, target.contributions_between, share) for share in SHARES]
     own = torch.stack([_cosines(look, candidates, target.released, batch_size) for look in looks])
     known = torch.stack([_cosines(look, public, target.released, batch_size) for look in looks])
-    best, of_public = (_standard(some, known).amax(0) for some in (own, known))
+    best, of_public = (_standard(pool_scores, known).amax(0) for pool_scores in (own, known))
     scores = _standard(best, of_public)
     return MembershipScores(ids=candidates.ids, scores=scores, exact=False, dependence="per_step")
 

@@ -31,7 +31,7 @@ from leakbench.leaderboard.records.files import write_whole
 
 from .external.files.read import read_tensors
 from .external.model.network import filled
-from .plan.pretrain import last_linear, seen_by
+from .plan.pretrain import last_linear, layer_input
 
 ENCODERS = " or ".join(PATTERNS)
 
@@ -60,7 +60,7 @@ class Encoder:
         """
         with torch.no_grad():
             images = _prepared(inputs, self.side, colour=self.head is not None)
-            features = self.network(images) if self.head is None else seen_by(self.head, self.network, images)
+            features = self.network(images) if self.head is None else layer_input(self.head, self.network, images)
         if not bool(features.isfinite().all()):
             raise ValueError(f"features of {self.about['encoder']} must be finite, got NaN or infinity: other weights?")
         return features.flatten(1).float()
@@ -87,11 +87,11 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
         raise ValueError(f"weights of {name!r} must be given in a file of safetensors: random ones are no encoder")
     if len(input_shape) != 3 and (vision or side is not None):
         raise ValueError(f"inputs must be images, to be resized or for {name!r}, got shape {input_shape}")
-    given = None if weights is None else read_tensors(weights)
+    state = None if weights is None else read_tensors(weights)
     blank = _prepared(torch.zeros(1, *input_shape), side, colour=vision)
     head, weights_name = None, ""
     if vision:
-        colours, classifier, weights_name = torchvision_models.published(name, download=given is None)
+        colours, classifier, weights_name = torchvision_models.published(name, download=state is None)
         network = nn.Sequential(colours, classifier).eval()
         try:
             with torch.no_grad():
@@ -103,9 +103,9 @@ def encoder(name: str, *, weights: Path | None, input_shape: tuple[int, ...], si
             ) from error
     else:
         network = classifier = user_factory.build(name, input_shape=tuple(blank.shape[1:]), classes=None, settings={})
-    if given is not None:
-        filled(classifier, given.tensors)
-    digest = content_digest(*network.state_dict().values()) if given is None else given.sha256
+    if state is not None:
+        filled(classifier, state.tensors)
+    digest = content_digest(*network.state_dict().values()) if state is None else state.sha256
     about = {"encoder": name, "weights": weights_name if weights is None else weights.name, "weights_sha256": digest}
     return Encoder(network.eval(), head, side, about)
 
@@ -179,7 +179,7 @@ def write_features(
 
 def _encoded(encoder: Encoder, inputs: Tensor, batch: int, device: torch.device) -> Tensor:
     """Computes features of all inputs, on the CPU."""
-    return torch.cat([encoder(some.to(device)).cpu() for some in inputs.split(batch)])
+    return torch.cat([encoder(images.to(device)).cpu() for images in inputs.split(batch)])
 
 
 def _prepared(images: Tensor, side: int | None, *, colour: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """Progress messages of long computations, such as the step of a transcript that an attack is reading.
 
-A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener with `told_to`; a
-worker process forwards the messages to its parent process.
+A computation calls `tell`, which costs nothing without a listener. Its caller registers a listener by `with_listener`;
+a worker process forwards the messages to its parent process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _EVERY = 1.0
 """Least seconds between two messages, so that they can be read."""
 
 _listener: Listener | None = None
-_doing = ""
+_activity = ""
 _last = 0.0
 
 
 @contextmanager
-def told_to(listener: Listener | None) -> Iterator[None]:
+def with_listener(listener: Listener | None) -> Iterator[None]:
     """Passes the progress messages of a `with` block to a listener, a second apart or more.
 
     Args:
@@ -36,18 +36,18 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
+def named_activity(activity: str) -> Iterator[None]:
     """Names the computation whose progress is reported within a `with` block.
 
     Args:
-        what: its name, such as "likelihood_ratio on dp_sgd, seed 0".
+        activity: its name, such as "likelihood_ratio on dp_sgd, seed 0".
     """
-    global _doing
-    before, _doing = _doing, what
+    global _activity
+    before, _activity = _activity, activity
     try:
         yield
     finally:
-        _doing = before
+        _activity = before
 
 
 def tell(done: int, total: int, unit: str = "step") -> None:
@@ -62,7 +62,7 @@ def tell(done: int, total: int, unit: str = "step") -> None:
     now = time.monotonic()
     if _listener is not None and (now - _last >= _EVERY or done == total):
         _last = now
-        _listener(f"{_doing + ': ' if _doing else ''}{unit} {done:,} of {total:,}")
+        _listener(f"{_activity + ': ' if _activity else ''}{unit} {done:,} of {total:,}")
 
 
 def listen(listener: Listener) -> None:

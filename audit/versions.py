@@ -43,14 +43,16 @@ class Environment(NamedTuple):
     on: str
     versions: Mapping[str, str]
 
-    def differing(self, here: Mapping[str, str]) -> dict[str, str]:
-        """Returns the tested versions that differ from those in `here`; extras missing on either side are ignored.
+    def differing(self, installed: Mapping[str, str]) -> dict[str, str]:
+        """Returns the tested versions that differ from those in `installed`; extras missing on either side are ignored.
 
         Args:
-            here: installed versions, as returned by `installed`.
+            installed: installed versions, as returned by `installed`.
         """
         needed = {"python", *CORE}
-        versions_here = {name: here.get(name, "" if name in needed else mine) for name, mine in self.versions.items()}
+        versions_here = {
+            name: installed.get(name, "" if name in needed else mine) for name, mine in self.versions.items()
+        }
         return {name: mine for name, mine in self.versions.items() if versions_here[name] != mine}
 
     def __str__(self) -> str:
@@ -80,19 +82,19 @@ def environments() -> tuple[Environment, ...]:
     return tuple(Environment(**entry) for entry in json.loads(_RECORDED.read_text(encoding="utf-8")))
 
 
-def verdict(here: Mapping[str, str], known: tuple[Environment, ...] | None = None) -> str:
+def verdict(installed: Mapping[str, str], known: tuple[Environment, ...] | None = None) -> str:
     """Returns a sentence: whether these versions were tested together, else how the nearest tested environment differs.
 
     Args:
-        here: as returned by `installed`.
+        installed: as returned by `installed`.
         known: environments to compare with; by default all recorded.
     """
     known = environments() if known is None else known
     if not known:
         return "no versions were tested together"
-    nearest = min(known, key=lambda one: len(one.differing(here)))
-    differing = ", ".join(f"{name} {number}" for name, number in nearest.differing(here).items())
-    absent = ", ".join(name for name in here if name not in nearest.versions)
+    nearest = min(known, key=lambda versions: len(versions.differing(installed)))
+    differing = ", ".join(f"{name} {number}" for name, number in nearest.differing(installed).items())
+    absent = ", ".join(name for name in installed if name not in nearest.versions)
     sentence = f"tested together ({nearest})"
     if differing:
         sentence = f"not tested together; the nearest that were ({nearest}) have {differing}"
@@ -104,9 +106,9 @@ def show_versions() -> None:
 
     The output is meant for bug reports; `leakbench doctor` also describes the machine.
     """
-    here = {"leakbench": version("leakbench") or "not installed"} | installed()
+    versions = {"leakbench": version("leakbench") or "not installed"} | installed()
     print(
         "\n".join(
-            [*(f"{name:<20} {number}" for name, number in here.items()), f"{'versions':<20} {verdict(installed())}"]
+            [*(f"{name:<20} {number}" for name, number in versions.items()), f"{'versions':<20} {verdict(installed())}"]
         )
     )

@@ -90,13 +90,13 @@ class DpMacAdam:
 
     def observe(self, state: MacAdamState, context: Context, noisy: tuple[Tensor, ...], update: Tensor) -> MacAdamState:
         """Returns the averages, updated with this step's release, and the new scales."""
-        taken, beta, batch = context.step + 1, self.betas[0], context.expected_batch
+        steps, beta, batch = context.step + 1, self.betas[0], context.expected_batch
         scales = state["scales"]
         before = self._centre(state, context.step)
         gradient = before + scales * noisy[0] / batch
         first, second = self._adam(state, context).moments(gradient)
-        spread = beta * state["spread"] + (1 - beta) * (gradient - first / (1 - beta**taken)) * (gradient - before)
-        short = 2 * (beta - beta**taken) / (1 + beta)
+        spread = beta * state["spread"] + (1 - beta) * (gradient - first / (1 - beta**steps)) * (gradient - before)
+        short = 2 * (beta - beta**steps) / (1 + beta)
         if short > 0:
             noise = (scales * (context.noise_multiplier * self.bound.norm / batch)).square()
             unit = self.clip_norm**2 / context.dim

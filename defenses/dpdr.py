@@ -28,14 +28,14 @@ from .core import (
     Bound,
     BoundKind,
     Complement,
+    ConcatenatedCodec,
     Context,
     Defense,
     Everything,
-    Stacked,
+    SpanCodec,
     State,
     StepPlan,
     Subspace,
-    Within,
     bounded,
     refuse_norm,
     refuse_unknown,
@@ -79,7 +79,7 @@ class Dpdr:
             # (p / (s_p C), l / (s_l C_along)) is clipped to 1 / sigma, here in units in which both parts have noise of
             # sigma.
             factors = (math.sqrt(1 - self.share) / self.bound.norm, math.sqrt(self.share) / self.bound_along.norm)
-            both = Stacked((Complement(along, self.project_noise), along), factors)
+            both = ConcatenatedCodec((Complement(along, self.project_noise), along), factors)
             unit = replace(self.bound, norm=1.0, regulariser=self.bound.regulariser / self.bound.norm)
             return state, StepPlan(Block(codec=both, bound=unit))
         return state, StepPlan(
@@ -95,15 +95,15 @@ class Dpdr:
             bound = replace(self.bound, norm=self.bound.norm * math.sqrt(layer_share))
             if not bool(part.any()):
                 blocks.append(
-                    Block(codec=Within(start, Everything(stop - start), context.dim), bound=bound, share=layer_share)
+                    Block(codec=SpanCodec(start, Everything(stop - start), context.dim), bound=bound, share=layer_share)
                 )
                 continue
             along = Subspace.of(part.unsqueeze(1))
-            rest = Within(start, Complement(along, self.project_noise), context.dim)
+            orthogonal = SpanCodec(start, Complement(along, self.project_noise), context.dim)
             bound_along = replace(self.bound_along, norm=self.bound_along.norm * math.sqrt(layer_share))
-            blocks.append(Block(codec=rest, bound=bound, share=layer_share * (1 - self.share)))
+            blocks.append(Block(codec=orthogonal, bound=bound, share=layer_share * (1 - self.share)))
             blocks.append(
-                Block(codec=Within(start, along, context.dim), bound=bound_along, share=layer_share * self.share)
+                Block(codec=SpanCodec(start, along, context.dim), bound=bound_along, share=layer_share * self.share)
             )
         return blocks
 

@@ -82,9 +82,9 @@ class GeoClip:
 
     def plan(self, state: GradientShape, context: Context) -> tuple[GradientShape, StepPlan]:
         """Plans rescaled differences from the mean."""
-        factors, rest = self._factors(state, context)
+        factors, outside_factor = self._factors(state, context)
         subspace = Subspace.of(state["directions"])
-        codec = Stretched(subspace, state["mean"].new_tensor(factors), rest)
+        codec = Stretched(subspace, state["mean"].new_tensor(factors), outside_factor)
         block = Block(codec=codec, bound=self.bound, query=GradientLess(state["mean"]))
         return state, StepPlan(block, post=Offset(state["mean"]))
 
@@ -93,7 +93,7 @@ class GeoClip:
     ) -> GradientShape:
         """Updates the moving averages; the covariance changes in the span of the known directions and the release."""
         decay, dim, batch = self.covariance_decay, context.dim, context.expected_batch
-        factors, rest = self._factors(state, context)
+        factors, outside_factor = self._factors(state, context)
         # In the model's dtype, which is unknown before the first release.
         mean, directions = state["mean"].to(update), state["directions"].to(update)
         centred = update - mean
@@ -104,7 +104,7 @@ class GeoClip:
         # Variances are in units of C^2 / dim, and multiplied by the batch size: a mean varies less than its terms.
         unit = self.bound.norm**2 / (dim * batch)
         noise = context.noise_multiplier**2 * dim / batch
-        noises = noise / torch.tensor([*factors, rest], dtype=torch.float64)[: frame.shape[1]] ** 2
+        noises = noise / torch.tensor([*factors, outside_factor], dtype=torch.float64)[: frame.shape[1]] ** 2
         covariance = torch.outer(along, along) / unit - torch.diag(noises)
         before = torch.tensor([*state["variances"], state["rest"]], dtype=torch.float64)[: frame.shape[1]]
         variances, vectors = torch.linalg.eigh(decay * torch.diag(before) + (1 - decay) * covariance)
@@ -114,7 +114,7 @@ class GeoClip:
         if dim > known:
             # Measured outside the previous directions: the new ones were chosen for their length in this release.
             outside = float((centred - directions @ (directions.T @ centred)).double().square().sum())
-            others = outside / unit / (dim - known) - noise / rest**2
+            others = outside / unit / (dim - known) - noise / outside_factor**2
         return {
             "mean": self.mean_decay * mean + (1 - self.mean_decay) * update,
             "directions": frame @ vectors[:, order].to(frame),
@@ -126,10 +126,10 @@ class GeoClip:
         """Factors of M for each direction and for the rest."""
         # In units of C^2 / dim for variances and C for norms: isotropic gradients of norm C give 1 at gamma = 1.
         variances = [min(max(value, self.lowest), self.highest) for value in (*state["variances"], state["rest"])]
-        *own, rest = map(math.sqrt, variances)
-        mean_root = (sum(own) + (context.dim - len(own)) * rest) / context.dim
+        *own, outside = map(math.sqrt, variances)
+        mean_root = (sum(own) + (context.dim - len(own)) * outside) / context.dim
         scale = self.gamma / mean_root
-        return [math.sqrt(scale / root) for root in own], math.sqrt(scale / rest)
+        return [math.sqrt(scale / root) for root in own], math.sqrt(scale / outside)
 
 
 def geoclip(

@@ -88,8 +88,8 @@ class Gep:
         if state is None or state["mask"] != mask or context.step % self.interval == 0:
             state = {"mask": mask, "bases": self._directions(spans, kept, context)}
         subspace = self._memory.subspace(state["bases"], spans, context.dim if kept is None else kept.size)
-        rest = Complement(subspace, self.project_noise)
-        along, beside = (codec if kept is None else Masked(kept, codec) for codec in (subspace, rest))
+        residual = Complement(subspace, self.project_noise)
+        along, beside = (codec if kept is None else Masked(kept, codec) for codec in (subspace, residual))
         if self.biased:
             return state, StepPlan(Block(codec=along, bound=self.bound))
         return state, StepPlan(
@@ -127,7 +127,7 @@ class Gep:
         bases = []
         for number, ((a, b), own) in enumerate(zip(spans, ranks, strict=True)):
             rank = min(max(1, own), b - a)
-            coins = context.coins(f"gep {context.step} {number}")
+            generator = context.coins(f"gep {context.step} {number}")
             bases.append(
                 group_directions(
                     batch if kept is None else Rows(rows()),
@@ -135,7 +135,7 @@ class Gep:
                     (a, b),
                     rows,
                     rank,
-                    generator=coins,
+                    generator=generator,
                     passes=self.passes,
                 )
             )

@@ -72,7 +72,7 @@ class SynFlow:
         return kept
 
 
-def _as_it_is(values: Tensor) -> Tensor:
+def _identity(values: Tensor) -> Tensor:
     return values
 
 
@@ -82,7 +82,7 @@ def _positive(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
             for parametrization in module:
-                parametrization.forward = _as_it_is
+                parametrization.forward = _identity
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.abs() if parameter.dim() > 1 else torch.zeros_like(parameter))

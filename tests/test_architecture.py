@@ -263,7 +263,7 @@ PERMITTED = [
     ("defenses.core.gradients.executor", "from .rows import rows\nfrom . import noise"),
     ("benchmarks.data.digits", "from ..core import Splits"),
     ("benchmarks.speed.step", "from leakbench.defenses.core.gradients.layerwise.layers.linear import Outer"),
-    ("benchmarks.speed.rgap", "from leakbench.attacks.core.closed_form.recursion.invert import inverted"),
+    ("benchmarks.speed.rgap", "from leakbench.attacks.core.closed_form.recursion.invert import inverted_inputs"),
     (
         "audit.run.harness",
         "from leakbench.defenses.core import train\nfrom leakbench.leaderboard.records.record import Record",

@@ -22,6 +22,7 @@ MODULES = {
     # A claim of a paper is about that paper's method: a new method needs no entry there.
     if ROOT / "audit" / "theory" not in path.parents
 }
+ON_MODELS = ("BLACK_BOX", "WHITE_BOX", "LABEL_ONLY")  # accesses to a finished model alone
 SHARED_WORDS = {"sgd"}  # also the name of an optimizer, and what a positive control trains with
 
 
@@ -86,6 +87,32 @@ def test_no_readme_has_a_row_for_a_method_that_is_not_there():
     for package in ("defenses", "attacks"):
         rows = re.findall(r"^\| `(\w+)` \|", (ROOT / package / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
         assert set(rows) == {name for owner, name in METHODS if owner == package}
+
+
+def compared_methods() -> dict[str, str]:
+    """Cells of docs/comparison.md that follow from the catalogue, by the title of their row."""
+    modules = {method: importlib.import_module(f"leakbench.{method[0]}.{method[1]}") for method in METHODS}
+    rows: dict[str, list[str]] = {"correlated noise": []}
+    for (package, name), module in modules.items():
+        if package == "defenses":
+            rows["correlated noise"] += [name] * hasattr(module, "Streamed")
+            continue
+        attack = getattr(module, name)
+        source = "the final model" if attack.requires.access.name in ON_MODELS else "updates"
+        titles = {"membership": f"membership from {source}", "reconstruction": "inputs from an update"}
+        if attack.kind != "canaries":
+            rows.setdefault(titles.get(attack.kind, f"{attack.kind} from an update"), []).append(name)
+    cells = {title: f"{len(names)}: {', '.join(f'`{name}`' for name in names)}" for title, names in rows.items()}
+    defenses = sum(package == "defenses" for package, _ in METHODS)
+    return cells | {
+        "private training": f"{defenses} ([defenses](../defenses/README.md)), baselines and ablations included"
+    }
+
+
+def test_the_comparison_with_other_tools_follows_from_the_catalogue():
+    page = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    rows = [f"| {title} | {cell} |" for title, cell in compared_methods().items()]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_the_search_for_mentions_finds_them():

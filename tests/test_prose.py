@@ -17,7 +17,8 @@ FIRST = {"What", "Whether", "Those", "Of", "As", "Where", "Who", "Whoever", "Whi
 # Most per 1,000 words. Anchors of the field have 0.0 to 0.2, 0.6 to 2.2 and 1.0 to 1.7.
 MOST = {"what": 1.0, "where": 2.0, "one": 3.5, "whoever": 0.1}
 # Variables that say nothing of what they hold.
-EMPTY = {"found", "told", "asked", "there", "seen"}
+EMPTY = {"found", "told", "asked", "there", "seen", "said", "taken", "made", "held", "got", "wanted", "given"}
+EMPTY |= {"other", "rest", "what", "these", "coins", "some", "here", "which"}
 # Variables that are clear only beside another one, as sides or numbers.
 PAIRED = {"left": {"right", "rights", "top", "columns"}, "one": {"zero"}}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

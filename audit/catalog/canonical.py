@@ -25,25 +25,25 @@ def older() -> dict[str, dict[str, list[str]]]:
     return json.loads(text)
 
 
-def canonical(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def canonical(kind: MethodKind, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a method that its ids depend on.
 
     Args:
         kind: "defenses" or "attacks".
         name: of the method.
-        given: every setting, resolved.
+        chosen: every setting, resolved.
     """
     always, known = older()[kind].get(name, []), settings(kind, name)
-    return {key: value for key, value in given.items() if key in always or not _at_default(known.get(key), value)}
+    return {key: value for key, value in chosen.items() if key in always or not _at_default(known.get(key), value)}
 
 
-def recorded(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(kind: MethodKind, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a method in record form: all, so that no reader needs the defaults of that version.
 
     Methods older than the rule are the exception: their records leave out settings that were added later and are at
     their default.
     """
-    return canonical(kind, name, given) if name in older()[kind] else dict(given)
+    return canonical(kind, name, chosen) if name in older()[kind] else dict(chosen)
 
 
 def _at_default(setting: Setting | None, value: Any) -> bool:

@@ -26,7 +26,7 @@ from .listing import (
 from .messages import CatalogError, in_one_line, no_such
 from .methods import BUDGETED, adapts, defense, find, settings
 from .settings import Setting, read_settings
-from .step_summary import InAStep, in_a_step
+from .step_summary import StepSummary, step_summary
 
 CALIBRATED = "calibrated to the budget"
 """Description of a defense's noise multiplier if none is given."""
@@ -44,7 +44,7 @@ class Explanation:
         settings: of a method; empty otherwise.
         requires: an attack's threat model, by names.
         sees: what an observer of every update sees of a step under a defense; None for others, and if undocumented.
-        in_a_step: releases and cost of a defense in a step, or the reason why they are unknown; None for others.
+        step_summary: releases and cost of a defense in a step, or the reason why they are unknown; None for others.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Explanation:
     settings: tuple[Setting, ...] = ()
     requires: dict[str, Any] | None = None
     sees: str | None = None
-    in_a_step: InAStep | str | None = None
+    step_summary: StepSummary | str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values: types in words, defaults that JSON lacks as text."""
@@ -66,8 +66,8 @@ class Explanation:
             "settings": [setting.to_dict() for setting in self.settings],
             "requires": self.requires,
             "sees": self.sees,
-            "in_a_step": self.in_a_step.to_dict() if isinstance(self.in_a_step, InAStep) else None,
-            "not_rehearsed": self.in_a_step if isinstance(self.in_a_step, str) else None,
+            "in_a_step": self.step_summary.to_dict() if isinstance(self.step_summary, StepSummary) else None,
+            "not_rehearsed": self.step_summary if isinstance(self.step_summary, str) else None,
         }
 
 
@@ -140,7 +140,7 @@ def _of_method(kind: MethodKind, name: str, summary: str, about: str) -> Explana
         settings=_of_a_defense(name) if kind == "defenses" else tuple(settings(kind, name).values()),
         requires=None if requires is None else requires.to_dict(),
         sees=column("leakbench.defenses", "sees").get(name) if kind == "defenses" and not foreign(kind, name) else None,
-        in_a_step=_facts(name) if kind == "defenses" else None,
+        step_summary=_facts(name) if kind == "defenses" else None,
     )
 
 
@@ -158,10 +158,10 @@ def _of_a_defense(name: str) -> tuple[Setting, ...]:
     return tuple(accepted)
 
 
-def _facts(name: str) -> InAStep | str:
+def _facts(name: str) -> StepSummary | str:
     """Returns releases and cost of a defense; for a third-party defense that fails at its defaults, the reason."""
     try:
-        return in_a_step(defense(name, {}))
+        return step_summary(defense(name, {}))
     except Exception as error:  # third-party code may raise any exception, and is explained all the same
         if not foreign("defenses", name):
             raise

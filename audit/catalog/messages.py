@@ -16,9 +16,9 @@ def near_miss(word: str, options: Iterable[str]) -> str | None:
     return close[0] if close else None
 
 
-def no_such(what: str, name: str, options: Iterable[str]) -> str:
+def no_such(kind: str, name: str, options: Iterable[str]) -> str:
     """Returns a sentence such as "no defense named 'pcpd'; did you mean 'pcdp'?"."""
-    return f"no {what} named {name!r}; {way_out(name, options)}"
+    return f"no {kind} named {name!r}; {way_out(name, options)}"
 
 
 def way_out(word: str, options: Iterable[str]) -> str:

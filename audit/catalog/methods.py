@@ -107,8 +107,8 @@ def attack(name: str) -> Attack[Any]:
     except AttackProcessError as error:
         raise CatalogError(f"attack {name!r}: {error}") from error
     except CatalogError as error:  # from that process, which received the absolute path
-        whole, given = (spelling.rpartition(":")[0] for spelling in (own, name))
-        raise type(error)(str(error).replace(whole, given) if whole else str(error)) from None
+        full_path, path_as_given = (spelling.rpartition(":")[0] for spelling in (own, name))
+        raise type(error)(str(error).replace(full_path, path_as_given) if full_path else str(error)) from None
 
 
 def attack_here(name: str) -> Attack[Any]:
@@ -159,32 +159,32 @@ def _refuse_positional(name: str, factory: Callable[..., Any]) -> None:
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind is not parameter.KEYWORD_ONLY:
             place = origin("defenses", name)
-            way = (
+            hint = (
                 "decorate it with leakbench.attacks.core.attack, if it is one"
                 if parameter.name == "target"
                 else "write *, before it"
             )
-            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): {way}")
+            raise CatalogError(f"{place} must take keyword-only settings, got ({parameter}): {hint}")
 
 
-def resolve(kind: MethodKind, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(kind: MethodKind, name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all settings of a method, the given values over the defaults, each of the right type.
 
     Raises:
         CatalogError: unknown name, or all errors in the settings.
     """
     try:
-        return resolve_settings(settings(kind, name), given)
+        return resolve_settings(settings(kind, name), chosen)
     except CatalogError as error:
         raise CatalogError(f"{KINDS[kind]} {name!r}: {error}") from None
 
 
-def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
+def defense(name: str, chosen: Mapping[str, Any] | None = None, *, noise_multiplier: float | None = None) -> Defense:
     """Constructs a defense by name.
 
     Args:
         name: its file name, or the path of its function.
-        given: settings; the others have their defaults.
+        chosen: settings; the others have their defaults.
         noise_multiplier: std / sensitivity, for defenses that add noise; ignored for other defenses.
 
     Raises:
@@ -193,14 +193,14 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         ValueError: the method refuses a value.
     """
     factory = find("defenses", name)
-    resolved = resolve("defenses", name, given or {})
+    resolved = resolve("defenses", name, chosen or {})
     # SGD, for example, adds no noise at any budget, and its function has no such argument.
     if noise_multiplier is not None and BUDGETED in inspect.signature(factory).parameters:
         resolved[BUDGETED] = noise_multiplier
     # A third-party method may have a setting `bound` with another meaning.
     ours = resolved.get("bound") == ADAPTIVE and settings("defenses", name)["bound"].annotation == BoundKind
     try:
-        made = factory(**resolved | ({"bound": "clip"} if ours else {}))
+        built = factory(**resolved | ({"bound": "clip"} if ours else {}))
     except ImportError as error:
         raise missing("defenses", name, error) from error
     except ValueError:
@@ -209,12 +209,12 @@ def defense(name: str, given: Mapping[str, Any] | None = None, *, noise_multipli
         if not foreign("defenses", name):
             raise  # a bug of this library, located by its traceback
         raise CatalogError(f"{origin('defenses', name)} raised {in_one_line(error)}") from error
-    if not isinstance(made, Defense):
+    if not isinstance(built, Defense):
         raise CatalogError(
-            f"{origin('defenses', name)} must return a leakbench.defenses.core.Defense, got {type(made).__name__}"
+            f"{origin('defenses', name)} must return a leakbench.defenses.core.Defense, got {type(built).__name__}"
         )
-    _refuse_own_noise(name, made, noise_multiplier)
-    return _adapting(name, made) if ours else made
+    _refuse_own_noise(name, built, noise_multiplier)
+    return _adapting(name, built) if ours else built
 
 
 def adapts(name: str) -> bool:
@@ -223,43 +223,43 @@ def adapts(name: str) -> bool:
     True as well if this cannot be tried, as for a third-party file whose settings lack a default.
     """
     try:
-        made = defense(name)
+        built = defense(name)
     except (CatalogError, ValueError):
         return True
     try:
-        _adapting(name, made)
+        _adapting(name, built)
     except CatalogError:
         return False
     return True
 
 
-def _adapting(name: str, made: Defense) -> Defense:
+def _adapting(name: str, defense: Defense) -> Defense:
     """Returns the defense with a clip norm that adapts to its gradients.
 
     Raises:
         CatalogError: it has no bound, several bounds, or an adaptive clip norm already.
     """
     try:
-        around, account = replace(adapted(made), name=made.name), Account(Ledger(poisson(0.1)))
+        around, account = replace(adapted(defense), name=defense.name), Account(Ledger(poisson(0.1)))
         # Two steps, because a method with memory may plan its first step, without memory, under another bound.
-        taken = list(rehearsed(made.with_noise(1.0), account, steps=2))
-        norms = {block.bound.norm for step in taken if step.plan for block in step.plan.plan.blocks if block.updates}
+        steps = list(rehearsed(defense.with_noise(1.0), account, steps=2))
+        norms = {block.bound.norm for step in steps if step.plan for block in step.plan.plan.blocks if block.updates}
         predict(around.with_noise(1.0), sampling=poisson(0.1), steps=2)
-        if isinstance(made.method, Adapted) or len(norms) > 1:
+        if isinstance(defense.method, Adapted) or len(norms) > 1:
             raise ValueError("its clip norm moves already")
     except ValueError as error:
         raise CatalogError(f"{origin('defenses', name)} cannot have the bound {ADAPTIVE!r}: {error}") from error
     return around
 
 
-def _refuse_own_noise(name: str, made: Defense, noise_multiplier: float | None) -> None:
+def _refuse_own_noise(name: str, built: Defense, noise_multiplier: float | None) -> None:
     """Refuses a defense with another noise multiplier than the budget of a suite, or the user, gave to its function."""
-    got = made.noise_multiplier
-    if got == noise_multiplier or got == 0.0 or (got is None and noise_multiplier is None):
+    own_noise = built.noise_multiplier
+    if own_noise == noise_multiplier or own_noise == 0.0 or (own_noise is None and noise_multiplier is None):
         return  # at 0 the method adds no noise, whatever the budget
     raise CatalogError(
         f"{origin('defenses', name)} must hand on the noise multiplier that it is given, {noise_multiplier}, and its "
-        f"defense has {got}: take noise_multiplier: float | None = None, and return Defense(..., "
+        f"defense has {own_noise}: take noise_multiplier: float | None = None, and return Defense(..., "
         "noise_multiplier=noise_multiplier)"
     )
 

@@ -38,11 +38,11 @@ def is_path(name: str) -> bool:
     return name.endswith(".py") or (bool(colon) and path.endswith(".py"))
 
 
-def check(what: str, name: str) -> None:
+def check(kind: str, name: str) -> None:
     """Refuses a path to a missing file, or without a function name; runs nothing.
 
     Args:
-        what: kind of method, such as "defense".
+        kind: kind of method, such as "defense".
         name: path of a Python file, a colon, the name of a function.
 
     Raises:
@@ -50,23 +50,23 @@ def check(what: str, name: str) -> None:
     """
     path, function = _parts(name)
     if not function.isidentifier():
-        raise CatalogError(f"{what} {name!r} must be written {PATTERN}, the function behind a colon")
+        raise CatalogError(f"{kind} {name!r} must be written {PATTERN}, the function behind a colon")
     if not path.is_file():
-        raise CatalogError(f"no file {str(path)!r} for {what} {name!r}; a path is relative to {Path.cwd()}")
+        raise CatalogError(f"no file {str(path)!r} for {kind} {name!r}; a path is relative to {Path.cwd()}")
 
 
-def load(what: str, name: str) -> Any:
+def load(kind: str, name: str) -> Any:
     """Returns the function, or decorated attack, at a path.
 
     Args:
-        what: kind of method, such as "defense".
+        kind: kind of method, such as "defense".
         name: path of a Python file, a colon, the name of a function.
 
     Raises:
         CatalogError: as in `check`, or the file raises, or has no function of that name.
         ImportError: the file imports a package that is not installed.
     """
-    check(what, name)
+    check(kind, name)
     path, function = _parts(name)
     first = path.resolve()
     module = _module(first, " ".join(map(_content, _source_files(first))))

@@ -102,15 +102,15 @@ def _settings_of(function: Callable[..., Any], ignoring: str) -> dict[str, Setti
     }
 
 
-def resolve_settings(known: Mapping[str, Setting], given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_settings(known: Mapping[str, Setting], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns every setting, the given values over the defaults, each of the right type, in the order of `known`.
 
     Raises:
         CatalogError: all errors: unknown, missing, of another type, or without a JSON form.
     """
     resolved = {key: setting.default for key, setting in known.items() if not setting.required}
-    wrong = [f"{key} is missing" for key, setting in known.items() if setting.required and key not in given]
-    for key, value in given.items():
+    wrong = [f"{key} is missing" for key, setting in known.items() if setting.required and key not in chosen]
+    for key, value in chosen.items():
         if key not in known:
             wrong.append(f"unknown setting {key!r}; {way_out(key, known)}")
             continue

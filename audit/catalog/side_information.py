@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakbench.defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, made_of
+from leakbench.defenses.core import Coordinates, Keep, Project, StepPlan, Subspace, nested_codecs
 
 SEED = 8  # bytes
 _FLOAT = 4  # bytes per float32 number
@@ -24,28 +24,28 @@ KnownFrom = Literal["public coins", "public examples", "releases", "other coins"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Besides:
+class SideInformation:
     """A mask or a basis that a receiver must know.
 
     Attributes:
-        what: "mask" or "basis".
+        kind: "mask" or "basis".
         source: what it is a function of.
         size: bytes of the seed, or of the mask or basis itself if a receiver cannot recompute it; 0 if it can.
         after_noise: whether it is applied only after the noise, to a release of all coordinates.
     """
 
-    what: Literal["mask", "basis"]
+    kind: Literal["mask", "basis"]
     source: KnownFrom
     size: int
     after_noise: bool
 
     def to_dict(self) -> dict[str, object]:
         """Returns JSON values."""
-        return {"what": self.what, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
+        return {"what": self.kind, "source": self.source, "bytes": self.size, "after_noise": self.after_noise}
 
     def line(self) -> str:
         """Returns a sentence."""
-        use = f"the {self.what}" + " of the noisy update" * self.after_noise
+        use = f"the {self.kind}" + " of the noisy update" * self.after_noise
         if self.source == "public coins":
             return f"sends besides: a seed of {self.size} bytes, once: {use} is drawn by public coins"
         if self.source == "other coins":
@@ -61,39 +61,39 @@ class Besides:
         return f"sends besides: nothing: {use} is a function of the initial parameters and of past releases"
 
 
-def besides(
-    plan: StepPlan, *, again: StepPlan, other_coins: StepPlan, other_examples: StepPlan, public: bool
-) -> tuple[Besides, ...]:
+def side_information(
+    plan: StepPlan, *, again: StepPlan, other_seed: StepPlan, other_examples: StepPlan, public: bool
+) -> tuple[SideInformation, ...]:
     """Returns the masks and bases of a plan: at most a mask and a basis for the release, and for the map after it.
 
     Args:
         plan: plan of a step.
         again: plan of the same step in a run with the same public randomness and examples.
-        other_coins: plan of the same step in a run whose public randomness has another seed.
+        other_seed: plan of the same step in a run whose public randomness has another seed.
         other_examples: plan of the same step in a run with other public examples, used for masks.
         public: whether public examples were read; bases are then attributed to them.
     """
     sent = []
-    repeated, drawn, read = _told(again), _told(other_coins), _told(other_examples)
-    for (what, after_noise), tensor in _told(plan).items():
-        of_examples = public and (what == "basis" or _differs(tensor, read.get((what, after_noise))))
-        of_coins = _differs(tensor, drawn.get((what, after_noise)))
+    repeated, drawn, read = _by_kind(again), _by_kind(other_seed), _by_kind(other_examples)
+    for (kind, after_noise), tensor in _by_kind(plan).items():
+        of_examples = public and (kind == "basis" or _differs(tensor, read.get((kind, after_noise))))
+        of_coins = _differs(tensor, drawn.get((kind, after_noise)))
         source: KnownFrom = "public examples" if of_examples else "public coins" if of_coins else "releases"
-        if _differs(tensor, repeated.get((what, after_noise))):
+        if _differs(tensor, repeated.get((kind, after_noise))):
             source = "other coins"
         codecs = _after(plan) if after_noise else _released(plan)
-        whole = _bitmap(codecs) if what == "mask" else _matrices(codecs)
+        whole = _bitmap(codecs) if kind == "mask" else _matrices(codecs)
         size = {"public coins": SEED, "releases": 0}.get(source, whole)
-        sent.append(Besides(what=what, source=source, size=size, after_noise=after_noise))
+        sent.append(SideInformation(kind=kind, source=source, size=size, after_noise=after_noise))
     return tuple(sent)
 
 
 def masked(plan: StepPlan) -> bool:
     """True if a plan selects some of the coordinates by a mask."""
-    return any(what == "mask" for what, _ in _told(plan))
+    return any(kind == "mask" for kind, _ in _by_kind(plan))
 
 
-def _told(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
+def _by_kind(plan: StepPlan) -> dict[tuple[Literal["mask", "basis"], bool], Tensor]:
     """Returns each mask and basis as a tensor, by its kind and whether it is applied only after the noise."""
     tensors: dict[tuple[Literal["mask", "basis"], bool], Tensor] = {}
     for after_noise, codecs in ((False, _released(plan)), (True, _after(plan))):
@@ -109,7 +109,7 @@ def _differs(tensor: Tensor, otherwise: Tensor | None) -> bool:
 
 
 def _released(plan: StepPlan) -> list[object]:
-    return [codec for block in plan.blocks if block.updates for codec in made_of(block.codec)]
+    return [codec for block in plan.blocks if block.updates for codec in nested_codecs(block.codec)]
 
 
 def _after(plan: StepPlan) -> list[object]:

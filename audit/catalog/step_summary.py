@@ -26,7 +26,7 @@ from leakbench.defenses.core import (
     unverified,
 )
 
-from .side_information import Besides, besides, masked
+from .side_information import SideInformation, masked, side_information
 
 BYTES = 4  # per float32 number
 _INPUT = (1, 28, 28)
@@ -34,14 +34,14 @@ _EPOCHS, _PER_EPOCH = 20, 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class InAStep:
+class StepSummary:
     """Numbers that a defense releases in a step, and the privacy events that a step is charged.
 
     Attributes:
         parameters: number of parameters of the reference network.
         first: count of the numbers released in the first step, an entry per block.
         last: count of the numbers released in the last step, an entry per block.
-        besides: masks and bases that a receiver needs beside the numbers of the last step.
+        side_information: masks and bases that a receiver needs beside the numbers of the last step.
         shares: fraction of the last step's 1 / sigma^2 spent by each block.
         events: charged privacy events, in words.
         reason: reason why nothing is proved; empty if a bound and noise prove something.
@@ -52,7 +52,7 @@ class InAStep:
     parameters: int
     first: tuple[int, ...]
     last: tuple[int, ...]
-    besides: tuple[Besides, ...]
+    side_information: tuple[SideInformation, ...]
     shares: tuple[float, ...]
     events: tuple[str, ...]
     reason: str
@@ -66,7 +66,7 @@ class InAStep:
             "numbers_first_step": list(self.first),
             "numbers_last_step": list(self.last),
             "bytes_last_step": BYTES * sum(self.last),
-            "sent_besides": [information.to_dict() for information in self.besides],
+            "sent_besides": [information.to_dict() for information in self.side_information],
             "shares": list(self.shares),
             "events": list(self.events),
             "proves_nothing": self.reason or None,
@@ -84,7 +84,7 @@ class InAStep:
         over = told(self.last) if self.first == self.last else f"{told(self.first)} at first, {told(self.last)} at last"
         lines = [
             f"sends, of {self.parameters:,} parameters: {over}",
-            *(information.line() for information in self.besides),
+            *(information.line() for information in self.side_information),
         ]
         if len(self.shares) > 1:
             shares = ", ".join(f"{share:.3g}" for share in self.shares)
@@ -127,7 +127,7 @@ def _account(defense: Defense) -> Account:
 def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, *, seed: int = 0) -> list[StepPlan]:
     """Returns the plans of the first and the last step; methods with memory have none in the first."""
     steps = _EPOCHS * _PER_EPOCH
-    taken = rehearsed(
+    executed = rehearsed(
         defense,
         account,
         steps=steps,
@@ -138,33 +138,33 @@ def _plans(defense: Defense, account: Account, public: ToyRows, layout: Layout, 
         architecture=_network,
         input_shape=_INPUT,
     )
-    return [step.plan.plan for step in taken if step.plan]
+    return [step.plan.plan for step in executed if step.plan]
 
 
-def in_a_step(defense: Defense) -> InAStep:
+def step_summary(defense: Defense) -> StepSummary:
     """Returns the summary of a defense, at its noise multiplier, or at 1 if that is not set."""
     layout, noisy = Layout.of(_network()), defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
     account, public = _account(defense), ToyRows(layout.dim)
     plans = _plans(noisy, account, public, layout)
     # If public examples are read, bases are attributed to them without another rehearsal, which takes seconds. A mask
     # may still be drawn by public randomness, so plans with a mask are rehearsed again.
-    again = other_coins = other_examples = plans
+    again = other_seed = other_examples = plans
     if not public.used or masked(plans[-1]):
-        other_coins = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
+        other_seed = _plans(noisy, _account(defense), ToyRows(layout.dim), layout, seed=1)
     if public.used and masked(plans[-1]):
         other_examples = _plans(noisy, _account(defense), ToyRows(layout.dim, seed=1), layout)
     if any(account.remarks.values()) and not public.used:  # of a method that no test has checked for public randomness
         again = _plans(noisy, _account(defense), ToyRows(layout.dim), layout)
     first, last = (_sizes(plan) for plan in (plans[0], plans[-1]))
     entries = account.ledger.entries
-    return InAStep(
+    return StepSummary(
         parameters=layout.dim,
         first=first,
         last=last,
-        besides=besides(
+        side_information=side_information(
             plans[-1],
             again=again[-1],
-            other_coins=other_coins[-1],
+            other_seed=other_seed[-1],
             other_examples=other_examples[-1],
             public=public.used,
         ),

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits; every expected error is a single sentence on stderr."""
     keep_freed_memory()
     gc.freeze()  # imported objects are permanent: freezing them keeps garbage collections short
-    codecs.register_error("shown", _shown)
+    codecs.register_error("shown", _replaced)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="shown")
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else OK)
 
 
-def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
     """Replaces characters that an encoding lacks: a byte of a path by itself, others, such as ∞, by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error

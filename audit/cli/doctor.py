@@ -69,9 +69,9 @@ def words(findings: dict[str, Any]) -> str:
     lines += [f"{name:<14} {number or 'not installed'}" for name, number in findings["versions"].items()]
     lines.append(f"versions   {findings['tested']}")
     for extra, parts in findings["extras"].items():
-        here = ", ".join(f"{name} {number}" for name, number in parts.items() if number)
+        installed = ", ".join(f"{name} {number}" for name, number in parts.items() if number)
         missing = ", ".join(name for name, number in parts.items() if not number)
-        lines.append(f"extra {extra:<8} {here or 'nothing'}" + (f"; without {missing}" if missing else ""))
+        lines.append(f"extra {extra:<8} {installed or 'nothing'}" + (f"; without {missing}" if missing else ""))
         if missing:
             lines.append(f"{'':15}pip install 'leakbench[{extra}]'")
     lines += [f"data  {name:<8} {about}" for name, about in findings["data"].items()]

@@ -54,7 +54,7 @@ def epsilon(
     torch.set_num_threads(1)
     if (noise_multiplier is None) == (not calibrate):
         raise ValueError("one of --noise-multiplier and --calibrate must be given")
-    wanted: dict[str, Any] = _wanted(calibrate, delta) if calibrate else {}
+    limits: dict[str, Any] = _wanted(calibrate, delta) if calibrate else {}
     if noise_multiplier is not None and not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be zero or a positive number, got {noise_multiplier}")
     if not 0 < delta < 1:
@@ -65,12 +65,12 @@ def epsilon(
         raise ValueError(f"tpr_at_fpr must be a rate in [0, 1], got {bad[0]}")
     if bad := [value for value in delta_at or () if not 0 <= value < math.inf]:
         raise ValueError(f"delta_at must be a finite epsilon of at least 0, got {bad[0]}")
-    made = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
+    built = catalog.defense(defense, parse_settings(settings or []), noise_multiplier=noise_multiplier)
     try:
         drawn = Sampling(sampling, sample_rate, groups, largest_batch, examples)  # pyright: ignore[reportArgumentType]  refused there by name
-        if wanted:
-            made = calibrated(made, sampling=drawn, steps=steps, **wanted)
-        account = predicted(made, sampling=drawn, steps=steps)
+        if limits:
+            built = calibrated(built, sampling=drawn, steps=steps, **limits)
+        account = predicted(built, sampling=drawn, steps=steps)
     except Exception as error:
         if not catalog.foreign("defenses", defense):
             raise
@@ -82,10 +82,10 @@ def epsilon(
     doubts = [sentence for sentence in account.remarks.values() if sentence]
     allowed = _allowed(claim, advantage=advantage, fprs=tpr_at_fpr or [], epsilons=delta_at or [])
     if as_json:
-        print_json(_document(defense, made, claim, steps) | allowed | ({"unverified": doubts} if doubts else {}))
+        print_json(_document(defense, built, claim, steps) | allowed | ({"unverified": doubts} if doubts else {}))
         return OK
-    if wanted:
-        print(f"noise   {made.noise_multiplier:.6g}, calibrated for {calibrate}")
+    if limits:
+        print(f"noise   {built.noise_multiplier:.6g}, calibrated for {calibrate}")
     _print(replace(claim, unverified=tuple(doubts)))
     _print_allowed(allowed)
     return OK

@@ -136,15 +136,15 @@ def evidence(
     remark = _backwards(values, member)
     verdict = None
     if claim is not None:
-        held, relation_held = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
-        verdict = judge(bound, epsilon=held, delta=at, relation=relation_held)  # pyright: ignore[reportArgumentType]
+        claimed, claimed_relation = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
+        verdict = judge(bound, epsilon=claimed, delta=at, relation=claimed_relation)  # pyright: ignore[reportArgumentType]
     if as_json:
         against = None if claim is None else {"epsilon": claim, "delta": delta, "relation": claim_relation}
         if against is not None and implied is not None:
             against["implies"] = {"epsilon": implied[0], "delta": implied[1], "relation": "replace_one"}
         print_json({"bound": bound.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
     else:
-        print(_told(bound))
+        print(_bound_words(bound))
         if remark:
             print(f"remark: {remark}")
         if verdict is not None:
@@ -166,7 +166,7 @@ def _backwards(values: Any, member: Any) -> str | None:
     )
 
 
-def _told(bound: Any) -> str:
+def _bound_words(bound: Any) -> str:
     kind = f"{bound.level:.0%} {bound.kind}"
     # Three digits suffice: a probability is no more exact than its assumptions.
     counted = {
@@ -187,11 +187,11 @@ def _choice(text: str | None, seed: int) -> Any:
 
     if text is None:
         raise ValueError("--threshold must be given for runs: fixed:T, declared:T1,T2,... or split[:N]")
-    kind, _, rest = text.partition(":")
+    kind, _, numbers_text = text.partition(":")
     if kind == "split":
-        return SplitThreshold(splits=_count(rest or "1"), seed=seed)
+        return SplitThreshold(splits=_count(numbers_text or "1"), seed=seed)
     try:
-        numbers = tuple(float(part) for part in rest.split(","))
+        numbers = tuple(float(part) for part in numbers_text.split(","))
     except ValueError:
         numbers = ()
     if kind == "fixed" and len(numbers) == 1:
@@ -219,8 +219,8 @@ def _read(scores: Path, truth: Path | None) -> Table:
     table = _table(scores, ["id", "score"] if truth is not None else ["id", "score", "member"])
     if truth is not None:
         known = _table(truth, ["id", "member"])
-        for reference, other, file in ((known, table, scores), (table, known, truth)):
-            missing = reference.loc[~reference["id"].isin(other["id"]), "id"]
+        for reference, table_to_match, file in ((known, table, scores), (table, known, truth)):
+            missing = reference.loc[~reference["id"].isin(table_to_match["id"]), "id"]
             if len(missing):
                 raise ValueError(
                     f"{file.name} must have every id once, and lacks {len(missing)}, as {missing.iloc[0]!r}"
@@ -236,7 +236,7 @@ def _read(scores: Path, truth: Path | None) -> Table:
     return table
 
 
-def _table(file: Path, wanted: list[str]) -> Table:
+def _table(file: Path, columns: list[str]) -> Table:
     import numpy as np
     import pandas as pd
 
@@ -246,9 +246,9 @@ def _table(file: Path, wanted: list[str]) -> Table:
         table: Table = read_csv(file.read_bytes(), file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} must be a CSV file with a header, got: {' '.join(str(error).split())}") from error
-    lacking = [name for name in wanted if name not in table.columns]
+    lacking = [name for name in columns if name not in table.columns]
     if lacking:
-        raise ValueError(f"{file.name} must have the columns {', '.join(wanted)}, and lacks {', '.join(lacking)}")
+        raise ValueError(f"{file.name} must have the columns {', '.join(columns)}, and lacks {', '.join(lacking)}")
     repeated = table.loc[table["id"].duplicated(), "id"]
     if len(repeated):
         raise ValueError(f"ids of {file.name} must be distinct, and {repeated.iloc[0]!r} occurs twice")
@@ -256,11 +256,11 @@ def _table(file: Path, wanted: list[str]) -> Table:
         raise ValueError(
             f"every row of {file.name} must have an id, and row {int(table['id'].isna().argmax()) + 2} has none"
         )
-    if "score" in wanted:
+    if "score" in columns:
         numbers: Table = pd.to_numeric(table["score"], errors="coerce")
         bad = ~np.isfinite(numbers.to_numpy(dtype=float))
         if bad.any():
             first = table[bad].iloc[0]
             raise ValueError(f"scores must be finite numbers, got {first['score']!r} for id {first['id']!r}")
         table["score"] = numbers.astype(float)
-    return table[wanted]
+    return table[columns]

@@ -71,9 +71,9 @@ def _judged(board: Any, faults: list[str]) -> int:
     return FAILED if faults or lost or board.violations else OK
 
 
-def _verifier(wanted: bool, faults: list[str]) -> Callable[[Any, Path], str] | None:
+def _verifier(verify: bool, faults: list[str]) -> Callable[[Any, Path], str] | None:
     # `leaderboard` may not import `audit`, whose scorers recompute the numbers: it receives the function.
-    if not wanted:
+    if not verify:
         return None
     from leakbench.leaderboard.records.record import read_all
 

@@ -47,26 +47,26 @@ def explain(
     """Explains a method: its idea, source and settings."""
     from ..catalog import explain as about
 
-    what = about.explain(name)
+    description = about.explain(name)
     # A method without required settings that cannot take a step is broken, which the exit code must show to scripts.
-    broken = isinstance(what.in_a_step, str) and not any(setting.required for setting in what.settings)
+    broken = isinstance(description.step_summary, str) and not any(setting.required for setting in description.settings)
     code = FAILED if broken else OK
     if as_json:
-        print_json(what.to_dict())
+        print_json(description.to_dict())
         return code
-    print(f"{what.name} ({what.kind})\n\n{what.about}")
-    if what.requires:
-        print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in what.requires.items() if v))
-    if what.sees:
-        print(f"\nan observer of the updates sees: {what.sees}")
-    if isinstance(what.in_a_step, str):
-        print(f"\na step cannot be rehearsed at the default settings: {what.in_a_step}")
-    elif what.in_a_step:
+    print(f"{description.name} ({description.kind})\n\n{description.about}")
+    if description.requires:
+        print("\nneeds: " + "; ".join(f"{k} {v}" for k, v in description.requires.items() if v))
+    if description.sees:
+        print(f"\nan observer of the updates sees: {description.sees}")
+    if isinstance(description.step_summary, str):
+        print(f"\na step cannot be rehearsed at the default settings: {description.step_summary}")
+    elif description.step_summary:
         print("\na step, by a rehearsal at the default settings:")
-        print("\n".join(f"  {line}" for line in what.in_a_step.lines()))
-    if what.settings:
+        print("\n".join(f"  {line}" for line in description.step_summary.lines()))
+    if description.settings:
         print("\nsettings:")
-        for setting in what.to_dict()["settings"]:
+        for setting in description.to_dict()["settings"]:
             default = "required" if setting.get("required") else f"default {setting.get('default')}"
             about_it = f": {setting['about']}" if setting.get("about") else ""
             print(f"  {setting['name']} ({setting['type']}, {default}){about_it}")

@@ -100,10 +100,10 @@ def _phase_table(shares: Mapping[float, Sequence[float]], sizes: Sequence[int], 
     return f"{title} each: share of which every input is recovered\n" + "\n".join(lines)
 
 
-def _rates(given: Sequence[str]) -> list[float]:
+def _rates(texts: Sequence[str]) -> list[float]:
     """Parses sparsities, each once, in order."""
     rates = []
-    for text in ",".join(given).split(","):
+    for text in ",".join(texts).split(","):
         try:
             rate = float(text)
         except ValueError:

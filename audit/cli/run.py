@@ -47,7 +47,7 @@ def run(
     directory = out or Path("results") / chosen.name
     check_folder(directory)
     overrides = [*(settings or []), *([] if seed is None else [f"seeds=[{seed}]"])]
-    command = _asked(suite, small, defense, attack, overrides, secure_noise)
+    command = _command_line(suite, small, defense, attack, overrides, secure_noise)
     with show(quiet=as_json) as report:
         done = harness.run(
             chosen,
@@ -77,7 +77,7 @@ def run(
     return FAILED if failed or board.violations or lost else OK
 
 
-def _asked(
+def _command_line(
     suite: str, small: bool, defenses: list[str] | None, attacks: list[str] | None, overrides: list[str], secure: bool
 ) -> tuple[str, ...]:
     """Returns the command that requests the same cells, without options on how and where they are computed."""

@@ -19,7 +19,7 @@ from scipy import stats
 from . import counts, one_run
 from .counts import CountBound, Errors
 from .estimate import EpsilonEstimate, Kind, Relation, check_level
-from .label_trials import given_away
+from .label_trials import revealed_coins
 from .one_run import GuessBound, Guesses
 from .pairs import canary_guesses, pair_guesses
 from .thresholds import Choice, judged
@@ -233,7 +233,11 @@ def audit_labels(
     declared = _declared(guesses)
     rate = 1 - level
     spent = 0.0 if proxy_error == 0 else rate / 2
-    lost = given_away(len(np.asarray(scores)), proxy_error, 1 - spent) if spent else given_away(1, proxy_error, level)
+    lost = (
+        revealed_coins(len(np.asarray(scores)), proxy_error, 1 - spent)
+        if spent
+        else revealed_coins(1, proxy_error, level)
+    )
     guess_sets = [canary_guesses(scores, included, highest=high, lowest=low, seed=seed) for high, low in declared]
     fairness = fair(included)
     kept = [
@@ -264,11 +268,11 @@ def fair(included: ndarray) -> float:
     Raises:
         ValueError: if it is below 1e-6: guesses are then right without any leak.
     """
-    ones, coins = int(np.asarray(included).sum()), len(included)
-    chance = float(stats.binomtest(ones, coins).pvalue)
+    ones, count = int(np.asarray(included).sum()), len(included)
+    chance = float(stats.binomtest(ones, count).pvalue)
     if chance < _UNFAIR:
         raise ValueError(
-            f"coins must be fair, and {ones} of {coins} are 1, which has a chance of {chance:.2g}: whoever guesses the "
+            f"coins must be fair, and {ones} of {count} are 1, which has a chance of {chance:.2g}: whoever guesses the "
             "commoner side is right without any leak; give the trials as they were drawn, or take pairs of them"
         )
     return chance

@@ -40,8 +40,10 @@ def shown_labels(labels: ndarray, proxy: ndarray, *, seed: int) -> tuple[ndarray
     draws = np.random.default_rng(seed)
     included = draws.random(len(labels)) < 0.5
     # At most the last possible class, if probabilities add up to slightly less than 1.
-    other = np.minimum((proxy.cumsum(axis=1) <= draws.random((len(labels), 1))).sum(axis=1), _last_possible(proxy))
-    return np.where(included, labels, other), included
+    proxy_labels = np.minimum(
+        (proxy.cumsum(axis=1) <= draws.random((len(labels), 1))).sum(axis=1), _last_possible(proxy)
+    )
+    return np.where(included, labels, proxy_labels), included
 
 
 def label_scores(target: ndarray, proxy: ndarray, shown: ndarray) -> ndarray:
@@ -62,7 +64,7 @@ def label_scores(target: ndarray, proxy: ndarray, shown: ndarray) -> ndarray:
     return np.log(np.maximum(target[rows, shown], least)) - np.log(np.maximum(proxy[rows, shown], least))
 
 
-def given_away(trials: int, proxy_error: float, level: float) -> int:
+def revealed_coins(trials: int, proxy_error: float, level: float) -> int:
     """Returns an upper bound on the number of records whose coin a wrong proxy reveals; it errs at a rate of 1 - level.
 
     Raises:

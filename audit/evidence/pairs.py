@@ -81,24 +81,24 @@ def pair_guesses(
             )
     if (member_strata is None) != (non_member_strata is None):
         raise ValueError("strata must be given for members and non-members, or for neither")
-    own = np.zeros(len(members), int) if member_strata is None else np.asarray(member_strata)
-    other = np.zeros(len(non_members), int) if non_member_strata is None else np.asarray(non_member_strata)
-    if own.shape != members.shape or other.shape != non_members.shape:
+    stratum_inside = np.zeros(len(members), int) if member_strata is None else np.asarray(member_strata)
+    stratum_outside = np.zeros(len(non_members), int) if non_member_strata is None else np.asarray(non_member_strata)
+    if stratum_inside.shape != members.shape or stratum_outside.shape != non_members.shape:
         raise ValueError("strata must be one a record")
     largest = max(np.abs(members).max(), np.abs(non_members).max())
     scale = 0.5 if largest > np.finfo(np.float64).max / 2 else 1.0
-    coins, gaps = np.random.default_rng(seed), []
-    for stratum in np.unique(own):
-        inside, outside = members[own == stratum], non_members[other == stratum]
+    generator, gaps = np.random.default_rng(seed), []
+    for stratum in np.unique(stratum_inside):
+        inside, outside = members[stratum_inside == stratum], non_members[stratum_outside == stratum]
         count = min(len(inside), len(outside))
         # Halved first if a difference of the largest floats would overflow: infinite gaps would tie.
-        gaps.append(coins.permutation(inside)[:count] * scale - coins.permutation(outside)[:count] * scale)
+        gaps.append(generator.permutation(inside)[:count] * scale - generator.permutation(outside)[:count] * scale)
     gap = np.concatenate(gaps)
     if not 1 <= answered <= len(gap):
         raise ValueError(f"answered must be in [1, {len(gap)}], the number of pairs, got {answered}")
     size = np.abs(gap)
     # Ties between gaps are broken at random, independently of the member of each pair.
-    chosen = np.lexsort((coins.random(len(gap)), -size))[:answered]
+    chosen = np.lexsort((generator.random(len(gap)), -size))[:answered]
     # A gap of 0 has no higher score, and is not answered.
     return Guesses(len(gap), int((size[chosen] > 0).sum()), int((gap[chosen] > 0).sum()))
 

@@ -119,7 +119,7 @@ def judged(
         looks, candidates = len(thresholds), [(t, errors_at(positives, negatives, t)) for t in thresholds]
     each = 1 - (1 - level) / looks
     bounds = [Judged(bound(errors, each), errors, threshold, looks, each) for threshold, errors in candidates]
-    return max(bounds, key=lambda one: one.value)
+    return max(bounds, key=lambda candidate: candidate.value)
 
 
 def errors_at(positives: ndarray, negatives: ndarray, threshold: float) -> Errors:
@@ -141,10 +141,10 @@ def best_threshold(positives: ndarray, negatives: ndarray) -> float:
 
 
 def _of_splits(positives: ndarray, negatives: ndarray, choice: SplitThreshold) -> list[tuple[float, Errors]]:
-    coins, candidates = np.random.default_rng(choice.seed), []
+    generator, candidates = np.random.default_rng(choice.seed), []
     for _ in range(choice.splits):
         (chosen_p, judging_p), (chosen_n, judging_n) = (
-            _two(values, choice.share, coins, name)
+            _two(values, choice.share, generator, name)
             for name, values in (("positives", positives), ("negatives", negatives))
         )
         threshold = best_threshold(chosen_p, chosen_n)
@@ -152,13 +152,13 @@ def _of_splits(positives: ndarray, negatives: ndarray, choice: SplitThreshold) -
     return candidates
 
 
-def _two(values: ndarray, share: float, coins: np.random.Generator, name: str) -> tuple[ndarray, ndarray]:
+def _two(values: ndarray, share: float, generator: np.random.Generator, name: str) -> tuple[ndarray, ndarray]:
     count = math.floor(share * len(values))
     if not 0 < count < len(values):
         raise ValueError(
             f"{name} must be enough to choose on a share of {share:g} and judge by the rest, got {len(values)}"
         )
-    order = coins.permutation(len(values))
+    order = generator.permutation(len(values))
     return values[order[:count]], values[order[count:]]
 
 

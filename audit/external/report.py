@@ -64,7 +64,7 @@ def audit_report(audit: ModelAudit, names: Mapping[int, str], **sections: Any) -
             non_members=len(audited.non_members),
             population=0 if audited.population is None else len(audited.population),
             input_shape=tuple(audited.members.inputs.shape[1:]),
-            input_range=(audited.world.low, audited.world.high),
+            input_range=(audited.public_knowledge.low, audited.public_knowledge.high),
             classes=audited.classes,
             split=settings.split,
         ),
@@ -178,8 +178,10 @@ def _pictures(audit: ModelAudit) -> dict[str, Any]:
     if audit.shared_inputs is not None:
         rows += [("shared", place, picture) for place, picture in enumerate(audit.shared_inputs)]
         for attack in audit.shared:
-            if attack.found is not None:
-                rows += [(f"found {attack.name}", place, picture) for place, picture in enumerate(attack.found)]
+            if attack.reconstructions is not None:
+                rows += [
+                    (f"found {attack.name}", place, picture) for place, picture in enumerate(attack.reconstructions)
+                ]
     return {
         "kind": [kind for kind, _, _ in rows],
         "place": np.array([place for _, place, _ in rows], dtype=np.int64),
@@ -189,8 +191,8 @@ def _pictures(audit: ModelAudit) -> dict[str, Any]:
 
 def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[str, Any]]]:
     """Returns the leaderboard records: utility, and a record per attack, whether it ran or not."""
-    what = json_values([report.groups, report.model, report.data])
-    digest = digest_of_bytes(json.dumps(what, sort_keys=True).encode())
+    contents = json_values([report.groups, report.model, report.data])
+    digest = digest_of_bytes(json.dumps(contents, sort_keys=True).encode())
     content = {
         "data": report.data.name,
         "model": report.model.architecture,
@@ -218,7 +220,7 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
         "provenance": library(),
     }
     flags = ["distribution_shift"] if audit.shift.found else []
-    made = [
+    records = [
         (
             Record(
                 id=_id(digest, "utility"),
@@ -249,12 +251,12 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
             flags=tuple(flags),
             **common,
         )
-        made.append((record, columns))
-    return made
+        records.append((record, columns))
+    return records
 
 
-def _id(digest: str, what: str) -> str:
-    return hashlib.sha256(f"audit {digest} {what}".encode()).hexdigest()[:32]
+def _id(digest: str, measurement: str) -> str:
+    return hashlib.sha256(f"audit {digest} {measurement}".encode()).hexdigest()[:32]
 
 
 def _device(device: torch.device) -> str:

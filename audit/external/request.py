@@ -285,7 +285,7 @@ def attacks_of_model(text: str | None, *, transcript: bool = False) -> list[tupl
             continue
         if name in catalog.names("attacks"):
             needs = catalog.attack(name).requires.access.value
-            remedy = "; use leakbench audit transcript DIR" if name in transcript_attacks() else ""
+            remedy = "; use leakbench audit transcript DIR --checkpoint FILE" if name in transcript_attacks() else ""
             raise ValueError(
                 f"{name} attacks no finished model: it needs {needs}{remedy}; there are {', '.join(known)}"
             )

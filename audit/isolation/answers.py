@@ -65,7 +65,7 @@ class Respondent:
         return ask[header["ask"]](header, tensors)
 
     def _called(self, header: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
-        function = self._one_of(header, Callable)
+        function = self._indexed(header, Callable)
         arguments = [_argument(argument, tensors) for argument in _list(header, "arguments")]
         named = header.get("named", {})
         if not isinstance(named, dict):
@@ -73,16 +73,16 @@ class Respondent:
         settings = {name: _argument(argument, tensors) for name, argument in named.items()}
         with torch.set_grad_enabled(bool(header.get("grad"))):
             value = function(*arguments, **settings)
-        return self._told(value, [tensor for tensor in tensors if tensor.requires_grad])
+        return self._answer_header(value, [tensor for tensor in tensors if tensor.requires_grad])
 
     def _product(self, header: dict[str, Any], vectors: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
-        inputs, outputs = self._one_of(header, tuple)
-        which = _integers(_list(header, "which"))
-        if len(which) != len(vectors) or not all(0 <= place < len(outputs) for place in which):
+        inputs, outputs = self._indexed(header, tuple)
+        places = _integers(_list(header, "which"))
+        if len(places) != len(vectors) or not all(0 <= place < len(outputs) for place in places):
             raise GarbledError("a product must name outputs of its function, one a vector")
         create = bool(header.get("grad"))
         gradients = torch.autograd.grad(
-            [outputs[place] for place in which],
+            [outputs[place] for place in places],
             inputs,
             vectors,
             retain_graph=True,
@@ -90,10 +90,10 @@ class Respondent:
             allow_unused=True,
         )
         further = [*inputs, *(vector for vector in vectors if vector.requires_grad)]
-        return self._told(list(gradients), further if create else [])
+        return self._answer_header(list(gradients), further if create else [])
 
     def _step(self, header: dict[str, Any], _: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
-        steps = self._one_of(header, Steps | Iterator)
+        steps = self._indexed(header, Steps | Iterator)
         if isinstance(steps, Steps):
             return {"number": self.number(iter(steps))}, []
         step = next(steps, None)
@@ -102,7 +102,7 @@ class Respondent:
     def _freed(self, _: dict[str, Any], __: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         return {}, []
 
-    def _told(self, value: Any, inputs: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
+    def _answer_header(self, value: Any, inputs: list[Tensor]) -> tuple[dict[str, Any], list[Any]]:
         """Returns a value, with the number of the graph behind it if it can be differentiated."""
         outputs = list(leaves(value))
         differentiable = [bool(inputs) and output.requires_grad for output in outputs]
@@ -110,7 +110,7 @@ class Respondent:
         blobs = self.packed(changed(value, Tensor.detach))
         return {"graph": graph, "differentiable": differentiable}, blobs
 
-    def _one_of(self, header: dict[str, Any], kind: Any) -> Any:
+    def _indexed(self, header: dict[str, Any], kind: Any) -> Any:
         number = header.get("of")
         known = self._known.get(number) if type(number) is int else None
         if not isinstance(known, kind):

@@ -99,9 +99,9 @@ class Channel:
             if remaining <= 0:
                 raise TimeoutError
             self._connection.settimeout(None if math.isinf(remaining) else remaining)
-            if not (got := self._connection.recv_into(view, min(len(view), _AT_ONCE))):
+            if not (received := self._connection.recv_into(view, min(len(view), _AT_ONCE))):
                 raise EOFError
-            view = view[got:]
+            view = view[received:]
         return buffer
 
 

@@ -59,12 +59,12 @@ def serve(name: str, number: int) -> None:
 
 def _end_with_parent() -> None:
     """Ends this process, and removes its folder, when the pipe that the parent holds open closes."""
-    held, folder = os.dup(0), Path.cwd()
+    parent_pipe, folder = os.dup(0), Path.cwd()
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
     def wait() -> None:
-        os.read(held, 1)
+        os.read(parent_pipe, 1)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
@@ -79,15 +79,15 @@ def _ran(
     torch.set_float32_matmul_precision(header["precision"])
     torch.use_deterministic_algorithms(header["deterministic"], warn_only=header["warn_only"])
     sent = received(blobs)
-    coins = torch.Generator()
-    coins.set_state(sent["coins"])
-    result = attack.on_view(questions.target(sent["target"]), coins, sent["settings"])
+    generator = torch.Generator()
+    generator.set_state(sent["generator"])
+    result = attack.on_view(questions.target(sent["target"]), generator, sent["settings"])
     contents: list[tuple[dict[str, Any], Any]] = []
     values = {}
     if is_dataclass(result) and not isinstance(result, type):
         values = {field.name: _value(getattr(result, field.name), contents) for field in fields(result)}
     encoded = {"type": type(result).__name__, "module": type(result).__module__, "values": values}
-    contents.append(flat(coins.get_state()))
+    contents.append(flat(generator.get_state()))
     return {"result": encoded, "tensors": [description for description, _ in contents]}, [
         content for _, content in contents
     ]

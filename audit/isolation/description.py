@@ -45,7 +45,7 @@ def described(attack: Attack[Any]) -> dict[str, Any]:
         "access": [attack.requires.access.name, attack.requires.access.value, list(attack.requires.access.includes)],
         "knows": [flag.name for flag in attack.requires.knows],
         "controls": [flag.name for flag in attack.requires.controls],
-        "settings": [[name, _told(hints[name]), _default(value)] for name, value in attack.defaults.items()],
+        "settings": [[name, _type_as_json(hints[name]), _default(value)] for name, value in attack.defaults.items()],
     }
 
 
@@ -70,8 +70,8 @@ def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[
             RESULTS[description["kind"]].result,
         )
 
-        def elsewhere(target: Any, coins: Any, **settings: Any) -> Any:
-            return run(target, coins, settings)
+        def elsewhere(target: Any, generator: Any, **settings: Any) -> Any:
+            return run(target, generator, settings)
 
         settings = {
             str(name): (_annotation(annotation), _value(value)) for name, annotation, value in description["settings"]
@@ -80,7 +80,7 @@ def declared(description: Mapping[str, Any], run: Callable[..., Any]) -> Attack[
         elsewhere.__doc__ = str(description["about"])
         elsewhere.__annotations__ = {name: annotation for name, (annotation, _) in settings.items()}
         elsewhere.__annotations__ |= {"target": target, "return": result}
-        ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "coins")]
+        ends = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("target", "generator")]
         more = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation)
             for name, (annotation, value) in settings.items()
@@ -124,7 +124,7 @@ def _parameters(attack: Attack[Any]) -> Mapping[str, inspect.Parameter]:
     return {name: parameter.replace(annotation=hints.get(name, Any)) for name, parameter in parameters.items()}
 
 
-def _told(annotation: Any) -> Any:
+def _type_as_json(annotation: Any) -> Any:
     """Encodes a type as JSON: plain types by name, parametrised types as name of the origin and arguments."""
     plain = [name for name, kind in _PLAIN.items() if kind is annotation]
     if plain:
@@ -137,11 +137,11 @@ def _told(annotation: Any) -> Any:
             else "Any"
         )
     if origin is typing.Annotated:
-        return _told(arguments[0])
+        return _type_as_json(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return ["Union", *map(_told, arguments)]
+        return ["Union", *map(_type_as_json, arguments)]
     names = [name for name, kind in _PLAIN.items() if kind is origin]
-    return [names[0], *map(_told, arguments)] if names else "Any"
+    return [names[0], *map(_type_as_json, arguments)] if names else "Any"
 
 
 def _annotation(encoded: Any) -> Any:

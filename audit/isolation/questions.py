@@ -77,12 +77,12 @@ class Questions:
             header = {
                 "ask": "call",
                 "of": number,
-                "arguments": [_told(argument, tensors) for argument in arguments],
-                "named": {name: _told(setting, tensors) for name, setting in settings.items()},
+                "arguments": [_argument_header(argument, tensors) for argument in arguments],
+                "named": {name: _argument_header(setting, tensors) for name, setting in settings.items()},
             }
             return _Question(self, header, tensors).value()
 
-        weakref.finalize(call, self._freed_one, number).atexit = False
+        weakref.finalize(call, self._note_freed, number).atexit = False
         return call
 
     def _steps(self, steps: RemoteSteps) -> Steps:
@@ -95,12 +95,12 @@ class Questions:
                         return
                     yield self.target(received(blobs))
             finally:
-                self._freed_one(number)
+                self._note_freed(number)
 
         count = steps.count
         return Steps(read, lambda: count)
 
-    def _freed_one(self, number: int) -> None:
+    def _note_freed(self, number: int) -> None:
         self._freed.append(number)
 
 
@@ -109,7 +109,7 @@ class _Graph:
 
     def __init__(self, questions: Questions, number: int) -> None:
         self.number = number
-        weakref.finalize(self, questions._freed_one, number).atexit = False
+        weakref.finalize(self, questions._note_freed, number).atexit = False
 
 
 class _Question:
@@ -145,13 +145,13 @@ class _Question:
 
     def products(self, tensors: tuple[Tensor, ...], vectors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Returns the products of vectors, one per output or None, with the Jacobian in each of the tensors."""
-        which = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
-        if self._graph is None or not which:
+        places = [place for place, vector in enumerate(vectors) if vector is not None and self.differentiable[place]]
+        if self._graph is None or not places:
             return [None] * len(tensors)
         inputs = [tensor for tensor, needed in zip(tensors, self._needs, strict=True) if needed]
-        given = [vector for place in which if (vector := vectors[place]) is not None]
-        header = {"ask": "product", "of": self._graph.number, "which": which}
-        gradients = iter(_Question(self._questions, header, [*inputs, *given], known=len(inputs)).value())
+        present = [vector for place in places if (vector := vectors[place]) is not None]
+        header = {"ask": "product", "of": self._graph.number, "which": places}
+        gradients = iter(_Question(self._questions, header, [*inputs, *present], known=len(inputs)).value())
         return [next(gradients) if needed else None for needed in self._needs]
 
 
@@ -173,7 +173,7 @@ class _RemoteCall(torch.autograd.Function):
         return (None, *ctx.question.products(ctx.saved_tensors, grads))
 
 
-def _told(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
+def _argument_header(argument: Any, tensors: list[Tensor]) -> dict[str, Any]:
     """Encodes an argument for a header; a tensor is appended to the list of those that follow it."""
     if type(argument) in (Tensor, nn.Parameter):
         tensors.append(argument)

@@ -128,13 +128,13 @@ class Worker:
         answer, _ = self._final({"ask": "describe"}, [], Respondent())
         return answer["told"] if isinstance(answer.get("told"), dict) else self._garbled("description")
 
-    def run(self, kind: str, target: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
+    def run(self, kind: str, target: Target, generator: torch.Generator, settings: Mapping[str, Any]) -> Any:
         """Returns the attack's result on a target, unchecked.
 
         Args:
             kind: kind of the attack's result, a key of `RESULTS`.
             target: the narrowed target.
-            coins: generator, advanced as the attack advances it.
+            generator: source, advanced as the attack advances it.
             settings: complete settings.
 
         Raises:
@@ -143,7 +143,7 @@ class Worker:
             Exception: raised by the attack, or of the same name.
         """
         answers = Respondent()
-        sent = answers.packed({"target": target, "coins": coins.get_state(), "settings": dict(settings)})
+        sent = answers.packed({"target": target, "generator": generator.get_state(), "settings": dict(settings)})
         header = {
             "ask": "run",
             "threads": torch.get_num_threads(),
@@ -156,7 +156,7 @@ class Worker:
         try:
             tensors = [tensor(description, blob) for description, blob in zip(answer["tensors"], blobs, strict=True)]
             result = _result(kind, answer["result"], tensors)
-            coins.set_state(tensors[-1])
+            generator.set_state(tensors[-1])
         except (GarbledError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
             return self._garbled("result")
         return result
@@ -193,9 +193,9 @@ class Worker:
             raise _raised(message)
         return message, contents
 
-    def _garbled(self, wanted: str) -> Any:
+    def _garbled(self, expected: str) -> Any:
         self.usable = False
-        raise AttackProcessError(f"the attack must answer with numbers, got what is no {wanted}")
+        raise AttackProcessError(f"the attack must answer with numbers, got what is no {expected}")
 
     def _how(self) -> str:
         """Describes how the process ended, with its last line of output."""
@@ -207,8 +207,8 @@ class Worker:
         if code < 0:
             with suppress(ValueError):
                 how = f"killed by {signal.Signals(-code).name}"
-        said = " ".join(" ".join(self._said[-1:]).split())
-        return f"{how}; it printed last: {said[:200]}" if said else how
+        last_words = " ".join(" ".join(self._said[-1:]).split())
+        return f"{how}; it printed last: {last_words[:200]}" if last_words else how
 
 
 @contextmanager
@@ -257,15 +257,15 @@ def isolated(
         Exception: a class of `refusals`, or a class named as the exception in the attack's process.
     """
 
-    def run(view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> Any:
-        before = coins.get_state()
+    def run(view: Target, generator: torch.Generator, settings: Mapping[str, Any]) -> Any:
+        before = generator.get_state()
         try:
             with borrowed(name, version) as worker:
-                return worker.run(attack.kind, view, coins, settings)
+                return worker.run(attack.kind, view, generator, settings)
         except UnsendableError:
             BesideTheData.times += 1
-            coins.set_state(before)
-            return beside().on_view(view, coins, settings)
+            generator.set_state(before)
+            return beside().on_view(view, generator, settings)
 
     if (known := _declared.get((name, version))) is not None:
         return known
@@ -300,11 +300,11 @@ def _answered(
 
 def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) -> Any:
     """Rebuilds a result as an object of its kind's class; other results become empty objects of their class's name."""
-    wanted = RESULTS[kind].result
-    if (encoded["module"], encoded["type"]) != (wanted.__module__, wanted.__name__):
+    result_type = RESULTS[kind].result
+    if (encoded["module"], encoded["type"]) != (result_type.__module__, result_type.__name__):
         return _stranger(encoded["type"])
     values = {}
-    for field in fields(wanted):
+    for field in fields(result_type):
         ((form, value),) = encoded["values"][field.name].items()
         if form == "tensor" and type(value) is int and value >= 0:
             value = tensors[value]
@@ -314,7 +314,7 @@ def _result(kind: str, encoded: Mapping[str, Any], tensors: list[torch.Tensor]) 
             raise GarbledError(f"{field.name} must be a tensor or a plain value")
         values[field.name] = value
     # Without its constructor: the validation of an attack's answer constructs it anew, so that the checks apply.
-    result = object.__new__(wanted)
+    result = object.__new__(result_type)
     vars(result).update(values)
     return result
 

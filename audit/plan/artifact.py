@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .request import MethodAsked, digest_of
+from .request import RequestedMethod, digest_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Artifact:
     request: dict[str, Any]
     words: str
     make: Callable[[torch.device], dict[str, Any]]
-    methods: tuple[MethodAsked, ...] = field(default=())
+    methods: tuple[RequestedMethod, ...] = field(default=())
 
     @property
     def name(self) -> str:

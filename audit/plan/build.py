@@ -32,7 +32,7 @@ from leakbench.defenses.core import (
 from ..catalog import methods as catalog
 from ..suite.task import Training
 from .mislabelled_pool import without_mislabelled
-from .request import MethodAsked, TrainingRequest, Update
+from .request import RequestedMethod, TrainingRequest, Update
 from .splits_cache import load_data
 
 
@@ -128,7 +128,7 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
         request: of any cell.
         examples: number of training examples.
     """
-    defense, budget = made(request.defense), request.budget
+    defense, budget = built(request.defense), request.budget
     if defense.noise_multiplier is not None or not budget.draws_noise:
         return defense, False
     if budget.noise_multiplier is not None:
@@ -150,12 +150,12 @@ def defend(request: TrainingRequest, examples: int) -> tuple[Defense, bool]:
     return defense.with_noise(noise_within(limit, (Entry(0, steps, 1.0, sampling),), beside=beside)), True
 
 
-def made(method: MethodAsked) -> Defense:
+def built(method: RequestedMethod) -> Defense:
     """Returns the requested defense, before its noise is set."""
     return catalog.defense(method.name, method.settings)
 
 
-def reads_public(method: MethodAsked) -> bool:
+def reads_public(method: RequestedMethod) -> bool:
     """True if a defense reads public data, found by a dry run of its plans on a toy."""
     return _reads_public(method.name, json.dumps(method.settings))
 

@@ -33,10 +33,10 @@ from leakbench.attacks.core import Examples
 from leakbench.benchmarks.core import Splits
 from leakbench.defenses.core import Coordinates, Layout, RecordSchedule, Sampling, keyed
 
-from .build import made
+from .build import built
 from .gradient_canaries import CanaryKind, unit_directions
 from .masks import public_masks
-from .mislabelled_pool import withheld
+from .mislabelled_pool import mislabelled_examples
 from .request import TrainingRequest, seed_of_data
 from .splits_cache import load_data
 
@@ -164,8 +164,8 @@ def drawn(
     table = request.training.canaries
     if table is None or why_none(request, model, splits, planned):
         return None
-    coins = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
-    included = torch.rand(table.number, generator=coins, dtype=torch.float64) < 0.5
+    generator = keyed(secrets.randbits(63) if request.secure else request.seed_for("coins of canaries"))
+    included = torch.rand(table.number, generator=generator, dtype=torch.float64) < 0.5
     # The canaries themselves are public, and the same for every defense of a seed.
     public, directions, schedule = keyed(seed_of_data(splits.digest, "canaries")), None, None
     of_step: list[int] = []
@@ -257,7 +257,7 @@ def _masks(
     sampling, steps = planned
     if kind == "random":
         return [None] * steps
-    defense, cpu = made(request.defense), torch.device("cpu")
+    defense, cpu = built(request.defense), torch.device("cpu")
     return public_masks(defense, Layout.of(model), sampling, steps, seed=request.seed_for("coins"), device=cpu)
 
 
@@ -268,10 +268,12 @@ def _distinct(masks: Sequence[Coordinates | None]) -> tuple[list[Coordinates | N
     return [masks[keys.index(key)] for key in places], [places[key] for key in keys]
 
 
-def _mislabelled(request: TrainingRequest, classes: int, count: int, coins: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mislabelled(
+    request: TrainingRequest, classes: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Returns examples removed from all pools, each with a random wrong label."""
     task = request.training
     whole = load_data(task.data, request.seed, task.sizes)
-    taken = withheld(whole, count)
-    other = 1 + torch.randint(classes - 1, (count,), generator=coins)
-    return taken.inputs, (taken.labels + other) % classes
+    pool = mislabelled_examples(whole, count)
+    shift = 1 + torch.randint(classes - 1, (count,), generator=generator)
+    return pool.inputs, (pool.labels + shift) % classes

@@ -101,5 +101,5 @@ class Plan:
         new = [cell for cell in cells if cell.id not in self._ids]
         self._ids |= {cell.id for cell in new}
         self.skipped += [cell for cell in new if cell.skip]
-        if wanted := tuple(cell for cell in new if not cell.skip):
-            self.jobs.append(Job(wanted, suite_digest))
+        if runnable := tuple(cell for cell in new if not cell.skip):
+            self.jobs.append(Job(runnable, suite_digest))

@@ -34,7 +34,7 @@ from .canaries import why_none
 from .cells import Cell, Plan
 from .mislabelled_pool import without_mislabelled
 from .pretrain import check_pretraining
-from .request import Budget, Control, MethodAsked, Request, TrainingRequest, Update
+from .request import Budget, Control, Request, RequestedMethod, TrainingRequest, Update
 from .splits_cache import load_data
 from .threat_models import THREAT_MODELS, threat_model
 
@@ -57,8 +57,8 @@ class _Aimed:
     canaries: bool = False
 
     @property
-    def asked(self) -> MethodAsked:
-        return MethodAsked(kind="attacks", name=self.choice.name, settings=self.choice.settings)
+    def requested_attack(self) -> RequestedMethod:
+        return RequestedMethod(kind="attacks", name=self.choice.name, settings=self.choice.settings)
 
 
 def plan(suite: Suite, *, secure_noise: bool = False) -> Plan:
@@ -199,7 +199,7 @@ def _defenses(suite: Suite) -> list[tuple[DefenseChoice, Control | None]]:
     # A second negative control has noise: without it, the remainder of a non-participant is 0, which cannot be scored.
     proving = [c for c, _ in chosen if _proves(c.name, json.dumps(c.settings))]
     # Defenses without public data are preferred: a defense that reads some leaves half of the public pool for training.
-    never_saw += sorted(proving, key=lambda c: reads_public(asked(c)))[:1]
+    never_saw += sorted(proving, key=lambda c: reads_public(requested_defense(c)))[:1]
     return [*chosen, *((c, "negative") for c in never_saw)]
 
 
@@ -223,9 +223,9 @@ def budgets_of(suite: Suite, choice: DefenseChoice) -> list[dict[str, float]]:
     return [{"delta": suite.budget.delta}]
 
 
-def asked(choice: DefenseChoice) -> MethodAsked:
+def requested_defense(choice: DefenseChoice) -> RequestedMethod:
     """Returns a defense of a suite in request form."""
-    return MethodAsked(kind="defenses", name=choice.name, settings=choice.settings)
+    return RequestedMethod(kind="defenses", name=choice.name, settings=choice.settings)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def _add(plan: Plan, suite: Suite, run: _Run, attacks: list[_Aimed]) -> None:
     # Utility first: the training time is counted in the first cell of a job.
     group = [cell(Request(**training_fields, kind="utility"), None, reason)]
     for aimed in attacks:
-        request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.asked), reason or aimed.skip
+        request, why = Request(**training_fields, kind=aimed.kind, attack=aimed.requested_attack), reason or aimed.skip
         if aimed.subject != OF_UPDATE:
             if aimed.canaries:
                 why = why or _no_canaries(trained, aimed.choice.name)
@@ -296,7 +296,7 @@ def _training_request(suite: Suite, run: _Run) -> TrainingRequest:
     task, budget = suite.task_for(choice), Budget(**run.budget)
     return TrainingRequest(
         suite=suite.name,
-        defense=asked(choice),
+        defense=requested_defense(choice),
         budget=budget,
         control=run.control,
         seed=run.seed,
@@ -359,7 +359,7 @@ def _own(data: str, model: str, sizes: Sizes, seed: int) -> dict[str, str]:
     return digests
 
 
-def _cannot_run(defense: MethodAsked) -> str:
+def _cannot_run(defense: RequestedMethod) -> str:
     """Returns the missing optional dependency of a defense, in words; empty if none. Found by a dry run on a toy."""
     return _toy_run(defense.name, json.dumps(defense.settings))
 
@@ -376,7 +376,7 @@ def _toy_run(name: str, settings: str) -> str:
     return ""
 
 
-def _cannot_share(defense: MethodAsked, suite: Suite) -> str:
+def _cannot_share(defense: RequestedMethod, suite: Suite) -> str:
     """Returns the reason why a defense's local steps cannot be shared as a sum, found by planning on a toy."""
     share = suite.share
     if share is None or share.local is None:

@@ -23,7 +23,7 @@ CanaryKind = Literal["dirac", "random", "orthonormal"]
 
 
 def unit_directions(
-    kind: CanaryKind, count: int, dim: int, coins: torch.Generator, *, codec: Codec | None = None
+    kind: CanaryKind, count: int, dim: int, generator: torch.Generator, *, codec: Codec | None = None
 ) -> Float[Tensor, "count dim"]:
     """Draws directions of length 1 for canaries.
 
@@ -31,7 +31,7 @@ def unit_directions(
         kind: distinct single coordinates (`dirac`); independent, uniform on the sphere (`random`); or `orthonormal`.
         count: number of directions.
         dim: length of a gradient.
-        coins: generator of the draw.
+        generator: source of the draw.
         codec: codec of a step, whose mask or subspace contains the directions; None for the whole space.
 
     Raises:
@@ -43,9 +43,9 @@ def unit_directions(
     if count < 1 or (kind != "random" and count > size):
         raise ValueError(f"there must be between 1 and {size} canaries of kind '{kind}', got {count}")
     if kind == "dirac":
-        drawn = nn.functional.one_hot(torch.randperm(size, generator=coins)[:count], size).float()
+        drawn = nn.functional.one_hot(torch.randperm(size, generator=generator)[:count], size).float()
     else:
-        drawn = torch.randn(count, size, generator=coins)
+        drawn = torch.randn(count, size, generator=generator)
     if codec is not None:
         drawn = torch.stack([codec.decode(direction) for direction in drawn])
     if kind == "orthonormal":

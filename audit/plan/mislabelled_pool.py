@@ -29,31 +29,31 @@ def without_mislabelled(splits: Splits, task: Task) -> Splits:
             f"number of mislabelled canaries must be below {len(splits.non_member)}, the non-members that they are "
             f"taken from, got {table.number}"
         )
-    _, rest = _reserved(splits, table.number)
-    non_members = _some(splits.non_member, rest)
+    _, unreserved = _reserved(splits, table.number)
+    non_members = _subset(splits.non_member, unreserved)
     # Without a separate test set, the non-members stand in for it and shrink in the same way.
     same = splits.test is not None and torch.equal(splits.test.ids, splits.non_member.ids)
     digest = hashlib.sha256(f"{splits.digest} without {table.number} canaries".encode()).hexdigest()
     return replace(splits, non_member=non_members, test=non_members if same else splits.test, digest=digest)
 
 
-def withheld(splits: Splits, count: int) -> Split:
+def mislabelled_examples(splits: Splits, count: int) -> Split:
     """Returns the examples removed from a data set's own pools, with their labels.
 
     Args:
         splits: of the data set, unmodified.
         count: number of canaries.
     """
-    return _some(splits.non_member, _reserved(splits, count)[0])
+    return _subset(splits.non_member, _reserved(splits, count)[0])
 
 
 def _reserved(splits: Splits, count: int) -> tuple[Tensor, Tensor]:
     """Returns positions of the non-members that are canaries, and of the others."""
-    coins = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
-    order = torch.randperm(len(splits.non_member), generator=coins)
+    generator = keyed(seed_of_data(splits.digest, "mislabelled canaries"))
+    order = torch.randperm(len(splits.non_member), generator=generator)
     return order[:count], order[count:].sort().values
 
 
-def _some(split: Split, places: Tensor) -> Split:
+def _subset(split: Split, places: Tensor) -> Split:
     places = places.to(split.ids.device)
     return Split(ids=split.ids[places], inputs=split.inputs[places], labels=split.labels[places])

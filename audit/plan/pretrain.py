@@ -88,7 +88,7 @@ def freeze_untrained(model: nn.Module, settings: PretrainTable, inputs: Tensor, 
             head = last_linear(model, inputs, of="train = 'lora'")
         scale = 1.0 if settings.alpha is None else settings.alpha / settings.rank
         try:
-            adapt(model, head, rank=settings.rank, scale=scale, coins=keyed(seed_from("low rank", seed)))
+            adapt(model, head, rank=settings.rank, scale=scale, generator=keyed(seed_from("low rank", seed)))
             with _looking(inputs):
                 model(inputs)
         # AttributeError: from a network that reads its layers' weights directly, which are replaced.
@@ -146,7 +146,7 @@ def freeze_features(model: nn.Module, inputs: Tensor) -> None:
     # itself is marked as in training mode.
     model.training = True
     with _looking(inputs):
-        first, again = (seen_by(head, model, inputs) for _ in range(2))
+        first, again = (layer_input(head, model, inputs) for _ in range(2))
     if not torch.allclose(first, again, equal_nan=True):  # kernels of a GPU may round differently in two passes
         raise ValueError(
             "train = 'last' must have features that stay as they are, got others in a second pass over the same "
@@ -183,17 +183,17 @@ def last_linear(model: nn.Module, inputs: Tensor, *, of: str = "train = 'last'")
             hook.remove()
     last = ran[-1] if ran else None
     if not isinstance(last, nn.Linear):
-        got = "none" if last is None else type(last).__name__
-        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {got}")
+        layer_type = "none" if last is None else type(last).__name__
+        raise ValueError(f"{of} must have an nn.Linear as the last layer with parameters, got {layer_type}")
     if ran.count(last) > 1:
         raise ValueError(f"{of} must have a last layer that is used once, got {ran.count(last)} times")
     return last
 
 
-def seen_by(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
+def layer_input(head: nn.Linear, model: nn.Module, inputs: Tensor) -> Tensor:
     """Returns a layer's input in a pass over inputs."""
     layer_inputs: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, given: layer_inputs.append(given[0]))
+    hook = head.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))
     try:
         model(inputs)
     finally:

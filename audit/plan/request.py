@@ -89,7 +89,7 @@ class SeedSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodAsked:
+class RequestedMethod:
     """A defense or an attack by name, with all settings resolved.
 
     Attributes:
@@ -221,7 +221,7 @@ class TrainingRequest:
     """
 
     suite: str
-    defense: MethodAsked
+    defense: RequestedMethod
     budget: Budget
     control: Control | None
     seed: int
@@ -280,7 +280,7 @@ class Request(TrainingRequest):
     """
 
     kind: str
-    attack: MethodAsked | None = None
+    attack: RequestedMethod | None = None
     update: Update | None = None
     no_update: Literal["none", "calibrated"] | None = None
 
@@ -290,7 +290,7 @@ class Request(TrainingRequest):
         return digest_of(self.canonical())
 
     @property
-    def asked_attack(self) -> MethodAsked:
+    def requested_attack(self) -> RequestedMethod:
         """The attack of a cell that has an attack.
 
         Raises:
@@ -301,7 +301,7 @@ class Request(TrainingRequest):
         return self.attack
 
     @property
-    def asked_update(self) -> Update:
+    def requested_update(self) -> Update:
         """The shared update of a cell on a shared update.
 
         Raises:

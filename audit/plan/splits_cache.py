@@ -29,8 +29,8 @@ def load_data(name: str, seed: int, sizes: Sizes, device: torch.device = _CPU) -
     splits = _kept.pop(key, None)  # reinserted at the end below: a dictionary keeps the order of insertion
     if splits is None:
         # Before the next load, so that two large data sets are never in memory together.
-        for other in [key for key, kept in _kept.items() if key[0] == name and _bytes(kept) >= _LARGE_BYTES]:
-            del _kept[other]
+        for old_key in [key for key, kept in _kept.items() if key[0] == name and _bytes(kept) >= _LARGE_BYTES]:
+            del _kept[old_key]
         splits = _load(name, seed, sizes, device)
     _kept[key] = splits
     while len(_kept) > 1 and (len(_kept) > _MOST or sum(map(_bytes, _kept.values())) > _MOST_BYTES):

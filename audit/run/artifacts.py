@@ -29,7 +29,7 @@ def origin_of(artifact: Artifact) -> Provenance:
     return replace(library(), third_party=third_party(*artifact.methods))
 
 
-def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
+def compute_artifact(artifact: Artifact, folder: Path, device: torch.device, origin: Provenance) -> str:
     """Computes an artifact and writes it; a failure is written with its error, and is recomputed next time.
 
     Args:
@@ -61,7 +61,7 @@ def make_one(artifact: Artifact, folder: Path, device: torch.device, origin: Pro
     return ""
 
 
-def read_made(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
+def read_computed(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict[str, Any]]:
     """Returns results that were computed or kept in this run, by name; their provenance is not checked again.
 
     Raises:
@@ -101,7 +101,7 @@ class Made(Mapping[str, dict[str, Any]]):
         self._artifacts, self._folder = {artifact.name: artifact for artifact in artifacts}, folder
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        return read_made([self._artifacts[name]], self._folder)[name]
+        return read_computed([self._artifacts[name]], self._folder)[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._artifacts)
@@ -110,11 +110,11 @@ class Made(Mapping[str, dict[str, Any]]):
         return len(self._artifacts)
 
 
-def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
+def read_kept(artifacts: dict[str, Artifact], folder: Path, *, recompute: bool = False) -> dict[str, dict[str, Any]]:
     """Returns results of earlier runs that were computed with this code.
 
     Args:
-        wanted: by name.
+        artifacts: by name.
         folder: folder of their files.
         recompute: whether mismatched results count as missing instead of being refused.
 
@@ -125,7 +125,7 @@ def read_kept(wanted: dict[str, Artifact], folder: Path, *, recompute: bool = Fa
         StaleError: edited results, or results of other code.
     """
     results, stale = {}, []
-    for name, artifact in wanted.items():
+    for name, artifact in artifacts.items():
         path = folder / f"{name}.json"
         # A dangling link does not `exist` either, but it is refused below instead of counting as missing.
         if not path.exists() and not path.is_symlink():

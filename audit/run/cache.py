@@ -67,7 +67,7 @@ def stored(directory: Path) -> list[Stored]:
     if not directory.is_dir():
         raise RecordError(f"no folder of results {directory}; name what --out of leakbench run named")
     artifacts = [_read(path) for folder in folders for path in folder.glob("*.json") if _is_ours(path)]
-    return sorted(artifacts, key=lambda one: (-one.size, one.name))
+    return sorted(artifacts, key=lambda artifact: (-artifact.size, artifact.name))
 
 
 def one_of(directory: Path, name: str) -> Stored:
@@ -78,9 +78,9 @@ def one_of(directory: Path, name: str) -> Stored:
     """
     artifacts = [artifact for artifact in stored(directory) if name and artifact.name.startswith(name)]
     if len(artifacts) != 1:
-        what = "no artifact" if not artifacts else f"{len(artifacts)} artifacts"
+        matches = "no artifact" if not artifacts else f"{len(artifacts)} artifacts"
         raise RecordError(
-            f"{what} of {directory} begin{'s' * (len(artifacts) < 2)} with {name!r}; see leakbench cache ls"
+            f"{matches} of {directory} begin{'s' * (len(artifacts) < 2)} with {name!r}; see leakbench cache ls"
         )
     return artifacts[0]
 
@@ -107,13 +107,13 @@ def _read(path: Path) -> Stored:
         words, request = data.get("words", ""), data.get("request")
         if "error" in data:
             return Stored(path=path, size=size, state="failed", words=words, request=request, error=data["error"])
-        made = build(Provenance, data["provenance"], "provenance")
+        provenance = build(Provenance, data["provenance"], "provenance")
         whole = data["seal"] == sealed_as(path.stem, data["result"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Stored(path=path, size=size, state="edited or torn")
     if not whole:
         return Stored(path=path, size=size, state="edited or torn", words=words, request=request)
     # Third-party methods are not compared: only the suite determines their expected code.
-    differs = tuple(made.differences(library()))
+    differs = tuple(provenance.differences(library()))
     state: ArtifactState = "of another code" if differs else "usable"
     return Stored(path=path, size=size, state=state, words=words, request=request, differs=differs)

@@ -33,7 +33,7 @@ from ..targets.local_steps import LocalTraining
 
 _OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
-_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
+_LEAST_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
 
 
 def unproved_claim(
@@ -57,7 +57,7 @@ def unproved_claim(
     if claim is None or claim.epsilon is None or record.noise_multiplier is None:
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, steps, claim.delta, statistics)
-    return _unlike(claim, proved, tolerance)
+    return _contradicted_field(claim, proved, tolerance)
 
 
 def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
@@ -75,14 +75,14 @@ def unproved_share(record: Record, *, tolerance: float = 1e-6) -> str:
         return ""
     if not isinstance(task, UpdateTask):
         raise ValueError(f"a record of {record.kind} has no shared update")
-    taken = of_an_epoch = 1
+    local_steps = of_an_epoch = 1
     if task.local is not None:
         local = LocalTraining(**task.local)
-        taken, of_an_epoch = local.steps(task.batch), local.steps_per_epoch(task.batch)
-    shared = range(task.step, task.step + taken)
+        local_steps, of_an_epoch = local.steps(task.batch), local.steps_per_epoch(task.batch)
+    shared = range(task.step, task.step + local_steps)
     planned = shared.stop if task.steps is None else task.steps
     proved = _of_a_share(_defense(record), record.noise_multiplier, shared, planned, of_an_epoch, claim.delta)
-    return _unlike(claim, proved, tolerance)
+    return _contradicted_field(claim, proved, tolerance)
 
 
 def _defense(record: Record) -> str:
@@ -90,22 +90,22 @@ def _defense(record: Record) -> str:
     return json.dumps(json.loads(record.to_json())["defense"], sort_keys=True)
 
 
-def _unlike(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
+def _contradicted_field(claim: RecordedClaim, proved: Claim, tolerance: float) -> str:
     """Returns the first part of a claim that does not follow from the proved claim; empty if all follows."""
     # An epsilon above what the steps prove is a true claim, too, only weaker.
     if claim.epsilon is not None and claim.epsilon < proved.epsilon * (1 - tolerance):
         words = f"{proved.epsilon:.4g}" if math.isfinite(proved.epsilon) else "none"
         return f"its epsilon {claim.epsilon:.4g} does not follow from its steps, which prove {words}"
     for name in ("relation", "unit", "sampling"):
-        if (said := getattr(claim, name)) != (true := getattr(proved, name)):
-            return f"the {name} of its claim is {said!r}, and its steps prove one of {true!r}"
+        if (claimed := getattr(claim, name)) != (true := getattr(proved, name)):
+            return f"the {name} of its claim is {claimed!r}, and its steps prove one of {true!r}"
     for name, words in (
         ("epsilon_rdp", "epsilon by RDP"),
         ("as_if_poisson", "epsilon as if the sampling were Poisson"),
     ):
-        said, least = getattr(claim, name), getattr(proved, name)
-        if said is not None and least is not None and said < least * (1 - tolerance):
-            return f"its {words} is {said:.4g}, and its steps give {least:.4g}"
+        claimed, least = getattr(claim, name), getattr(proved, name)
+        if claimed is not None and least is not None and claimed < least * (1 - tolerance):
+            return f"its {words} is {claimed:.4g}, and its steps give {least:.4g}"
     return ""
 
 
@@ -167,7 +167,7 @@ def _unspent(budget: RequestedBudget, proved: Claim) -> str:
     for name, reached in limits.items():
         if (limit := getattr(budget, name)) is not None:
             spent = reached()
-            if spent < _SPENT * limit:
+            if spent < _LEAST_SPENT * limit:
                 return f"its {name} {spent:.4g} is not that of its budget, {limit:g}, to which noise is calibrated"
             return ""
     return "its budget names nothing that its noise was calibrated to"
@@ -183,16 +183,18 @@ def multiplier_fault(record: Record, others: Iterable[Record]) -> str:
     if not KINDS[record.kind].own_task or not record.noise_multiplier:
         return ""
     trained = {
-        other.noise_multiplier
-        for other in others
-        if not KINDS[other.kind].own_task and other.noise_multiplier is not None and _alike(record, other)
+        neighbour.noise_multiplier
+        for neighbour in others
+        if not KINDS[neighbour.kind].own_task
+        and neighbour.noise_multiplier is not None
+        and _same_request(record, neighbour)
     }
     if not trained or any(math.isclose(record.noise_multiplier, multiplier, rel_tol=1e-9) for multiplier in trained):
         return ""
     return f"its noise multiplier {record.noise_multiplier:.6g} is not that of its training, {min(trained):.6g}"
 
 
-def _alike(record: Record, other: Record) -> bool:
+def _same_request(record: Record, other: Record) -> bool:
     same = (record.suite, record.seed, record.defense, record.budget) == (
         other.suite,
         other.seed,
@@ -207,7 +209,7 @@ def _of_a_run(
     defense: str, sigma: float, sampling: Sampling, steps: int, delta: float, statistics: FeatureStatistics | None
 ) -> Claim:
     before = () if statistics is None else statistics.plans()
-    return predict(_made(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta)
+    return predict(_built(defense, sigma), sampling=sampling, steps=steps, before=before).claim(delta)
 
 
 @cache
@@ -215,11 +217,11 @@ def _of_a_share(defense: str, sigma: float, shared: range, planned: int, of_an_e
     # The attacker knows that the batch is in each epoch; earlier steps use other examples and are charged to those.
     account = Account(Ledger(full() if of_an_epoch == 1 else partition(1 / of_an_epoch)))
     others = Account(Ledger(full()))
-    for _ in rehearsed(_made(defense, sigma), account, steps=planned, only=shared, others=others):
+    for _ in rehearsed(_built(defense, sigma), account, steps=planned, only=shared, others=others):
         pass
     return account.ledger.claim(delta)
 
 
-def _made(defense: str, sigma: float) -> Defense:
+def _built(defense: str, sigma: float) -> Defense:
     method = json.loads(defense)
     return catalog.defense(method["name"], method["settings"]).with_noise(sigma)

@@ -39,14 +39,14 @@ from ..progress_events import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
 from .arrays import write_arrays
-from .artifacts import Made, make_one, origin_of, read_kept
+from .artifacts import Made, compute_artifact, origin_of, read_kept
 from .executors.local import Local
 from .graph import Graph
 from .job import compute
 from .lock import locked
 from .progress import Report, Told
 from .provenance import library, third_party, tuning_digest
-from .resume import kept, refuse_other_code
+from .resume import refuse_other_code, select_records
 from .tuning import tune
 
 Sourced = tuple[Job | Artifact, dict[str, Provenance]]
@@ -78,7 +78,7 @@ def run(
     recompute: bool = False,
     verify: bool = False,
     command: Sequence[str] = (),
-    report: Report = lambda done, total, what: None,
+    report: Report = lambda done, total, activity: None,
 ) -> list[Record]:
     """Runs the cells of a suite that have no record yet.
 
@@ -115,7 +115,7 @@ def run(
         read_manifests(folder)  # reports a bad manifest now, not when the board is shown
         # Hashed in the runner, before any computation: workers import the source later, when it may have been edited.
         origins = {cell.id: _origin(cell, directory) for cell in plan.cells}
-        existing = kept(plan.cells, folder, origins, recompute=recompute, verify=verify)
+        existing = select_records(plan.cells, folder, origins, recompute=recompute, verify=verify)
         records = existing.records
         sweep(folder)  # under the lock: otherwise drafts of a live run would be taken for those of a killed run
         # Written before any computation: an interrupted run must not look complete without its strong attacks.
@@ -298,7 +298,7 @@ def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device)
     piece, origins = sourced
     # An artifact's error is in its file: every dependent job reads it there and fails with that message.
     if isinstance(piece, Artifact):
-        make_one(piece, store, device, origins[piece.name])
+        compute_artifact(piece, store, device, origins[piece.name])
         return []
     return run_job(piece, folder, device, origins, partial(Made, piece.needs.values(), store))
 

@@ -39,13 +39,13 @@ class Told:
     total: int
     finished: int = 0
 
-    def now(self, what: str) -> None:
+    def now(self, activity: str) -> None:
         """Reports the latest event."""
-        self.report(self.finished, self.total, what)
+        self.report(self.finished, self.total, activity)
 
-    def doing(self, what: str) -> None:
+    def doing(self, activity: str) -> None:
         """Reports the current step of a unit."""
-        self.report(self.finished, self.total, f"{STEPPING}{what}")
+        self.report(self.finished, self.total, f"{STEPPING}{activity}")
 
 
 STEPPING = "… "
@@ -61,7 +61,7 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
     """
     console = Console(stderr=True)
     if quiet:
-        yield lambda done, total, what: None
+        yield lambda done, total, activity: None
     elif console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -73,19 +73,19 @@ def show(*, quiet: bool = False) -> Iterator[Report]:
         )
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("starting", total=None)
-            yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+            yield lambda done, total, activity: bar.update(task, completed=done, total=total, description=activity)
     else:
         start = last = time.monotonic()
 
-        def line(done: int, total: int, what: str) -> None:
+        def line(done: int, total: int, activity: str) -> None:
             nonlocal last
-            if what.startswith(STEPPING) and time.monotonic() - last < QUIET:
+            if activity.startswith(STEPPING) and time.monotonic() - last < QUIET:
                 return
             last = time.monotonic()
             spent = last - start
             # A rough estimate, which assumes that all units take equally long, those of earlier runs included. None is
             # given for the first twentieth, which imports and the compilation of kernels prolong.
             remaining = f", about {spent / done * (total - done):.0f} s left" if total <= 20 * done < 20 * total else ""
-            print(f"[{done}/{total}] {spent:.0f} s{remaining}: {what}", file=sys.stderr, flush=True)
+            print(f"[{done}/{total}] {spent:.0f} s{remaining}: {activity}", file=sys.stderr, flush=True)
 
         yield line

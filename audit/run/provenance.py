@@ -19,7 +19,7 @@ from leakbench.leaderboard.records.record import Provenance, RecordError
 
 from ..catalog import methods as catalog
 from ..catalog import plugins
-from ..plan.request import MethodAsked, TrainingRequest
+from ..plan.request import RequestedMethod, TrainingRequest
 from ..versions import version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def library() -> Provenance:
     )
 
 
-def third_party(*methods: MethodAsked | None) -> dict[str, str]:
+def third_party(*methods: RequestedMethod | None) -> dict[str, str]:
     """Returns digests of the code of third-party methods, by "defense NAME" or "attack NAME".
 
     Args:

@@ -28,7 +28,7 @@ class StaleError(RecordError):
 
 
 @dataclass
-class Kept:
+class SelectedRecords:
     """Existing records of a plan.
 
     Attributes:
@@ -40,9 +40,9 @@ class Kept:
     remarks: list[str] = field(default_factory=list)
 
 
-def kept(
+def select_records(
     cells: list[Cell], folder: Path, now: dict[str, Provenance], *, recompute: bool = False, verify: bool = False
-) -> Kept:
+) -> SelectedRecords:
     """Reads the records of a plan's cells and selects those to keep.
 
     Args:
@@ -56,7 +56,7 @@ def kept(
         StaleError: records of other code, or whose claim or settings differ from their cell's, named.
         RecordError: an incomplete or edited record; nothing is computed or overwritten.
     """
-    existing, stale = Kept(), {}
+    existing, stale = SelectedRecords(), {}
     for cell in cells:
         path = folder / f"{cell.id}.json"
         # A dangling link does not `exist` either, but `read` refuses it by name.

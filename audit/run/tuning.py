@@ -22,7 +22,7 @@ from leakbench.leaderboard.records.record import Provenance
 
 from ..plan.artifact import Artifact
 from ..plan.build import defend, load_splits, planned, reads_public, recipe_of
-from ..plan.expand import asked, budgets_of
+from ..plan.expand import budgets_of, requested_defense
 from ..plan.pretrain import starting_model
 from ..plan.request import Budget, SeedSet, TrainingRequest, digest_of, seed_of_data
 from ..plan.splits_cache import load_data
@@ -32,7 +32,7 @@ from ..suite.schema import TuneTable
 from ..suite.suite import DefenseChoice, Suite, SuiteError
 from ..suite.task import Task, Training
 from ..targets.observe import logits_of
-from .artifacts import make_one, origin_of, read_kept, read_made, write_document
+from .artifacts import compute_artifact, origin_of, read_computed, read_kept, write_document
 from .executors.local import Local
 from .graph import Graph
 from .progress import Report
@@ -118,12 +118,12 @@ def _tried(
             done += 1
             report(done, total, point.words)
     # Points of this run are read from their files, too, because workers return no results.
-    return read_made(points.values(), folder)
+    return read_computed(points.values(), folder)
 
 
 def _make(sourced: tuple[Artifact, Provenance], folder: Path, device: torch.device) -> str:
     point, origin = sourced
-    return make_one(point, folder, device, origin)
+    return compute_artifact(point, folder, device, origin)
 
 
 def _points(suite: Suite, choice: DefenseChoice, budget: dict[str, float]) -> list[Artifact]:
@@ -144,7 +144,7 @@ def _point(
     task = suite.task_for(at)
     asked_for = TrainingRequest(
         suite=suite.name,
-        defense=asked(at),
+        defense=requested_defense(at),
         budget=Budget(**_budget_of(suite, budget)),
         control=None,
         seed=tune.seed,
@@ -227,20 +227,20 @@ def _try(request: TrainingRequest, content: dict[str, Any], device: torch.device
     splits = load_splits(request, device)
     public = examples_of(splits.public, device)
     # Seeded by the data alone: all points are compared on the same examples.
-    coins = keyed(seed_of_data(splits.digest, "tuning"))
-    order = torch.randperm(len(public), generator=coins)
+    generator = keyed(seed_of_data(splits.digest, "tuning"))
+    order = torch.randperm(len(public), generator=generator)
     sizes = [len(splits.private), content["validation"]]
-    own, judges, rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
+    own, judges, public_rest = (pick(public, part) for part in order.split([*sizes, len(public) - sum(sizes)]))
     sampling, steps = planned(request, len(own))
     run = train(
         # From the remaining public examples: training and validation examples must be new to the model.
-        starting_model(request, splits, rest),
+        starting_model(request, splits, public_rest),
         (own.inputs, own.labels),
         defend(request, len(own))[0],
         sampling=sampling,
         steps=steps,
         lr=task.lr,
-        public=(rest.inputs, rest.labels) if reads_public(request.defense) else None,
+        public=(public_rest.inputs, public_rest.labels) if reads_public(request.defense) else None,
         # Seeded even for a run with secure noise, because it holds no private data.
         **SeedSet.of(content, request.seed).arguments(),
         recipe=recipe_of(task, splits),

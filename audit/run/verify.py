@@ -64,20 +64,22 @@ def contradiction(record: Record, folder: Path) -> str:
     if fault := claim_fault(record):
         return fault
     for name, metric in again.items():
-        said = record.metrics.get(name)
-        if name in OF_EXTRAS and said is not None and (_without_an_extra(said) or _without_an_extra(metric)):
+        recorded = record.metrics.get(name)
+        if name in OF_EXTRAS and recorded is not None and (_without_an_extra(recorded) or _without_an_extra(metric)):
             continue
-        if said is None:  # otherwise a record would pass if a wrong number were removed from it
+        if recorded is None:  # otherwise a record would pass if a wrong number were removed from it
             return f"it has no {name}, and its scores give {_words(metric)}"
         pairs = zip(
-            (said.value, said.low, said.high, said.n), (metric.value, metric.low, metric.high, metric.n), strict=True
+            (recorded.value, recorded.low, recorded.high, recorded.n),
+            (metric.value, metric.low, metric.high, metric.n),
+            strict=True,
         )
         if not all(_same(a, b) for a, b in pairs):
-            return f"its {name} is {_words(said)}, and its scores give {_words(metric)}"
+            return f"its {name} is {_words(recorded)}, and its scores give {_words(metric)}"
         # Only keys in both are compared: older records lack numbers that were introduced later.
-        for key in metric.detail.keys() & said.detail.keys():
-            ours, theirs = metric.detail[key], said.detail[key]
-            if not _alike(ours, theirs):
+        for key in metric.detail.keys() & recorded.detail.keys():
+            ours, theirs = metric.detail[key], recorded.detail[key]
+            if not _equal(ours, theirs):
                 return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
     return _unlike_itself(record)
 
@@ -113,7 +115,7 @@ def _unlike_itself(record: Record) -> str:
     return _unflagged(record, bound, "pairs", "of one record in the place of another")
 
 
-def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
+def _unflagged(record: Record, bound: Metric, evidence: str, relation: str) -> str:
     """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none."""
     detail = ProvedDetail.of(bound.detail)
     if (proved := detail.value_at_verdict) is not None and (claimed := detail.claimed) is not None:
@@ -122,7 +124,7 @@ def _unflagged(record: Record, bound: Metric, what: str, relation: str) -> str:
         if least is None or claimed < least * (1 - TOLERANCE):
             return f"its claim is epsilon {least}, and {relation} it says {claimed}"
         if proved > claimed and "claim_violated" not in record.flags:
-            return f"its {what} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
+            return f"its {evidence} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
 
 
@@ -143,7 +145,7 @@ def _same(a: float | None, b: float | None) -> bool:
     return a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9))
 
 
-def _alike(a: float | str | None, b: float | str | None) -> bool:
+def _equal(a: float | str | None, b: float | str | None) -> bool:
     if isinstance(a, str) or isinstance(b, str):  # names of methods may change
         return isinstance(a, str) and isinstance(b, str)
     return _same(a, b)

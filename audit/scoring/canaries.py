@@ -36,12 +36,12 @@ from .random_split import LEVEL, SURE
 NAME = "canary_epsilon"
 """Name of the metric."""
 
-SHARE = 5
-"""Inverse of the fraction of canaries guessed to be in, and of the fraction guessed to be out."""
+CANARIES_PER_GUESS = 5
+"""Canaries for each guess that one is in, and for each guess that one is out."""
 
-_SPENT = 20
-"""Limits the delta of a verdict to its error probability / (_SPENT n) for n canaries, so that the method's loss of
-2 n delta is at most a tenth of that probability."""
+_DELTA_MARGIN = 20
+"""Limits the delta of a verdict to its error probability / (_DELTA_MARGIN n) for n canaries, so that the method's loss
+of 2 n delta is at most a tenth of that probability."""
 
 ASSUMES_GAUSSIANS, ASSUMES_NOTHING, ASSUMES_APART = "one_run_f_dp", "one_run", "order_statistics"
 """Methods of the bound, by their assumptions: Gaussian steps; none; Gaussian steps and orthogonal canaries."""
@@ -73,7 +73,7 @@ def score_canaries(
     method = ASSUMES_NOTHING if not gaussian else ASSUMES_APART if apart else ASSUMES_GAUSSIANS
     estimate = _bound(scores, included, delta, method, LEVEL)
     # The assumption-free method loses up to 2 n delta of its confidence, which at the claim's delta may be all of it.
-    at_verdict = delta if gaussian else min(delta, (1 - SURE) / (_SPENT * len(included)))
+    at_verdict = delta if gaussian else min(delta, (1 - SURE) / (_DELTA_MARGIN * len(included)))
     sure = _bound(scores, included, at_verdict, method, SURE)
     metric = Metric(
         value=estimate.value,
@@ -98,7 +98,7 @@ def score_canaries(
     return {NAME: metric}
 
 
-def held_against(metric: Metric, claim: Any) -> tuple[Metric, bool]:
+def compared_with_claim(metric: Metric, claim: Any) -> tuple[Metric, bool]:
     """Returns the bound with its comparison to a claim, and whether it refutes the claim at the verdict's confidence.
 
     Args:
@@ -136,7 +136,7 @@ def _bound(
 ) -> EpsilonEstimate:
     # Sorted by id, so that the random order of equal scores does not depend on the order in which they were returned.
     order = scores.ids.cpu().argsort()
-    guesses_per_side = max(1, len(included) // SHARE)
+    guesses_per_side = max(1, len(included) // CANARIES_PER_GUESS)
     return audit_canaries(
         scores.scores.cpu()[order].numpy(),
         included.cpu()[order].numpy(),

@@ -29,12 +29,12 @@ class LabelledBatch:
     """A target batch: its recovered labels and its true ones.
 
     Attributes:
-        found: recovered labels, in any order; at most as many as the batch has examples.
+        named: recovered labels, in any order; at most as many as the batch has examples.
         labels: the ground truth.
         shares: frequency of each true label's class among public examples; None without any.
     """
 
-    found: Tensor
+    named: Tensor
     labels: Tensor
     shares: Tensor | None
 
@@ -53,7 +53,7 @@ def score_labels(batches: Sequence[LabelledBatch]) -> dict[str, Metric]:
     """
     if not batches or any(len(batch.labels) == 0 for batch in batches):
         raise ValueError("batches must be one or more, of one or more examples each")
-    if any(len(batch.found) > len(batch.labels) for batch in batches):
+    if any(len(batch.named) > len(batch.labels) for batch in batches):
         raise ValueError("labels named must be at most as many as the batch has examples")
     shared = [_common(batch) / len(batch.labels) for batch in batches]
     exact = [share == 1.0 for share in shared]
@@ -70,7 +70,7 @@ def label_columns(batches: Sequence[LabelledBatch]) -> dict[str, Any]:
     """Returns columns of true and recovered labels, an example per row; the recovered ones sorted."""
     recovered: list[int] = []
     for batch in batches:
-        named = sorted(int(label) for label in batch.found)
+        named = sorted(int(label) for label in batch.named)
         recovered += [*named, *[NOT_NAMED] * (len(batch.labels) - len(named))]
     shares = [
         share
@@ -93,7 +93,7 @@ def labels_again(table: pd.DataFrame) -> dict[str, Metric]:
         shares = group["public_share"].to_numpy(dtype=np.float64, na_value=np.nan)
         batches.append(
             LabelledBatch(
-                found=named[named != NOT_NAMED],
+                named=named[named != NOT_NAMED],
                 labels=torch.from_numpy(group["label"].to_numpy().copy()),
                 shares=None if np.isnan(shares).any() else torch.from_numpy(shares.copy()),
             )
@@ -110,8 +110,8 @@ def public_shares(labels: Tensor, public: Tensor | None, classes: int) -> Tensor
 
 
 def _common(batch: LabelledBatch) -> int:
-    most = 1 + int(max(batch.labels.max(), *batch.found.tolist(), 0))
-    recovered, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (batch.found, batch.labels))
+    most = 1 + int(max(batch.labels.max(), *batch.named.tolist(), 0))
+    recovered, truth = (torch.bincount(labels.cpu(), minlength=most) for labels in (batch.named, batch.labels))
     return int(torch.minimum(recovered, truth).sum())
 
 

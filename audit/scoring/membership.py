@@ -95,7 +95,7 @@ def _with_halves(whole: Metric, halves: dict[str, Metric]) -> Metric:
         return whole
     detail = {half_key(CALIBRATION, "value"): halves[CALIBRATION].value}
     report = halves[REPORT]
-    detail |= {half_key(REPORT, what): getattr(report, what) for what in ("value", "low", "high", "n")}
+    detail |= {half_key(REPORT, field): getattr(report, field) for field in ("value", "low", "high", "n")}
     return replace(whole, detail=whole.detail | detail)
 
 
@@ -403,8 +403,8 @@ def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     # An external model has no budget, so its delta is None and no epsilon is recomputed.
     metrics = score_membership(membership_scores, members, delta=record.budget.delta)
     knows = () if record.requires is None else record.requires.knows
-    said = record.metrics.get(random_split.NAME)
+    recorded = record.metrics.get(random_split.NAME)
     # Older records lack this metric; in others it is a number if the split was random.
-    if said is None or (said.value is None and random_split.not_a_random_split(knows, record.flags)):
+    if recorded is None or (recorded.value is None and random_split.not_a_random_split(knows, record.flags)):
         metrics.pop(random_split.NAME, None)
     return metrics

@@ -30,8 +30,8 @@ NAME = "epsilon_lower"
 LEVEL, SURE = 0.95, 1 - 1e-6
 """Confidence of the value, and confidence of a verdict, which is high because very many cells are tested."""
 
-SHARE = 10
-"""Inverse of the fraction of pairs that are guessed."""
+PAIRS_PER_GUESS = 10
+"""Pairs of a member and a non-member for each guess."""
 
 
 def epsilon_lower(
@@ -52,10 +52,10 @@ def epsilon_lower(
     order = np.argsort(ids)
     positives, negatives = scores[order][members[order]], scores[order][~members[order]]
     pairs = min(len(positives), len(negatives))
-    if pairs < SHARE:
-        return unmeasured(len(ids), f"a random split must have at least {SHARE} pairs, got {pairs}")
+    if pairs < PAIRS_PER_GUESS:
+        return unmeasured(len(ids), f"a random split must have at least {PAIRS_PER_GUESS} pairs, got {pairs}")
     seed = seed_of_split(ids, members)
-    settings = {"method": "one_run", "answered": [pairs // SHARE], "delta": delta, "seed": seed}
+    settings = {"method": "one_run", "answered": [pairs // PAIRS_PER_GUESS], "delta": delta, "seed": seed}
     estimate, sure = (audit_random_split(positives, negatives, level=level, **settings) for level in (LEVEL, SURE))
     return Metric(
         value=estimate.value,

@@ -332,8 +332,8 @@ def _decibels(errors: ndarray) -> ImageValues:
     return ImageValues(n=len(errors), values=psnr(errors), detail={">=120": capped} if capped else {})
 
 
-def _label_accuracy(recovered: Tensor, labels: Tensor, given: bool) -> ImageValues:
-    if given:
+def _label_accuracy(recovered: Tensor, labels: Tensor, granted: bool) -> ImageValues:
+    if granted:
         return absent(len(labels), "the attacker was given the labels")
     # Compared as multisets: recovered labels have no order, and a class may be in the batch twice.
     common = Counter(recovered.tolist()) & Counter(labels.tolist())

@@ -117,11 +117,11 @@ def shift_between(members: Examples, non_members: Examples, *, seed: int = 0) ->
         seed: for the choice of examples, halves and permutations.
     """
     draw = np.random.default_rng([seed, 0])
-    inside, outside = (features_of(_some(part, draw)) for part in (members, non_members))
+    inside, outside = (features_of(_subsample(part, draw)) for part in (members, non_members))
     p, q = len(inside), len(outside)
     if min(p, q) < LEAST:
         return Shift(p_value=None, auc=None, members=p, non_members=q, detectable=None)
-    labelled = [_some(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
+    labelled = [_subsample(part, np.random.default_rng([seed, 2]), _LARGEST_OF_HARD) for part in (members, non_members)]
     features, truth = np.concatenate([inside, outside]), np.arange(p + q) < p
     halves = _halves(truth, draw)
     # Imported here because it takes a second, which tests without members can save.
@@ -161,10 +161,10 @@ def features_of(examples: Examples) -> ndarray:
         whole = inputs.double().nan_to_num()
         return torch.cat([labels, _statistics(whole), whole], dim=1).numpy()
     statistics = torch.cat([_statistics(part.double().nan_to_num()) for part in inputs.split(_ROWS)])
-    projected, coins = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
+    projected, generator = torch.zeros(len(inputs), _PROJECTED), torch.Generator().manual_seed(0)
     for part in inputs.split(_WIDE, dim=1):
         # Projection axes of some columns at a time: all of them would exceed the size of the inputs.
-        projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=coins)
+        projected += part.float().nan_to_num() @ torch.randn(part.shape[1], _PROJECTED, generator=generator)
     return torch.cat([labels, statistics, projected.double() / math.sqrt(_PROJECTED)], dim=1).numpy()
 
 
@@ -183,24 +183,24 @@ _OWN = 8
 """Number of leading columns that are not inputs, if a label is a single number: the label and seven statistics."""
 
 
-def of_labels(some: ndarray, others: ndarray) -> float:
+def of_labels(values: ndarray, others: ndarray) -> float:
     """Returns the p-value of a permutation test for equal label distributions; valid for small counts.
 
     The statistic is that of the chi-square test.
 
     Args:
-        some: labels of one sample.
+        values: labels of one sample.
         others: labels of the other.
     """
-    whole = np.concatenate([some, others])
+    whole = np.concatenate([values, others])
     _, places, counts = np.unique(whole, return_inverse=True, return_counts=True)
     if len(counts) == 1:
         return 1.0
     draw, table = np.random.default_rng(0), np.zeros((1 + _PERMUTATIONS, len(counts)))
-    table[0] = np.bincount(places[: len(some)], minlength=len(counts))
+    table[0] = np.bincount(places[: len(values)], minlength=len(counts))
     # Counts in a random part of all labels are hypergeometric.
-    table[1:] = draw.multivariate_hypergeometric(counts, len(some), size=_PERMUTATIONS)
-    expected = counts * len(some) / len(whole)
+    table[1:] = draw.multivariate_hypergeometric(counts, len(values), size=_PERMUTATIONS)
+    expected = counts * len(values) / len(whole)
     distances = (((table - expected) ** 2) / counts).sum(1)
     return float((distances >= distances[0] - 1e-12).sum() / (1 + _PERMUTATIONS))
 
@@ -274,7 +274,7 @@ def _numbers(examples: Examples) -> ndarray:
     return (labels if labels.ndim == 1 else labels.flatten(1).argmax(1)).numpy()
 
 
-def _some(examples: Examples, draw: np.random.Generator, most: int = LARGEST) -> Examples:
+def _subsample(examples: Examples, draw: np.random.Generator, most: int = LARGEST) -> Examples:
     chosen = torch.from_numpy(draw.permutation(len(examples))[:most]).to(examples.ids.device)
     return Examples(ids=examples.ids[chosen], inputs=examples.inputs[chosen], labels=examples.labels[chosen])
 

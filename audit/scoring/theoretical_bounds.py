@@ -28,7 +28,7 @@ SHARED_NOISE = (
 """Reason why the bound does not apply to metrics of a single run under an informed attack."""
 
 
-def beside_claim(metrics: dict[str, Metric], curve: Any, *, informed: bool = False) -> dict[str, Metric]:
+def with_theoretical_bounds(metrics: dict[str, Metric], curve: Any, *, informed: bool = False) -> dict[str, Metric]:
     """Returns the metrics of a membership attack, each with the largest value allowed by the claim and its source.
 
     Args:
@@ -39,9 +39,9 @@ def beside_claim(metrics: dict[str, Metric], curve: Any, *, informed: bool = Fal
     # Balanced accuracy, (TPR + 1 - FPR) / 2, is equivalent to the advantage.
     largest = {"auc": curve.auc, "advantage": curve.advantage, "balanced_accuracy": (1 + curve.advantage) / 2}
     largest |= {name: curve.tpr_at(fpr) for name, fpr in FPRS.items()}
-    said = {LARGEST_BY: curve.by} | ({LARGEST_NOTE: SHARED_NOISE} if informed else {})
+    facts = {LARGEST_BY: curve.by} | ({LARGEST_NOTE: SHARED_NOISE} if informed else {})
     bounded = {
-        name: replace(metric, detail=metric.detail | {LARGEST_UNDER_CLAIM: largest[name]} | said)
+        name: replace(metric, detail=metric.detail | {LARGEST_UNDER_CLAIM: largest[name]} | facts)
         for name, metric in metrics.items()
         if name in largest
     }

@@ -121,7 +121,7 @@ TESTS = (
         name="order",
         scenario="order",
         question="does one more record change what others contribute?",
-        feature=statistics.whole,
+        feature=statistics.sum_of_releases,
     ),
     DeclaredTest(
         name="buffers",
@@ -183,7 +183,7 @@ class BatteryOutcome:
         return tuple(outcome.test for outcome in self.outcomes if outcome.found == "violation")
 
     @property
-    def asked(self) -> int:
+    def tests_run(self) -> int:
         """Number of tests that ran: those with a verdict."""
         return sum(outcome.found != "n/a" for outcome in self.outcomes)
 
@@ -229,7 +229,7 @@ def battery(
     for scenario in scenarios(seed):
         own = [test for test in TESTS if test.scenario == scenario.name]
         if only is not None and scenario.name not in only:
-            by_test |= {test.name: _not_asked(test, _LEFT_OUT) for test in own}
+            by_test |= {test.name: _not_run(test, _LEFT_OUT) for test in own}
             continue
         asking = _Asking(trainer, scenario, own, level / len(TESTS))
         by_test |= asking.outcomes()
@@ -243,7 +243,7 @@ def battery(
     return BatteryOutcome(outcomes=outcomes, level=level, runs=runs, seconds=time.perf_counter() - begun)
 
 
-def _not_asked(test: DeclaredTest, why: str) -> TestOutcome:
+def _not_run(test: DeclaredTest, why: str) -> TestOutcome:
     return TestOutcome(test=test.name, found="n/a", why=why)
 
 
@@ -264,7 +264,7 @@ class _Asking:
             begins = "refused: " if self.scenario.may_be_refused else FAILED
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             reason = f"it asked for the end of the program ({reason})" if isinstance(error, SystemExit) else reason
-            return {test.name: _not_asked(test, begins + reason) for test in self.tests}
+            return {test.name: _not_run(test, begins + reason) for test in self.tests}
 
     def _outcomes(self) -> dict[str, TestOutcome]:
         scenario = self.scenario
@@ -273,7 +273,7 @@ class _Asking:
         for test in self.tests:
             why = self._inapplicable(test, first)
             if why:
-                by_test[test.name] = _not_asked(test, why)
+                by_test[test.name] = _not_run(test, why)
             else:
                 open_tests.append(test)
         if not open_tests:

@@ -120,19 +120,19 @@ def with_engine(kind: type[Engine]) -> Callable[..., Run]:
 class SumsOwnRows(Engine):
     """Sums per-example gradients by a replaceable method, with correct noise."""
 
-    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum to which noise is added; correct here."""
         return bound(rows).sum(dim=0)
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
         """Executes a plan with a single block of all coordinates."""
         if not len(inputs):
-            return super().run(plan, inputs, targets, coins=coins)
-        rows = self.gradients(inputs, targets, coins=coins)(None)
-        total = self.summed(rows, plan.blocks[0].bound, coins)
-        return self.noisy(plan, total, rows.dtype, coins)
+            return super().run(plan, inputs, targets, seed=seed)
+        rows = self.gradients(inputs, targets, seed=seed)(None)
+        total = self.summed(rows, plan.blocks[0].bound, seed)
+        return self.noisy(plan, total, rows.dtype, seed)
 
-    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, seed: int | None) -> Release:
         """Returns the release of a sum; correct here."""
         return add_noise(plan, [total.double().clone()], self.noise, dtype)
 
@@ -176,7 +176,7 @@ class Float32Noise(CipherNoise):
 class NoClipping(SumsOwnRows):
     """Omits clipping."""
 
-    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum of raw gradients."""
         return finite_rows(rows).sum(dim=0)
 
@@ -184,7 +184,7 @@ class NoClipping(SumsOwnRows):
 class MeanClipping(SumsOwnRows):
     """Clips the mean of the batch, as in training without privacy."""
 
-    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the clipped mean, times the batch."""
         mean = finite_rows(rows).sum(dim=0, keepdim=True) / self._expected_batch
         return bound(mean)[0] * self._expected_batch
@@ -193,7 +193,7 @@ class MeanClipping(SumsOwnRows):
 class LayerwiseFullNorm(SumsOwnRows):
     """Clips every layer to the full clip norm."""
 
-    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum with each layer bounded by itself."""
         return torch.cat([bound(rows[:, start:stop]).sum(dim=0) for start, stop in self.layout.slices])
 
@@ -201,37 +201,37 @@ class LayerwiseFullNorm(SumsOwnRows):
 class PrivateMask(SumsOwnRows):
     """Keeps the half of the coordinates on which the sum of clipped gradients is largest."""
 
-    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, seed: int | None) -> Release:
         """Adds noise to all coordinates, then applies a mask computed from the data."""
         kept = torch.zeros_like(total).index_fill_(0, total.abs().topk(len(total) // 2).indices, 1.0)
-        masked = super().noisy(plan, total, dtype, coins).total * kept
+        masked = super().noisy(plan, total, dtype, seed).total * kept
         return Release((masked,), masked)
 
 
 class MaskChanges(SumsOwnRows):
     """Draws a mask for each half of a batch, and adds noise only where the mask of the last half keeps a coordinate."""
 
-    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, coins: int | None) -> Float[Tensor, " dim"]:
+    def summed(self, rows: Float[Tensor, "rows dim"], bound: Bound, seed: int | None) -> Float[Tensor, " dim"]:
         """Returns the sum of both halves, each masked before it is clipped."""
         halves = rows.tensor_split(2)
-        return torch.stack([bound(half * self._mask(i, coins)).sum(dim=0) for i, half in enumerate(halves)]).sum(dim=0)
+        return torch.stack([bound(half * self._mask(i, seed)).sum(dim=0) for i, half in enumerate(halves)]).sum(dim=0)
 
-    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, coins: int | None) -> Release:
+    def noisy(self, plan: NoisyPlan, total: Tensor, dtype: torch.dtype, seed: int | None) -> Release:
         """Adds noise where the last mask is 1."""
-        released = torch.where(self._mask(1, coins) > 0, super().noisy(plan, total, dtype, coins).total, total)
+        released = torch.where(self._mask(1, seed) > 0, super().noisy(plan, total, dtype, seed).total, total)
         return Release((released,), released)
 
-    def _mask(self, half: int, coins: int | None) -> Tensor:
-        draws = torch.rand(self.layout.dim, generator=keyed(seed_from("mask", coins, half)))
+    def _mask(self, half: int, seed: int | None) -> Tensor:
+        draws = torch.rand(self.layout.dim, generator=keyed(seed_from("mask", seed, half)))
         return (draws < 0.5).float()
 
 
 class DividesByBatch(Engine):
     """Divides by the number of records that were drawn."""
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
         """Rescales the release, so that the loop's division by the expected batch gives the batch mean."""
-        out = super().run(plan, inputs, targets, coins=coins)
+        out = super().run(plan, inputs, targets, seed=seed)
         factor = self._expected_batch / max(1, len(inputs))
         return Release(tuple(block * factor for block in out.noisy), out.total * factor)
 
@@ -240,12 +240,12 @@ class ViewsByPosition(Engine):
     """Keys the views of a record by its position in the batch."""
 
     def _entry_keys(
-        self, choice: Any, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+        self, choice: Any, inputs: Tensor, targets: Tensor, views: int, seed: int | None
     ) -> Int64[Tensor, " entries"] | None:
-        keys = super()._entry_keys(choice, inputs, targets, views, coins)
+        keys = super()._entry_keys(choice, inputs, targets, views, seed)
         if keys is None:
             return None
-        return torch.arange(len(keys)) * 1_000_003 + seed_from("place", coins)
+        return torch.arange(len(keys)) * 1_000_003 + seed_from("place", seed)
 
 
 class ReleasesTwice(OngoingRun):
@@ -312,8 +312,8 @@ def _over_batch(task: TrainerTask) -> CipherNoise:
     return noise
 
 
-def _bug(name: str, words: str, **given: Any) -> PlantedBug:
-    return PlantedBug(name=name, words=words, trainer=under_defense(plain, **given))
+def _bug(name: str, words: str, **faults: Any) -> PlantedBug:
+    return PlantedBug(name=name, words=words, trainer=under_defense(plain, **faults))
 
 
 BUGS = (

@@ -175,8 +175,8 @@ def representatives() -> list[str]:
     for name in catalog.names("defenses"):
         if catalog.foreign("defenses", name):
             continue
-        made = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)
-        if kind := _kind(made):
+        defense = catalog.defense(name, settings_for(name, 1.0), noise_multiplier=1.0)
+        if kind := _kind(defense):
             by_kind.setdefault(kind, name)
     return sorted(by_kind.values())
 
@@ -186,8 +186,8 @@ def _kind(defense: Defense) -> frozenset[object]:
     sampling, account = poisson(0.5), Account(Ledger(poisson(0.5)))
     if any(entry.reason for entry in predict(defense, sampling=sampling, steps=2).entries):
         return frozenset()
-    taken = list(rehearsed(defense, account, steps=2, public=ToyRows(64)))
-    plans = [step.plan.plan for step in taken if step.plan]
+    steps = list(rehearsed(defense, account, steps=2, public=ToyRows(64)))
+    plans = [step.plan.plan for step in steps if step.plan]
     return frozenset(
         (type(block.codec), type(block.query), type(plan.post), plan.correlated is None, plan.trial is None)
         for plan in plans
@@ -240,11 +240,11 @@ def line(examination: ExaminedTrainer) -> str:
     )
     first, many = examination.outcomes[0], len(examination.outcomes) > 1
     by = ", ".join(f"{name} {count}" if many else name for name, count in examination.by.items())
-    coverage = f"{first.asked} of {len(TESTS)} tests"
+    coverage = f"{first.tests_run} of {len(TESTS)} tests"
     coverage += f" (it raised in {', '.join(first.failed)})" if first.failed else ""
     share = f"{examination.accused}/{len(examination.outcomes)} [{low:.2f}, {high:.2f}]"
-    rest = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
-    return f"{examination.candidate.name:<24} {verdict:<12} {share:<20} {rest}"
+    measurements = f"{by or '-':<34} {coverage}, {first.runs} runs, {first.seconds:.0f} s"
+    return f"{examination.candidate.name:<24} {verdict:<12} {share:<20} {measurements}"
 
 
 def _accused(trainer: ExaminedTrainer) -> str:
@@ -257,11 +257,11 @@ def summary(examinations: Sequence[ExaminedTrainer]) -> str:
         [trainer for trainer in examinations if trainer.candidate.planted is kind] for kind in (True, False)
     )
     caught = sum(trainer.as_it_should for trainer in bugs)
-    said = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
+    sentences = [f"{caught} of {len(bugs)} planted bugs caught"] if bugs else []
     if others:
         accused = sum(not trainer.as_it_should for trainer in others)
-        said.append(f"{accused} of {len(others)} correct trainers accused")
-    return "; ".join(said)
+        sentences.append(f"{accused} of {len(others)} correct trainers accused")
+    return "; ".join(sentences)
 
 
 def verdict_on(examination: ExaminedTrainer) -> str:
@@ -278,7 +278,9 @@ def verdict_on(examination: ExaminedTrainer) -> str:
         lines.append(f"{outcome.test:<14} {outcome.found}: {counts}; {rates}allowed {outcome.allowed:.3f}")
     accused = shown.accused_by
     end = f"violation: {', '.join(accused)}" if accused else "no violation found"
-    coverage = f"{shown.asked} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    coverage = (
+        f"{shown.tests_run} of {len(TESTS)} declared tests asked at level {shown.level:g} in all, {shown.runs} runs"
+    )
     if len(examination.outcomes) > 1:
         end += f" in {examination.accused} of {len(examination.outcomes)} repetitions"
     return "\n".join([*lines, f"{end} ({coverage}, {shown.seconds:.0f} s)"])

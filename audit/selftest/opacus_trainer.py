@@ -88,7 +88,7 @@ def train_as_released(
         )
         optimizer.expected_batch_size = expected_batch
         optimizer.attach_step_hook(
-            lambda made: releases.append(torch.cat([p.grad.detach().flatten() for p in made.params]))
+            lambda dp_optimizer: releases.append(torch.cat([p.grad.detach().flatten() for p in dp_optimizer.params]))
         )
         while len(releases) < steps:
             for batch, targets in drawn:

@@ -130,18 +130,18 @@ def of_function(function: Any, name: str) -> Trainer:
     """
     if not callable(function):
         raise ValueError(f"trainer {name} must be a function, got {type(function).__name__}")
-    taken = inspect.signature(function).parameters
-    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    parameters = inspect.signature(function).parameters
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     offered = [attribute.name for attribute in fields(TrainerTask)]
-    lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in taken]
+    lacking = [key for key in ("noise_multiplier", "clip_norm", "sample_rate", "steps") if key not in parameters]
     if lacking and not everything:
         raise ValueError(f"trainer {name} must take the keywords {', '.join(lacking)}, which are not in its signature")
 
     def train(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
         layout = Layout.of(model)
         before = layout.read(model)
-        given = {key: getattr(task, key) for key in offered if everything or key in taken}
-        return _understood(function(model, examples, **given), task, layout, before, name)
+        arguments = {key: getattr(task, key) for key in offered if everything or key in parameters}
+        return _understood(function(model, examples, **arguments), task, layout, before, name)
 
     return train
 
@@ -174,9 +174,9 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     returned: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"model": answer}
     unknown = sorted(set(returned) - set(_KEYS))
     if unknown or not isinstance(returned.get("model"), nn.Module):
-        got = f"the key {unknown[0]!r}" if unknown else f"{type(returned.get('model')).__name__} for the model"
+        fault = f"the key {unknown[0]!r}" if unknown else f"{type(returned.get('model')).__name__} for the model"
         raise ValueError(
-            f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {got}"
+            f"trainer {name} must return a model, or a mapping with model, releases, claim, published; got {fault}"
         )
     after = dict(returned["model"].named_parameters())
     missing = [each for each in layout.names if each not in after]
@@ -184,13 +184,13 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
         raise ValueError(
             f"trainer {name} must return the model that it was given, and its parameter {missing[0]!r} is gone"
         )
-    given = returned.get("releases")
-    if given is None:
+    reported = returned.get("releases")
+    if reported is None:
         # The final model alone: the sum of all updates.
-        given = [(before - layout.read(returned["model"])) / task.lr]
-    if not isinstance(given, Iterable):
-        raise ValueError(f"releases of trainer {name} must be a list of vectors, got {type(given).__name__}")
-    releases = tuple(torch.as_tensor(release).detach().reshape(-1) for release in given)
+        reported = [(before - layout.read(returned["model"])) / task.lr]
+    if not isinstance(reported, Iterable):
+        raise ValueError(f"releases of trainer {name} must be a list of vectors, got {type(reported).__name__}")
+    releases = tuple(torch.as_tensor(release).detach().reshape(-1) for release in reported)
     if not releases or any(len(release) != layout.dim for release in releases):
         sizes = sorted({len(release) for release in releases})
         raise ValueError(f"releases of trainer {name} must be vectors of {layout.dim} numbers, got sizes {sizes}")
@@ -213,15 +213,15 @@ def _understood(answer: Any, task: TrainerTask, layout: Layout, before: Tensor, 
     )
 
 
-def _claim(given: Any, task: TrainerTask, name: str) -> TrainerClaim:
+def _claim(reported: Any, task: TrainerTask, name: str) -> TrainerClaim:
     """Returns the trainer's claim; the claim of the requested task if it makes none."""
     requested = TrainerClaim(events=(Gaussian(task.sample_rate, task.noise_multiplier, task.steps),))
-    if given is None:
+    if reported is None:
         return requested
     known = {attribute.name for attribute in fields(TrainerClaim)}
-    if not isinstance(given, Mapping) or set(given) - known:
+    if not isinstance(reported, Mapping) or set(reported) - known:
         raise ValueError(f"claim of trainer {name} must be a mapping with keys of {', '.join(sorted(known))}")
-    values = dict(given)
+    values = dict(reported)
     numbers = [values.get(key, 0.0) for key in ("epsilon", "delta")]
     if not all(isinstance(number, int | float) for number in numbers) or not isinstance(
         values.get("events", ()), Iterable

@@ -82,7 +82,7 @@ def scenarios(seed: int) -> tuple[Scenario, ...]:
     return tuple(make(seed) for make in (_buffers, _count, _traces, _order, _layers, _steps, _participation, _canary))
 
 
-def _coins(seed: int, name: str) -> torch.Generator:
+def _generator(seed: int, name: str) -> torch.Generator:
     return keyed(seed_from("selftest", name, seed))
 
 
@@ -94,8 +94,8 @@ def _blank(count: int, side: int = SIDE) -> Tensor:
     return torch.zeros(count, 1, side, side)
 
 
-def _ordinary(count: int, coins: torch.Generator) -> Tensor:
-    return torch.randn(count, 1, SIDE, SIDE, generator=coins)
+def _ordinary(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(count, 1, SIDE, SIDE, generator=generator)
 
 
 def _linear() -> nn.Module:
@@ -114,16 +114,16 @@ def _sets(canary: Tensor, others: Tensor, label: int = 0) -> NeighbouringSets:
     )
 
 
-def _random_canary(coins: torch.Generator) -> tuple[Tensor, Tensor]:
+def _random_canary(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns the input of a canary along a random direction, and the direction of its gradient."""
-    direction = unit_directions("random", 1, SIDE * SIDE, coins)
+    direction = unit_directions("random", 1, SIDE * SIDE, generator)
     return as_records(direction, HUGE)[0], -direction[0]
 
 
 def _canary(seed: int) -> Scenario:
-    coins = _coins(seed, "canary")
-    canary, direction = _random_canary(coins)
-    sets = _sets(canary, _ordinary(3, coins))
+    generator = _generator(seed, "canary")
+    canary, direction = _random_canary(generator)
+    sets = _sets(canary, _ordinary(3, generator))
     task = TrainerTask(noise_multiplier=0.5, seed=seed)
     return Scenario(
         name="canary",
@@ -137,19 +137,19 @@ def _canary(seed: int) -> Scenario:
 
 def _layers(seed: int) -> Scenario:
     """Four layers whose gradients all far exceed the clip norm."""
-    coins = _coins(seed, "layers")
+    generator = _generator(seed, "layers")
     widths = (SIDE * SIDE, 16, 16, 16, 2)
-    weights = [torch.randn(b, a, generator=coins) * math.sqrt(2 / a) for a, b in pairwise(widths)]
+    weights = [torch.randn(b, a, generator=generator) * math.sqrt(2 / a) for a, b in pairwise(widths)]
 
     def model() -> nn.Module:
-        made = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
+        layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(widths)]
         with torch.no_grad():
-            for layer, weight in zip(made, weights, strict=True):
+            for layer, weight in zip(layers, weights, strict=True):
                 layer.weight.copy_(weight)
-        hidden = [part for layer in made[:-1] for part in (layer, nn.ReLU())]
-        return nn.Sequential(nn.Flatten(), *hidden, made[-1])
+        hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *hidden, layers[-1])
 
-    canary = torch.randn(SIDE * SIDE, generator=coins) * HUGE
+    canary = torch.randn(SIDE * SIDE, generator=generator) * HUGE
     image = canary.view(1, 1, SIDE, SIDE)
     network = model()
     label = network(image).argmin(dim=1)  # a wrong class: a loss that is nearly zero has no gradient
@@ -160,7 +160,7 @@ def _layers(seed: int) -> Scenario:
         name="layers",
         task=TrainerTask(noise_multiplier=0.5, seed=seed),
         model=model,
-        sets=_sets(canary, _ordinary(3, coins), int(label)),
+        sets=_sets(canary, _ordinary(3, generator), int(label)),
         direction=direction,
         looks=(64, 192),
     )
@@ -168,11 +168,11 @@ def _layers(seed: int) -> Scenario:
 
 def _traces(seed: int) -> Scenario:
     """A canary of equal entries on some coordinates, among blanks, under large noise: exact values are detected."""
-    coins = _coins(seed, "traces")
+    generator = _generator(seed, "traces")
     size = _LARGE * _LARGE
     chosen = torch.zeros(size)
     # Entries of 1 / sqrt(1200), well above a power of two: see `statistics.low_bits`.
-    chosen[torch.randperm(size, generator=coins)[: 3 * size // 4]] = 1.0
+    chosen[torch.randperm(size, generator=generator)[: 3 * size // 4]] = 1.0
     direction = chosen / torch.linalg.vector_norm(chosen)
     sets = _sets(as_records(direction.unsqueeze(0), HUGE)[0], _blank(3, _LARGE))
     return Scenario(
@@ -200,8 +200,8 @@ def _count(seed: int) -> Scenario:
 
 def _steps(seed: int) -> Scenario:
     """Two steps, each of which the canary may join by a fair coin; the model hardly moves."""
-    coins = _coins(seed, "steps")
-    canary, direction = _random_canary(coins)
+    generator = _generator(seed, "steps")
+    canary, direction = _random_canary(generator)
     sets = _sets(canary, _blank(3))
     return Scenario(
         name="steps",
@@ -215,8 +215,8 @@ def _steps(seed: int) -> Scenario:
 
 def _participation(seed: int) -> Scenario:
     """An epoch of four steps with little noise: participation is visible, and under sampling may never happen."""
-    coins = _coins(seed, "participation")
-    canary, direction = _random_canary(coins)
+    generator = _generator(seed, "participation")
+    canary, direction = _random_canary(generator)
     sets = _sets(canary, _blank(7))
     return Scenario(
         name="participation",
@@ -230,8 +230,8 @@ def _participation(seed: int) -> Scenario:
 
 def _order(seed: int) -> Scenario:
     """An additional image in front of others, which shifts their positions."""
-    coins = _coins(seed, "order")
-    images = _ordinary(13, coins) * 4
+    generator = _generator(seed, "order")
+    images = _ordinary(13, generator) * 4
     return Scenario(
         name="order",
         task=TrainerTask(noise_multiplier=1.0, seed=seed),
@@ -245,16 +245,16 @@ def _order(seed: int) -> Scenario:
 
 def _buffers(seed: int) -> Scenario:
     """A model that keeps statistics of its inputs in buffers."""
-    coins = _coins(seed, "buffers")
+    generator = _generator(seed, "buffers")
     size = SIDE * SIDE
 
     def model() -> nn.Module:
-        made = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 2, bias=False))
-        nn.init.zeros_(made[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
-        return made
+        network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(size), nn.Linear(size, 2, bias=False))
+        nn.init.zeros_(network[2].weight)  # pyright: ignore[reportArgumentType] -- a Linear's
+        return network
 
-    canary = torch.randn(size, generator=coins) * HUGE
-    sets = _sets(canary, _ordinary(3, coins))
+    canary = torch.randn(size, generator=generator) * HUGE
+    sets = _sets(canary, _ordinary(3, generator))
     return Scenario(
         name="buffers",
         task=TrainerTask(noise_multiplier=2.0, seed=seed),

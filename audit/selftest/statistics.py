@@ -29,14 +29,14 @@ def differences(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer 
     return steps.max() - steps.min()
 
 
-def whole(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
+def sum_of_releases(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the sum of all releases, whose direction is learned on calibration runs."""
     return torch.stack([release.double() for release in answer.releases]).sum(dim=0)
 
 
 def size(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
     """Returns the log norm of the sum of all releases."""
-    return torch.linalg.vector_norm(whole(scenario, answer, again)).clamp(min=1e-30).log()
+    return torch.linalg.vector_norm(sum_of_releases(scenario, answer, again)).clamp(min=1e-30).log()
 
 
 def support(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
@@ -52,9 +52,9 @@ def exact_values(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer
     With the noise of the scenario a coordinate does so by chance once in a hundred thousand.
     """
     inside = scenario.direction != 0
-    wanted = scenario.direction[inside].double() * scenario.task.clip_norm
-    got = answer.releases[0][inside].double() * scenario.task.expected_batch
-    return ((got - wanted).abs() <= 1e-3 * wanted.abs()).sum().clamp(max=8)
+    expected = scenario.direction[inside].double() * scenario.task.clip_norm
+    released = answer.releases[0][inside].double() * scenario.task.expected_batch
+    return ((released - expected).abs() <= 1e-3 * expected.abs()).sum().clamp(max=8)
 
 
 def low_bits(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | None) -> Tensor:
@@ -67,10 +67,10 @@ def low_bits(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | N
     inside = scenario.direction != 0
     entry = scenario.direction[inside].abs().double() * scenario.task.clip_norm
     # An expected batch that is a power of two changes no bit of the significand.
-    got = answer.releases[0][inside].double() * scenario.task.expected_batch
-    small = (got.abs() < entry / 4) & (got != 0)
+    released = answer.releases[0][inside].double() * scenario.task.expected_batch
+    small = (released.abs() < entry / 4) & (released != 0)
     last_place = torch.exp2(entry[small].log2().floor() - 23)
-    steps = got[small] / last_place
+    steps = released[small] / last_place
     return torch.tensor(float(bool(small.any()) and bool((steps == steps.round()).all())))
 
 
@@ -79,7 +79,10 @@ def repeats(scenario: Scenario, answer: TrainerAnswer, again: TrainerAnswer | No
     same = (
         again is not None
         and len(again.releases) == len(answer.releases)
-        and all(torch.equal(release, other) for release, other in zip(answer.releases, again.releases, strict=True))
+        and all(
+            torch.equal(release, repetition)
+            for release, repetition in zip(answer.releases, again.releases, strict=True)
+        )
     )
     return torch.tensor(float(same))
 

@@ -87,8 +87,8 @@ def under_defense(
     def run(model: nn.Module, examples: tuple[Tensor, Tensor], task: TrainerTask) -> TrainerAnswer:
         published = dict(task.published) or publish(task)
         kept = KeptUpdates()
-        coins = keyed(seed_from("selftest", "public", task.seed))
-        pool = torch.randn(PUBLIC_EXAMPLES, *examples[0].shape[1:], generator=coins)
+        generator = keyed(seed_from("selftest", "public", task.seed))
+        pool = torch.randn(PUBLIC_EXAMPLES, *examples[0].shape[1:], generator=generator)
         done = fit(
             model,
             examples,
@@ -155,6 +155,6 @@ def settings_for(name: str, clip_norm: float) -> dict[str, Any]:
         clip_norm: its clip norm, if it has one.
     """
     # Eight directions of 64 parameters; the defaults are for tens of thousands.
-    wanted = {"clip_norm": clip_norm, "rank": 8}
+    settings = {"clip_norm": clip_norm, "rank": 8}
     known = catalog.settings("defenses", name)
-    return {key: value for key, value in wanted.items() if key in known}
+    return {key: value for key, value in settings.items() if key in known}

@@ -11,7 +11,7 @@ from ..catalog import methods as catalog
 from ..plan.canaries import Canaries
 from ..plan.cells import Cell
 from ..plan.threat_models import threat_model
-from ..scoring.canaries import NAME, held_against
+from ..scoring.canaries import NAME, compared_with_claim
 from ..scoring.score import score
 from ..scoring.truth import GroundTruth
 from ..targets.candidates import Candidates
@@ -27,19 +27,19 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         NotApplicable: the training has no canaries.
         ValueError: the attack needs access that no suite offers, or the run is too long for its transcript.
     """
-    requested_attack = cell.request.asked_attack
+    requested_attack = cell.request.requested_attack
     attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
     if (inserted_canaries := model.canaries) is None:
         raise NotApplicable("no canaries were put into this training")
-    if Knows.POPULATION in attack.requires.knows and model.world.population is None:
+    if Knows.POPULATION in attack.requires.knows and model.public_knowledge.population is None:
         raise NotApplicable("it reads public examples, and the task has none; set task.public")
     candidates = Candidates.draw(inserted_canaries.examples, cell.request.seed_for(f"candidates {cell.id}"))
     view = RunView(
         model.run,
-        model.world,
+        model.public_knowledge,
         model.trained_on,
         model.sampling[0],
         candidates,
@@ -47,8 +47,8 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         controls=row.controls,
         steps=model.all_steps,
     )
-    coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
-    result = candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
+    generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
+    result = candidates.answers(attack(row.build(view), generator, **copy.deepcopy(requested_attack.settings)))
     claim = model.run.claim(model.request.budget.delta)
     # The composition of Gaussian mechanisms without sampling is a single Gaussian mechanism. Its trade-off curve is
     # refuted by fewer canaries than an epsilon, and refutes the claim.
@@ -61,7 +61,7 @@ def canaries(model: TrainedRun, cell: Cell) -> Finding:
         apart=_apart(model, inserted_canaries),
     )
     metrics = score(result, truth, delta=claim.delta)
-    metrics[NAME], violated = held_against(metrics[NAME], claim)
+    metrics[NAME], violated = compared_with_claim(metrics[NAME], claim)
     columns = {
         "id": column(result.ids),
         "score": column(result.scores),

@@ -22,11 +22,11 @@ from ..plan.request import seed_of_data
 from ..plan.threat_models import ThreatModel, threat_model
 from ..scoring import random_split
 from ..scoring.score import score
-from ..scoring.theoretical_bounds import beside_claim
+from ..scoring.theoretical_bounds import with_theoretical_bounds
 from ..scoring.truth import GroundTruth
-from ..targets.candidates import Candidates, asked_alone, content_order, refuse_comparison
+from ..targets.candidates import Candidates, content_order, refuse_comparison, repeated_alone
 from ..targets.observe import RunView, participation
-from .outcome import Finding, asked_pools, column, examples_of, finite, join, pick
+from .outcome import Finding, candidate_pools, column, examples_of, finite, join, pick
 from .shadow_bank import read_bank
 from .trained_run import TrainedRun
 
@@ -37,7 +37,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     Raises:
         ValueError: there are no candidates, or the attack compares candidates with one another.
     """
-    requested_attack = cell.request.asked_attack
+    requested_attack = cell.request.requested_attack
     attack = catalog.attack(requested_attack.name)
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
@@ -47,45 +47,47 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         examples, members = _of_one_step(model)
     else:
         # Members come first; `Candidates.draw` shuffles them before an attack gets them.
-        pools = asked_pools(model.splits, model.request.training.candidates, model.device)
+        pools = candidate_pools(model.splits, model.request.training.candidates, model.device)
         examples, members = join(*pools), model.members.ids
     # Public examples are copied for attacks, so the copy is skipped for attacks that do not read them.
-    world = model.world if Knows.POPULATION in knows else replace(model.world, population=None)
+    public_knowledge = (
+        model.public_knowledge if Knows.POPULATION in knows else replace(model.public_knowledge, population=None)
+    )
 
-    def asked_about(some: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
-        candidates = Candidates.draw(some, cell.request.seed_for(f"{purpose} {cell.id}"))
+    def asked_about(chosen_examples: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
+        candidates = Candidates.draw(chosen_examples, cell.request.seed_for(f"{purpose} {cell.id}"))
         informed = Knows.OTHERS in knows
         shadows = None
         if Knows.SHADOWS in knows:
             shadows = read_bank(cell.needs, model.artifacts, model.splits, examples, candidates.ids)
         view = RunView(
             model.run,
-            world,
+            public_knowledge,
             model.trained_on,
             model.sampling[0],
             candidates,
             informed,
-            model.left_over,
+            model.residual_noise,
             shadows,
             model.replay,
             steps=steps,
         )
         # The same generator at every call: scores alone and among others may differ by their inputs, not by chance.
-        coins = keyed(cell.request.seed_for(f"attack {cell.id}"))
+        generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
         if row.build is None:
             raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
         # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
-        return candidates.answers(attack(row.build(view), coins, **copy.deepcopy(requested_attack.settings)))
+        return candidates.answers(attack(row.build(view), generator, **copy.deepcopy(requested_attack.settings)))
 
-    with progress_events.doing(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
+    with progress_events.named_activity(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
         # Without noise there is nothing to cancel: a remainder alone reveals participation.
         steps_noisy = model.defense[0].calibrated_multiplier > 0
         noisy = steps_noisy or any(one_off.noise_multiplier > 0 for one_off in model.run.transcript.one_offs)
         if Knows.OTHERS in knows and noisy:
-            coins = keyed(cell.request.seed_for(f"alone {cell.id}"))
+            generator = keyed(cell.request.seed_for(f"alone {cell.id}"))
             scored = result.scores[torch.searchsorted(result.ids, examples.ids)]
-            chosen = asked_alone(scored, torch.isin(examples.ids, members), coins)
+            chosen = repeated_alone(scored, torch.isin(examples.ids, members), generator)
             # Seeds are named by positions in content order: positions in the pools would reveal members, which come
             # first.
             place = content_order(examples).argsort()
@@ -104,7 +106,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     }
     claim = _claim_against(model, row)
     metrics = score(result, truth, delta=model.request.budget.delta)
-    metrics = beside_claim(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
+    metrics = with_theoretical_bounds(metrics, claim.trade_off, informed=Knows.OTHERS in knows)
     metrics["auc"] = replace(metrics["auc"], detail=metrics["auc"].detail | model.shift.to_detail())
     flags = _flags(model, row, knows)
     split_bound = metrics[random_split.NAME]
@@ -180,6 +182,6 @@ def _of_one_step(model: TrainedRun) -> tuple[Examples, Tensor]:
     inside = pick(model.members, took_part[took_part < len(model.members)])
     outside = examples_of(model.splits.non_member, model.device)
     if (limit := model.request.training.candidates) is not None:
-        coins = keyed(seed_of_data(model.splits.digest, "one step"))
-        inside, outside = (pick(e, torch.randperm(len(e), generator=coins)[:limit]) for e in (inside, outside))
+        generator = keyed(seed_of_data(model.splits.digest, "one step"))
+        inside, outside = (pick(e, torch.randperm(len(e), generator=generator)[:limit]) for e in (inside, outside))
     return join(inside, outside), inside.ids

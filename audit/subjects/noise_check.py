@@ -26,16 +26,16 @@ def noise_found(view: RunView, steps: Iterable[Step]) -> tuple[float, float, flo
         noise, and the largest z-score for dependence in the noise: noise of the right size protects no record if it can
         be predicted.
     """
-    return looked_over(_whitened(view, step) for step in steps)
+    return noise_statistics(_whitened(view, step) for step in steps)
 
 
 def _whitened(view: RunView, step: Step) -> tuple[Tensor, bool]:
-    observed = Observed(step, view.run.model, view.run.transcript.layout, view.world.loss)
+    observed = Observed(step, view.run.model, view.run.transcript.layout, view.public_knowledge.loss)
     correlated = step.plan is None or step.plan.plan.correlated is not None
     return view.noise(step).double() / observed.noise_std.double(), correlated
 
 
-def looked_over(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
+def noise_statistics(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> tuple[float, float, float]:
     """Computes the result of `noise_found` from standardized noise.
 
     Args:

@@ -16,7 +16,7 @@ from leakbench.defenses.core import keyed
 from leakbench.leaderboard.records.record import Metric
 
 from ..plan.request import seed_of_data
-from ..targets.observe import World
+from ..targets.observe import PublicKnowledge
 
 
 @dataclass
@@ -80,9 +80,9 @@ def finite_claim(claim: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def world_of(splits: Splits, device: torch.device) -> World:
-    """Returns the `World` of a data set: public knowledge about it, including its public examples."""
-    return World(
+def public_knowledge_of(splits: Splits, device: torch.device) -> PublicKnowledge:
+    """Returns the public knowledge about a data set, including its public examples."""
+    return PublicKnowledge(
         input_shape=splits.input_shape,
         classes=splits.classes,
         low=splits.low,
@@ -118,7 +118,7 @@ def join(a: Examples, b: Examples) -> Examples:
     )
 
 
-def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
+def candidate_pools(splits: Splits, limit: int | None, device: torch.device) -> tuple[Examples, Examples]:
     """Draws candidates, half of them members, seeded by the splits alone: the same for every defense and attack.
 
     Args:
@@ -133,10 +133,10 @@ def asked_pools(splits: Splits, limit: int | None, device: torch.device) -> tupl
     if not len(outside):
         raise ValueError("membership needs non-members, and the sizes of this task leave none")
     count = min(limit or len(members), len(members), len(outside))
-    coins = keyed(seed_of_data(splits.digest, "candidates"))
+    generator = keyed(seed_of_data(splits.digest, "candidates"))
     # Prefixes of permutations of the whole pools, so that smaller selections are subsets of larger ones.
-    inside = pick(members, torch.randperm(len(members), generator=coins)[:count])
-    return inside, pick(outside, torch.randperm(len(outside), generator=coins)[:count])
+    inside = pick(members, torch.randperm(len(members), generator=generator)[:count])
+    return inside, pick(outside, torch.randperm(len(outside), generator=generator)[:count])
 
 
 def column(values: Tensor) -> np.ndarray:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import MOST_VIEWS, Examples, Knows, NotApplicable, Shadows, balanced_halves, viewed
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import NotTogether, keyed, train, train_together
+from leakbench.defenses.core import StackError, keyed, train, train_stacked
 
 from ..catalog import methods as catalog
 from ..plan.artifact import Artifact, Artifacts
@@ -40,7 +40,7 @@ from ..plan.pretrain import starting_model
 from ..plan.request import Request, SeedSet, TrainingRequest, seed_of, seed_of_data
 from ..targets.candidates import content_order
 from ..targets.observe import logits_of
-from .outcome import asked_pools, examples_of, join, pick
+from .outcome import candidate_pools, examples_of, join, pick
 
 TOGETHER = 8
 """Models per artifact, trained at once or in the same process; an interrupted run loses at most these."""
@@ -90,17 +90,17 @@ class ShadowStack:
     def __call__(self, device: torch.device) -> dict[str, Any]:
         """Trains and queries the models; returns their outputs as plain JSON values."""
         splits = load_splits(self.request, device)
-        candidates = by_content(join(*asked_pools(splits, self.request.training.candidates, device)))
+        candidates = by_content(join(*candidate_pools(splits, self.request.training.candidates, device)))
         public = examples_of(splits.public, device)
         augmented = viewed(candidates.inputs, self.views)  # refuses inputs that are not images, before any training
         halves = halves_of(splits, len(candidates), self.first + self.count)[self.first :]
-        others = _others(splits, candidates, device)
+        others = _non_candidates(splits, candidates, device)
         size = len(splits.private)
         members = []
         for number, half in enumerate(halves, start=self.first):
             order = torch.randperm(len(others), generator=keyed(self.seed_for("others", number)))
-            rest = len(candidates) + order[: max(0, size - int(half.sum()))]
-            members.append(torch.cat([half.nonzero()[:, 0], rest]))
+            non_candidates = len(candidates) + order[: max(0, size - int(half.sum()))]
+            members.append(torch.cat([half.nonzero()[:, 0], non_candidates]))
         models = self._trained(join(candidates, others), members, public, splits)
         answers = [logits_of(model, augmented.flatten(0, 1)).unflatten(0, augmented.shape[:2]) for model in models]
         none = public.inputs.new_zeros(0, splits.classes)
@@ -117,7 +117,7 @@ class ShadowStack:
             models = [self._begun(number, public, splits) for number in numbers]
             sampling, steps = planned(request, len(members[0]))
             try:
-                train_together(
+                train_stacked(
                     models,
                     (pool.inputs, pool.labels),
                     torch.stack(members),
@@ -130,7 +130,7 @@ class ShadowStack:
                     sampler_keys=[self.seed_for("sampler", number) for number in numbers],
                     recipe=recipe_of(request.training, splits),
                 )
-            except NotTogether:
+            except StackError:
                 pass
             else:
                 return models
@@ -177,7 +177,7 @@ def by_content(candidates: Examples) -> Examples:
     return pick(candidates, content_order(candidates))
 
 
-def _others(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
+def _non_candidates(splits: Splits, candidates: Examples, device: torch.device) -> Examples:
     """Returns the examples of the pools that are not candidates."""
     everybody = join(examples_of(splits.private, device), examples_of(splits.non_member, device))
     return pick(everybody, (~torch.isin(everybody.ids, candidates.ids)).nonzero()[:, 0])
@@ -192,7 +192,7 @@ def shadow_artifacts(request: Request) -> tuple[Artifact, ...]:
     Raises:
         ValueError: an impossible number of models or views, or an attack without these settings.
     """
-    requested_attack = request.asked_attack
+    requested_attack = request.requested_attack
     if Knows.SHADOWS not in catalog.attack(requested_attack.name).requires.knows:
         return ()
     if "shadows" not in requested_attack.settings:

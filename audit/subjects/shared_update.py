@@ -31,7 +31,7 @@ from ..scoring.robustness import bound_metric, refuted
 from ..targets.candidate_prior import Prior
 from ..targets.local_steps import LocalTraining
 from ..targets.simulated_update import Shared, simulate_share
-from .outcome import Outcome, column, finite_claim, world_of
+from .outcome import Outcome, column, finite_claim, public_knowledge_of
 
 CROWD = 1000
 """Largest number of other images among which a true image must be identified; the metric states the actual number."""
@@ -63,7 +63,7 @@ class SharedUpdates:
     def __init__(self, cells: tuple[Cell, ...], device: torch.device) -> None:
         """Takes the job's only cell and loads its data; no update is computed yet."""
         (cell,) = cells  # `expand` gives every cell on an update its own job: there is no training to share
-        self._request, self._update, self._device = cell.request, cell.request.asked_update, device
+        self._request, self._update, self._device = cell.request, cell.request.requested_update, device
         self._splits: Splits = load_splits(cell.request, device, of=self._update)
 
     def outcome(self, cell: Cell) -> Outcome:
@@ -88,7 +88,7 @@ class SharedUpdates:
         flags = [*sorted({target.result.status for target in attacked} - {"ok"}), *remarks]
         if matched and noisy:
             flags.append("noise_matched")
-        metrics, arrays = self._found(attacked)
+        metrics, arrays = self._measured(attacked)
         if "iip" in metrics:
             if attacked[-1].choice is None:
                 success, others, batch = metrics["iip"], min(CROWD, len(splits.non_member)), update.batch
@@ -117,7 +117,7 @@ class SharedUpdates:
             arrays=arrays,
         )
 
-    def _found(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
+    def _measured(self, targets: list[_Attacked]) -> tuple[dict[str, Metric], dict[str, Any]]:
         """Returns metrics over all targets, and the arrays that they follow from."""
         named = [(target, target.result) for target in targets if isinstance(target.result, LabelEstimate)]
         if not named:
@@ -134,11 +134,11 @@ class SharedUpdates:
     def _attacked(self, cell: Cell, image: int, defense: Defense, noise: Noise) -> _Attacked:
         """Shares target number `image`, attacks the release, and scores the result."""
         request, update, splits = self._request, self._update, self._splits
-        requested_attack = request.asked_attack
+        requested_attack = request.requested_attack
         attack = catalog.attack(requested_attack.name)
         knows = attack.requires.knows
         inputs, labels, decoy = self._batch(image)
-        world = world_of(splits, self._device)
+        public_knowledge = public_knowledge_of(splits, self._device)
         prior = self._prior(image, inputs, labels) if Knows.PRIOR in knows else None
         shared = simulate_share(
             build_model(request, splits, of=update),
@@ -151,13 +151,15 @@ class SharedUpdates:
             history=self._history(image),
             seed=request.seed_for(f"coins {image}"),
             noise=noise,
-            world=replace(world, population=world.population if Knows.POPULATION in knows else None),
-            population=world.population,
+            public_knowledge=replace(
+                public_knowledge, population=public_knowledge.population if Knows.POPULATION in knows else None
+            ),
+            population=public_knowledge.population,
             prior=None if prior is None else prior.given,
             execution=request.training.execution(),
         )
-        coins = keyed(request.seed_for(f"attack {cell.id} {image}"))
-        answer = attack(shared.observation, coins, **copy.deepcopy(requested_attack.settings))
+        generator = keyed(request.seed_for(f"attack {cell.id} {image}"))
+        answer = attack(shared.observation, generator, **copy.deepcopy(requested_attack.settings))
         if isinstance(answer, LabelEstimate):
             return _Attacked(
                 inputs, labels, shared, checked_labels(answer, len(inputs), splits.classes, inputs), None, {}
@@ -170,12 +172,12 @@ class SharedUpdates:
             return _Attacked(inputs, labels, shared, result, None, compare_choice(choice, result), choice)
         low, high = splits.low, splits.high
         public = None
-        if world.population is not None:
+        if public_knowledge.population is not None:
             # Shuffled anew for each target, independently of private data.
             order = torch.randperm(
-                len(world.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
+                len(public_knowledge.population), generator=keyed(seed_of_data(splits.digest, f"public match {image}"))
             )
-            public = world.population.inputs[order.to(self._device)]
+            public = public_knowledge.population.inputs[order.to(self._device)]
         matched = best_match(public, inputs, result.restarts, low=low, high=high)
         values = compare(
             result,
@@ -195,8 +197,8 @@ class SharedUpdates:
         """Returns target number `image`; for the negative control also the decoy batch that is shared instead."""
         update, pool = self._update, self._splits.private
         # Seeded by the data alone: every defense and attack gets the same targets.
-        coins = keyed(seed_of_data(self._splits.digest, "targets"))
-        order = torch.randperm(len(pool), generator=coins)
+        generator = keyed(seed_of_data(self._splits.digest, "targets"))
+        order = torch.randperm(len(pool), generator=generator)
         size = update.batch
         chosen = order[image * size : (image + 1) * size]
         inputs, labels = pool.inputs[chosen].to(self._device), pool.labels[chosen].to(self._device)
@@ -266,8 +268,8 @@ def _pictures(targets: list[_Attacked], floor: Tensor | None) -> dict[str, Any]:
             if target.match is None
             else [column(x.flatten()).tolist() for x in target.match]
         )
-        here = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
-        reconstructions += here + [None] * (len(target.inputs) - len(here))
+        pictures = [column(x.flatten()).tolist() for x in target.result.inputs[: len(target.inputs)]]
+        reconstructions += pictures + [None] * (len(target.inputs) - len(pictures))
     return {
         "target": [t for t, target in enumerate(targets) for _ in target.inputs],
         "label": [int(label) for target in targets for label in target.labels],

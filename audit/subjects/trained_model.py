@@ -103,7 +103,12 @@ class TrainedModel:
             return []
         overspent = model.request.budget.overspent(claim)  # by the executed plans
         view = RunView(
-            model.run, model.world, model.trained_on, model.sampling[0], kept=model.left_over, replay=model.replay
+            model.run,
+            model.public_knowledge,
+            model.trained_on,
+            model.sampling[0],
+            kept=model.residual_noise,
+            replay=model.replay,
         )
         transcript, looked_at = model.run.transcript, watched(model.sampling[1])
         # A transcript for attacks on every step holds more steps than are checked: all would cost a second training.

@@ -36,10 +36,10 @@ from ..plan.request import SeedSet, TrainingRequest, seed_of_data
 from ..scoring.shift import Shift, shift_between
 from ..scoring.successive import SuccessiveCosines
 from ..targets.all_steps import AllSteps
-from ..targets.observe import World
+from ..targets.observe import PublicKnowledge
 from ..targets.replay import StepReplay
-from ..targets.residual_noise import LeftOver
-from .outcome import examples_of, join, pick, world_of
+from ..targets.residual_noise import ResidualNoise
+from .outcome import examples_of, join, pick, public_knowledge_of
 
 TRANSCRIPT_MEMORY = 4 * 2**30
 """Memory for the steps of a run if an attack reads all of them, in bytes; steps of longer runs are recomputed."""
@@ -63,7 +63,7 @@ class TrainedRun:
         every_step: whether attacks read all of its steps.
         artifacts: prerequisites of the cells, such as shadow models, by name.
         splits: of the data set.
-        left_over: `Step.key` -> its noise and contributions of candidates, shared by the views of all cells.
+        residual_noise: `Step.key` -> its noise and contributions of candidates, shared by the views of all cells.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrainedRun:
         self.artifacts: Artifacts = {} if artifacts is None else artifacts
         self.request, self.device, self.every_step = request, device, every_step
         self.splits: Splits = load_splits(request, device)
-        self.left_over: dict[int, LeftOver] = {}
+        self.residual_noise: dict[int, ResidualNoise] = {}
 
     @cached_property
     def members(self) -> Examples:
@@ -120,10 +120,10 @@ class TrainedRun:
             raise ValueError("the negative control trains on public examples; set task.public, or controls = false")
         # `train` refuses public data that contain a training example, so half is left to a defense that reads some.
         most = len(public) // 2 if self._reads_public else len(public)
-        coins = keyed(seed_of_data(self.splits.digest, "stand-ins"))
-        order = torch.randperm(len(public), generator=coins)
-        own, rest = order.tensor_split([min(most, len(self.members))])
-        return pick(public, own.sort().values), pick(public, rest)
+        generator = keyed(seed_of_data(self.splits.digest, "stand-ins"))
+        order = torch.randperm(len(public), generator=generator)
+        stand_ins, remaining = order.tensor_split([min(most, len(self.members))])
+        return pick(public, stand_ins.sort().values), pick(public, remaining)
 
     @cached_property
     def _public_pool(self) -> Examples:
@@ -160,7 +160,7 @@ class TrainedRun:
     @cached_property
     def replay(self) -> StepReplay:
         """The recomputation of the run's steps, shared by the views of all cells."""
-        return StepReplay(self.run, self.trained_on, self.sampling[0], self.world.loss)
+        return StepReplay(self.run, self.trained_on, self.sampling[0], self.public_knowledge.loss)
 
     @property
     def _recipe(self) -> Recipe:
@@ -236,9 +236,9 @@ class TrainedRun:
         return OngoingRun(model, (data.inputs, data.labels), pool, settings)
 
     @cached_property
-    def world(self) -> World:
+    def public_knowledge(self) -> PublicKnowledge:
         """The public knowledge about the data set, including its public examples."""
-        return world_of(self.splits, self.device)
+        return public_knowledge_of(self.splits, self.device)
 
 
 def watched(steps: int) -> list[int]:

@@ -239,15 +239,15 @@ def _problem_in(table: Any, details: ErrorDetails) -> str:
 
 
 def _problem(details: ErrorDetails) -> str:
-    kind, got, context = details["type"], details["input"], details.get("ctx", {})
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "missing":
         return "is missing"
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, got {got!r}"
+        return f"must be {_TYPES[kind]}, got {value!r}"
     if kind == "literal_error":
         # pydantic writes the choices as "'a', 'b' or 'c'".
-        near = near_miss(str(got), str(context["expected"]).split("'")[1::2])
-        return f"must be {context['expected']}, got {got!r}" + (f"; did you mean {near!r}?" if near else "")
+        near = near_miss(str(value), str(context["expected"]).split("'")[1::2])
+        return f"must be {context['expected']}, got {value!r}" + (f"; did you mean {near!r}?" if near else "")
     if kind == "value_error":
         return str(context["error"])
     if kind == "too_short":
@@ -255,10 +255,10 @@ def _problem(details: ErrorDetails) -> str:
     if kind == "string_too_short":
         return "must not be empty, got ''"
     if kind == "string_pattern_mismatch":
-        return f"must be letters, digits, '_', '-' and '.', got {got!r}"
+        return f"must be letters, digits, '_', '-' and '.', got {value!r}"
     bounds = {"greater_than": ">", "greater_than_equal": ">=", "less_than": "<", "less_than_equal": "<="}
     keys = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     if kind in bounds:
-        return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {got!r}"
+        return f"must be {bounds[kind]} {context[keys[kind]]:g}, got {value!r}"
     # Other errors: pydantic's sentence, as a clause.
-    return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {got!r}"
+    return f"{details['msg'][0].lower()}{details['msg'][1:]}, got {value!r}"

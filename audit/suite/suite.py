@@ -110,15 +110,15 @@ class Suite(Document):
     def budget_grid(self) -> list[dict[str, float]]:
         """Returns every budget: {"epsilon": 3.0, "delta": 1e-5} or {"noise_multiplier": 1.0, "delta": 1e-5}."""
         budget = self.budget
-        given = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
+        limits = {kind: values for kind in BUDGETS if (values := getattr(budget, kind)) is not None}
         beside = {"delta": budget.delta} | ({} if budget.fpr is None else {"fpr": budget.fpr})
-        return [{kind: value, **beside} for kind, values in given.items() for value in values]
+        return [{kind: value, **beside} for kind, values in limits.items() for value in values]
 
     def tunable(self, choice: DefenseChoice) -> frozenset[str]:
         """Returns the settings and training values of a defense that its entry does not set."""
-        for entry, given in zip(self._defenses, self._given, strict=True):
+        for entry, stated in zip(self._defenses, self._given, strict=True):
             if choice in entry:
-                return frozenset({*choice.settings, *TRAINING} - given)
+                return frozenset({*choice.settings, *TRAINING} - stated)
         return frozenset()
 
     def with_tuned(
@@ -192,15 +192,15 @@ class Suite(Document):
         """
         chosen = self.model_copy()
         chosen._whole = self._whole and not defenses
-        for kind, wanted, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
+        for kind, names, attribute in (("defense", defenses, "_defenses"), ("attack", attacks, "_attacks")):
             entries = getattr(self, attribute)
             known = list(dict.fromkeys(choice.name for entry in entries for choice in entry))
-            for name in wanted or ():
+            for name in names or ():
                 if name not in known:
                     raise ChoiceError(f"suite {self.name!r}: {no_such(kind, name, known)}")
-            if wanted:
+            if names:
                 # An entry has at least one choice, and all its choices are of the same method.
-                kept = [place for place, entry in enumerate(entries) if entry[0].name in wanted]
+                kept = [place for place, entry in enumerate(entries) if entry[0].name in names]
                 setattr(chosen, attribute, tuple(entries[place] for place in kept))
                 if kind == "defense":
                     chosen._given = tuple(self._given[place] for place in kept)

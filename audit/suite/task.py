@@ -63,8 +63,8 @@ class PretrainTable(StrictTable):
     @model_validator(mode="after")
     def _of_low_rank(self) -> PretrainTable:
         if (self.rank is not None) != (self.train == "lora"):
-            got = "none" if self.rank is None else self.rank
-            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {got} for '{self.train}'")
+            rank = "none" if self.rank is None else self.rank
+            raise ValueError(f"rank must be given for train = 'lora', and for no other, got {rank} for '{self.train}'")
         if self.alpha is not None and self.rank is None:
             raise ValueError(f"alpha must go with train = 'lora', got {self.alpha:g} for '{self.train}'")
         return self
@@ -139,9 +139,9 @@ class Task(StrictTable):
         for key, kind in (("groups", "cyclic"), ("largest_batch", "truncated_poisson")):
             value = getattr(self, key)
             if (self.sampling == kind) != (value is not None):
-                got = "none" if value is None else value
+                words = "none" if value is None else value
                 raise ValueError(
-                    f"{key} must be given for {kind} sampling, and for no other, got {got} for '{self.sampling}'"
+                    f"{key} must be given for {kind} sampling, and for no other, got {words} for '{self.sampling}'"
                 )
         if self.nominal_size is not None and self.sampling not in ("poisson", "full"):
             raise ValueError(f"nominal_size must go with poisson or full sampling, got '{self.sampling}'")
@@ -160,9 +160,9 @@ class Task(StrictTable):
         """The settings in the trainer's form."""
         augmentation = None
         if self.views is not None:
-            given = {"padding": self.crop_padding, "flip": self.horizontal_flip}
-            given = {name: value for name, value in given.items() if value is not None}
-            augmentation = CropAndFlip(views=self.views, **given)
+            settings = {"padding": self.crop_padding, "flip": self.horizontal_flip}
+            settings = {name: value for name, value in settings.items() if value is not None}
+            augmentation = CropAndFlip(views=self.views, **settings)
         return Recipe(
             momentum=self.momentum,
             optimizer=self.optimizer,

@@ -83,7 +83,7 @@ def expand(raw: Mapping[str, Any], kind: catalog.MethodKind) -> tuple[list[list[
         # Compared after expansion: differently written entries may request the same cells.
         for choice in choices:
             same = choice | {"name": plugins.resolved(choice["name"])}  # a file may be spelled in several ways
-            repeated = next((where for where, other in earlier_choices if other == same), None)
+            repeated = next((where for where, earlier in earlier_choices if earlier == same), None)
             if repeated:
                 problems.append((path, f"repeats {repeated}"))
                 break
@@ -120,8 +120,8 @@ def wrong_names(raw: Mapping[str, Any]) -> list[Problem]:
     if isinstance(budget, dict):
         kinds = [key for key in BUDGETS if key in budget]
         if len(kinds) != 1:
-            got = " and ".join(kinds) or "none of them"
-            wrong.append(("budget", f"must have one of {', '.join(BUDGETS)}, got {got}"))
+            names = " and ".join(kinds) or "none of them"
+            wrong.append(("budget", f"must have one of {', '.join(BUDGETS)}, got {names}"))
         if ("tpr" in budget) != ("fpr" in budget):
             lacking = "fpr" if "tpr" in budget else "tpr"
             wrong.append(("budget", f"must have tpr and fpr together, as tpr = 0.05, fpr = 0.01; {lacking} is missing"))
@@ -217,8 +217,10 @@ def wrong_grid(raw: Mapping[str, Any], defenses: Sequence[Sequence[Decided]]) ->
     wrong, budget = [], raw.get("budget")
     for key in ("epsilon", "noise_multiplier"):
         if key in table and isinstance(budget, dict) and key not in budget:
-            other = " or ".join(kind for kind in BUDGETS if kind in budget)
-            wrong.append((f"tune.{key}", f"must be of the kind that the budget is, which has {other or 'neither'}"))
+            budget_kinds = " or ".join(kind for kind in BUDGETS if kind in budget)
+            wrong.append(
+                (f"tune.{key}", f"must be of the kind that the budget is, which has {budget_kinds or 'neither'}")
+            )
     names = dict.fromkeys(choice["name"] for entry in defenses for choice in entry)
     known = {name: catalog.settings("defenses", name) for name in names}
     # `grid` is not a key of the file: there it would be an ordinary setting, and the schema collects settings under it.
@@ -269,8 +271,8 @@ def _expand_entry(entry: Mapping[str, Any], kind: catalog.MethodKind, path: str)
         elif key in training:
             grid[key], problems = _values(value, partial(_training, key), where)
         elif key == catalog.BUDGETED and kind == "defenses":
-            way = "give it there, as budget = { noise_multiplier = 1.0, delta = 1e-5 }"
-            problems = [(where, f"is decided by the budget: {way}")]
+            hint = "give it there, as budget = { noise_multiplier = 1.0, delta = 1e-5 }"
+            problems = [(where, f"is decided by the budget: {hint}")]
         else:
             problems = [(where, f"unknown setting of {name!r}; {way_out(key, [*settings, *training])}")]
         wrong += problems

@@ -81,14 +81,14 @@ def in_lockstep(steps: Iterable[Step], readers: Sequence[Callable[[Iterable[Step
             if error is not first:  # an error of the steps themselves reaches all readers as the same object
                 first.add_note(f"another reader failed, too: {type(error).__name__}: {error}")
         raise first
-    return [pace.found[number] for number in range(len(readers))]
+    return [pace.results[number] for number in range(len(readers))]
 
 
 class _Lockstep:
     """Steps that readers in several threads consume together.
 
     Attributes:
-        found: results of readers, by the reader's number.
+        results: of readers, by the reader's number.
         failed: exceptions of readers, by the reader's number.
     """
 
@@ -100,7 +100,7 @@ class _Lockstep:
         self._pass: Iterator[Step] = iter(())
         self._step: Step | None = None
         self._broken: Exception | None = None
-        self.found: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
         self.failed: dict[int, BaseException] = {}
 
     def run(self, number: int, reader: Callable[[Iterable[Step]], Any]) -> None:
@@ -108,7 +108,7 @@ class _Lockstep:
         # The running reader holds this lock and releases it only in `_next`.
         with self._turns:
             try:
-                self.found[number] = reader(self)
+                self.results[number] = reader(self)
             except BaseException as error:  # raised again by `in_lockstep`, in the caller's thread
                 self.failed[number] = error
             finally:

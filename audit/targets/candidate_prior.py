@@ -54,11 +54,11 @@ class Prior:
         if count < 2:
             raise ValueError(f"a prior must have at least 2 candidates, got {count}")
         (inputs, labels), (others, classes) = batch, pool
-        coins, size = keyed(key), len(inputs)
+        generator, size = keyed(key), len(inputs)
         # Drawn on the CPU for every device, because a device's own generator would give another order.
         positions = torch.arange(len(others)) if allowed is None else allowed.cpu()
-        order = positions[torch.randperm(len(positions), generator=coins)].to(others.device)
-        place = int(torch.randint(count, (), generator=coins))
+        order = positions[torch.randperm(len(positions), generator=generator)].to(others.device)
+        place = int(torch.randint(count, (), generator=generator))
         looked_at, fresh = 2 * count, order[:0]
         # Duplicates are rare, so a part of the pool usually suffices; otherwise more of it is read.
         while len(fresh) < count - 1 and looked_at < 2 * (len(order) + count):
@@ -72,9 +72,9 @@ class Prior:
             )
         fresh = fresh[: count - 1]
 
-        def among(one: Tensor, rest: Tensor) -> Tensor:
-            rest = rest[fresh].to(one)
-            return torch.cat([rest[:place], one[:1], rest[place:]])
+        def among(record: Tensor, others_of_batch: Tensor) -> Tensor:
+            others_of_batch = others_of_batch[fresh].to(record)
+            return torch.cat([others_of_batch[:place], record[:1], others_of_batch[place:]])
 
         numbers = torch.arange(count, device=inputs.device)
         return cls(Examples(ids=numbers, inputs=among(inputs, others), labels=among(labels, classes)), place)

@@ -53,13 +53,13 @@ class Candidates:
             examples: with the ids of the data set.
             key: key of the cell, used for the order and the aliases only.
         """
-        coins, count, device = keyed(key), len(examples), examples.ids.device
+        generator, count, device = keyed(key), len(examples), examples.ids.device
         # Drawn on the CPU for every device, because a device's own generator would give another order.
-        order = content_order(examples)[torch.randperm(count, generator=coins).to(device)]
-        aliases = _distinct(count, coins).to(device)
+        order = content_order(examples)[torch.randperm(count, generator=generator).to(device)]
+        aliases = _distinct(count, generator).to(device)
         # A clone, because answers are checked against the aliases, which no attack may overwrite.
-        given = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
-        return cls(examples.ids[order], aliases, given)
+        shown = Examples(ids=aliases.clone(), inputs=examples.inputs[order], labels=examples.labels[order])
+        return cls(examples.ids[order], aliases, shown)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,8 +98,8 @@ def copied(examples: Examples) -> Examples:
     return Examples(ids=numbers, inputs=examples.inputs.clone(), labels=examples.labels.clone())
 
 
-def asked_alone(
-    scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], coins: torch.Generator
+def repeated_alone(
+    scores: Float[Tensor, " n"], members: Bool[Tensor, " n"], generator: torch.Generator
 ) -> Int[Tensor, " drawn"]:
     """Selects candidates that an informed attack must score again alone: two members and two non-members, by position.
 
@@ -110,7 +110,7 @@ def asked_alone(
     Args:
         scores: scores of all candidates.
         members: true for members.
-        coins: generator hidden from attacks, so that none can treat these candidates specially.
+        generator: source hidden from attacks, so that none can treat these candidates specially.
     """
     positions = []
     for inside in (True, False):
@@ -118,8 +118,8 @@ def asked_alone(
         surest = places[
             scores.cpu()[places].argsort(descending=inside, stable=True)[: math.ceil(len(places) / _SUREST)]
         ]
-        for some in (places, surest):
-            positions.append(some[torch.randperm(len(some), generator=coins)[:1]])
+        for pool in (places, surest):
+            positions.append(pool[torch.randperm(len(pool), generator=generator)[:1]])
     return torch.cat(positions).unique()
 
 
@@ -150,9 +150,9 @@ def refuse_comparison(name: str, together: MembershipScores, alone: MembershipSc
         )
 
 
-def _distinct(count: int, coins: torch.Generator) -> Int[Tensor, " count"]:
+def _distinct(count: int, generator: torch.Generator) -> Int[Tensor, " count"]:
     """Returns distinct random numbers in increasing order."""
     while True:
-        drawn = torch.randint(_MOST, (count,), generator=coins).sort().values
+        drawn = torch.randint(_MOST, (count,), generator=generator).sort().values
         if count < 2 or bool((drawn.diff() > 0).all()):
             return drawn

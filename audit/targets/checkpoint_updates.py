@@ -85,9 +85,11 @@ def update_between(
     if momentum > 0 and velocity is None:
         raise AccessError("momentum needs the velocity before the step; give velocity, zeros at the first step")
     layout, start = _flat(before, "before")
-    other, end = _flat(after, "after")
-    if layout != other:
-        differ = [name for name in {*layout.names, *other.names} if _shape(layout, name) != _shape(other, name)]
+    end_layout, end = _flat(after, "after")
+    if layout != end_layout:
+        differ = [
+            name for name in {*layout.names, *end_layout.names} if _shape(layout, name) != _shape(end_layout, name)
+        ]
         raise InconsistentObservation(
             f"after must have the parameters of before, got {min(differ, default='another order of them')!r} otherwise"
         )
@@ -100,12 +102,12 @@ def update_between(
         raise InconsistentObservation("velocity must be finite, got NaN or infinity")
     if mask is not None and mask.dtype is not torch.bool:
         raise ValueError(f"mask must be true and false, got {mask.dtype}; coordinates make one by zeros and indexing")
-    rest = start.values.new_zeros(layout.dim) if velocity is None else velocity.to(start.values) * momentum
+    momentum_term = start.values.new_zeros(layout.dim) if velocity is None else velocity.to(start.values) * momentum
     now = (start.values - end.values) / lr
-    update = now - rest - weight_decay * start.values
+    update = now - momentum_term - weight_decay * start.values
     # Rounding error of the stored checkpoints, amplified by a small learning rate.
     lost = (start.digits * start.values.abs() + end.digits * end.values.abs()) / lr
-    lost = lost + start.digits * (rest.abs() + weight_decay * start.values.abs())
+    lost = lost + start.digits * (momentum_term.abs() + weight_decay * start.values.abs())
     if mask is not None:
         mask = mask.to(update.device)
         _refuse_moved(update, mask, lost, layout)
@@ -174,8 +176,8 @@ def refuse_other_mask(
     codecs = [block.codec for block in plan.blocks if block.updates]
     if len(codecs) != 1 or not isinstance(codecs[0], Coordinates):
         raise ValueError(f"defense must release some coordinates by a mask, and '{defense.name}' does not")
-    made = torch.zeros_like(mask).index_fill(0, codecs[0].kept.to(mask.device), True)
-    if differ := int((made != mask).sum()):
+    own_mask = torch.zeros_like(mask).index_fill(0, codecs[0].kept.to(mask.device), True)
+    if differ := int((own_mask != mask).sum()):
         raise InconsistentObservation(
             f"mask must be the one that '{defense.name}' makes of these parameters at step {step} and seed {seed}, "
             f"got another at {differ} of {layout.dim} coordinates"
@@ -194,18 +196,18 @@ class _Flat:
         return torch.finfo(self.dtype).eps
 
 
-def _flat(parameters: Parameters, which: str) -> tuple[Layout, _Flat]:
+def _flat(parameters: Parameters, argument: str) -> tuple[Layout, _Flat]:
     if isinstance(parameters, nn.Module):
         named = {name: p.detach() for name, p in parameters.named_parameters() if p.requires_grad}
     else:
         named = {name: p.detach() for name, p in parameters.items()}
     if not named or not all(p.is_floating_point() for p in named.values()):
-        raise InconsistentObservation(f"{which} must be trained parameters, got none, or whole numbers among them")
+        raise InconsistentObservation(f"{argument} must be trained parameters, got none, or whole numbers among them")
     layout = Layout(tuple(named), tuple(tuple(p.shape) for p in named.values()))
     vector = layout.flatten(named)
     if not vector.isfinite().all():
         worst = next(name for name, p in named.items() if not p.isfinite().all())
-        raise InconsistentObservation(f"{which} must be finite, got NaN or infinity in '{worst}'")
+        raise InconsistentObservation(f"{argument} must be finite, got NaN or infinity in '{worst}'")
     return layout, _Flat(vector.double(), vector.dtype)
 
 

@@ -41,8 +41,8 @@ class GradientNorms:
         spans = dict(zip(layout.names, layout.slices, strict=True))
         at_once = max(1, _NUMBERS // layout.dim)
         squared_norms: dict[str, list[Tensor]] = {name: [inputs.new_zeros(0, dtype=torch.float64)] for name in spans}
-        for some, own in zip(inputs.double().split(at_once), labels.split(at_once), strict=True):
-            batch = engine.batch(some, own)
+        for batch_inputs, batch_labels in zip(inputs.double().split(at_once), labels.split(at_once), strict=True):
+            batch = engine.batch(batch_inputs, batch_labels)
             for name, span in spans.items():
                 factors = batch.outer(*span)
                 # |s xᵀ|² = |s|² |x|², so no row is formed.

@@ -35,11 +35,11 @@ from leakbench.defenses.core import (
     NoisyPlan,
     Rescale,
     Scaled,
+    SpanCodec,
     State,
     Step,
     StepPlan,
     ToyRows,
-    Within,
     contributions,
     keyed,
     outputs,
@@ -151,8 +151,8 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
     state, plan = defense.plan(copy.deepcopy(state), context)
     for step in range(first, first + steps):
         if plan.trial is not None or plan.correlated is not None:
-            what = "is tried, and may be taken back" if plan.trial is not None else "has noise of the steps before"
-            return f"{why} {what}{out}"
+            reason = "is tried, and may be taken back" if plan.trial is not None else "has noise of the steps before"
+            return f"{why} {reason}{out}"
         if step + 1 == first + steps:
             break
         try:
@@ -256,7 +256,7 @@ class LocalUpdate:
     def surrogate(self, inputs: Tensor, labels: Tensor, share: Tensor) -> Float[Tensor, " m"]:
         """Returns the sum with all gradients taken at a point, the fraction `share` of the way from start to end."""
         point = self._start - share * self._lr * self._lifted
-        if self._alike:
+        if self._are_linear:
             # Each example is in one step per epoch, so a single pass over all examples serves every step.
             passes = len(self._plans) * self.expected_batch / len(inputs)
             return passes * self._update(self._plans[0], inputs, labels, point).index_select(0, self.kept)
@@ -273,7 +273,7 @@ class LocalUpdate:
         Raises:
             NotApplicable: the steps transform an example differently.
         """
-        if not self._alike:
+        if not self._are_linear:
             raise NotApplicable("what an example adds to a local step must not depend on the step, and here it does")
         plan, point = self._plans[0], self._start - share * self._lr * self._lifted
         with torch.no_grad():
@@ -317,7 +317,7 @@ class LocalUpdate:
         return per_example_gradients(self._model, self._loss, self._layout, inputs, labels, parameters=point)
 
     @cached_property
-    def _alike(self) -> bool:
+    def _are_linear(self) -> bool:
         """True if all plans map a row in the same way and act linearly on a sum of rows."""
         first = self._plans[0]
         return all(_same(first, plan) for plan in self._plans)
@@ -341,20 +341,20 @@ def moved(plan: StepPlan, sums: tuple[Tensor, ...], expected_batch: float) -> Fl
 def _movable(plan: StepPlan, like: Tensor) -> Tensor:
     """Returns the coordinates that a step may move [dim]; the others are exactly 0 in every update."""
     # Random probes bounded away from 0: no map in use cancels them, so a coordinate that they leave at 0 is always 0.
-    coins = keyed(0)
-    probes = [0.5 + torch.rand(b.codec.size, generator=coins, dtype=torch.float64) for b in plan.blocks]
+    generator = keyed(0)
+    probes = [0.5 + torch.rand(b.codec.size, generator=generator, dtype=torch.float64) for b in plan.blocks]
     return moved(plan, tuple(probe.to(like) for probe in probes), 1.0) != 0
 
 
 def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
     """Returns the noise variances of a step's undivided update; averaged over movable coordinates if mixed."""
-    coins, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
+    generator, total, exact = keyed(0), torch.zeros_like(like), type(plan.plan.post) in (Identity, Keep, Rescale)
     for number, (block, std) in enumerate(zip(plan.blocks, plan.stds, strict=True)):
         if not block.updates or std == 0:
             continue
         # For signs times std, the square of an entry is its variance if coordinates are not mixed; for orthonormal
         # directions, which mix them, the squares still have the right sum.
-        signs = torch.randint(0, 2, (block.codec.size,), generator=coins).to(like) * 2 - 1
+        signs = torch.randint(0, 2, (block.codec.size,), generator=generator).to(like) * 2 - 1
         sums = [torch.zeros(b.codec.size, dtype=like.dtype, device=like.device) for b in plan.blocks]
         sums[number] = std * signs
         squares = moved(plan.plan, tuple(sums), 1.0).square()
@@ -367,7 +367,7 @@ def _variances(plan: NoisyPlan, like: Tensor) -> Float[Tensor, " dim"]:
 
 def _by_coordinate(codec: Any) -> bool:
     """True if each released number is one coordinate; exact classes only, because a subclass may encode otherwise."""
-    while type(codec) is Within:
+    while type(codec) is SpanCodec:
         codec = codec.codec
     return type(codec) in (Everything, Coordinates, Scaled)
 

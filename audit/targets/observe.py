@@ -47,14 +47,14 @@ from .gradient_norms import GradientNorms
 from .local_steps import LocalUpdate
 from .observed_step import Observed, refuse_too_many
 from .replay import StepReplay
-from .residual_noise import LeftOver, Remainders
+from .residual_noise import Remainders, ResidualNoise
 from .structure import structure
 
 _AT_ONCE = 1024  # inputs per forward pass; bounds the memory for activations whatever the size of the pool
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class PublicKnowledge:
     """The attacker's public knowledge about the task: shapes, valid input range, loss, public data.
 
     Attributes:
@@ -78,7 +78,7 @@ def observe(
     step: Step,
     model: nn.Module,
     layout: Layout,
-    world: World,
+    public_knowledge: PublicKnowledge,
     *,
     labels: Int[Tensor, " b"] | None = None,
     batch_size: int | None = None,
@@ -97,7 +97,7 @@ def observe(
         step: from the trainer's transcript, with plan and noisy blocks; copied.
         model: the attacker's own copy of the architecture; its trained parameters are not read.
         layout: order of the flat vectors.
-        world: public knowledge; its population is the attacker's own copy.
+        public_knowledge: public knowledge; its population is the attacker's own copy.
         labels: labels of the batch, if the attacker may know them; copied.
         batch_size: size of the batch, if the attacker may know it.
         sample_rate: probability that a record takes part; 1 where participation is known.
@@ -115,7 +115,7 @@ def observe(
         The observation. Only its functions `others_removed` and `matched_filter` read private data.
     """
     # A copy, because the autograd graph behind a differentiable answer leads to the tensors of the computation.
-    observed = Observed(copy.deepcopy(step), model, layout, world.loss, views)
+    observed = Observed(copy.deepcopy(step), model, layout, public_knowledge.loss, views)
     return Observation(
         released=observed.released,
         # Functions, because a bound method would expose `observed` as its `__self__`.
@@ -125,10 +125,10 @@ def observe(
         contributions=lambda inputs, labels: observed.contributions(inputs, labels),
         residual=lambda predicted: observed.residual(predicted),
         logits=lambda inputs: observed.logits(inputs),
-        input_shape=world.input_shape,
-        input_low=world.low,
-        input_high=world.high,
-        classes=world.classes,
+        input_shape=public_knowledge.input_shape,
+        input_low=public_knowledge.low,
+        input_high=public_knowledge.high,
+        classes=public_knowledge.classes,
         step=step.step,
         expected_batch=step.expected_batch,
         sample_rate=sample_rate,
@@ -136,14 +136,14 @@ def observe(
         # A clone, because scorers compare with the caller's tensor.
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
-        population=world.population,
+        population=public_knowledge.population,
         noise_std=observed.noise_std,
         candidates=candidates,
         others_removed=others_removed,
         matched_filter=matched_filter,
         prior=prior,
         remainder=remainder,
-        structure=lambda: observed.structure(world.input_shape),
+        structure=lambda: observed.structure(public_knowledge.input_shape),
     )
 
 
@@ -151,7 +151,7 @@ def observe_local(
     steps: Sequence[Step],
     model: nn.Module,
     layout: Layout,
-    world: World,
+    public_knowledge: PublicKnowledge,
     *,
     lr: float,
     max_unroll: int,
@@ -164,13 +164,13 @@ def observe_local(
         steps: executed steps in order; only their sum, their plans and the parameters before the first step are shown.
         model: the attacker's own copy of the architecture; its trained parameters are not read.
         layout: order of the flat vectors.
-        world: public knowledge; its population is the attacker's own copy.
+        public_knowledge: public knowledge; its population is the attacker's own copy.
         lr: learning rate of the client's plain SGD.
         max_unroll: largest number of steps that `simulate` takes.
         labels: labels of the client's examples, in its order, if the attacker may know them; copied.
         batch_size: number of these examples, if the attacker may know it.
     """
-    local_update = LocalUpdate(steps, model, layout, world.loss, lr=lr, max_unroll=max_unroll)
+    local_update = LocalUpdate(steps, model, layout, public_knowledge.loss, lr=lr, max_unroll=max_unroll)
     dim = layout.dim
 
     def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -193,7 +193,12 @@ def observe_local(
 
     def equations() -> Structure:
         first_structure = structure(
-            local_update.first_plan, model, layout, local_update.start, world.loss, world.input_shape
+            local_update.first_plan,
+            model,
+            layout,
+            local_update.start,
+            public_knowledge.loss,
+            public_knowledge.input_shape,
         )
         words = f"the sum of {local_update.steps} local steps"
         size = local_update.released.numel()
@@ -209,15 +214,15 @@ def observe_local(
         contributions=contributed,
         residual=lambda predicted: local_update.residual(predicted),
         logits=lambda inputs: local_update.logits(inputs),
-        input_shape=world.input_shape,
-        input_low=world.low,
-        input_high=world.high,
-        classes=world.classes,
+        input_shape=public_knowledge.input_shape,
+        input_low=public_knowledge.low,
+        input_high=public_knowledge.high,
+        classes=public_knowledge.classes,
         step=steps[0].step,
         expected_batch=local_update.expected_batch,
         labels=None if labels is None else labels.clone(),
         batch_size=batch_size,
-        population=world.population,
+        population=public_knowledge.population,
         noise_std=local_update.noise_std,
         structure=equations,
     )
@@ -229,7 +234,7 @@ class RunView:
 
     Attributes:
         run: trained with observer="updates".
-        world: public knowledge.
+        public_knowledge: public knowledge.
         private: the training data, in the trainer's order: the sampler returns positions in it.
         sampling: the sampler of the run.
         candidates: candidates of the membership test; None without a test.
@@ -243,12 +248,12 @@ class RunView:
     """
 
     run: Run
-    world: World
+    public_knowledge: PublicKnowledge
     private: Examples
     sampling: Sampling
     candidates: Candidates | None = None
     informed: bool = True
-    kept: dict[int, LeftOver] = field(default_factory=dict)
+    kept: dict[int, ResidualNoise] = field(default_factory=dict)
     shadows: Shadows | None = None
     replay: StepReplay | None = None
     controls: Controls = Controls.NOTHING
@@ -266,10 +271,10 @@ class RunView:
         return copy.deepcopy(self.run.model)
 
     @cached_property
-    def attackers_world(self) -> World:
+    def attackers_knowledge(self) -> PublicKnowledge:
         """The public knowledge, with a copied population."""
-        public = self.world.population
-        return self.world if public is None else replace(self.world, population=copied(public))
+        public = self.public_knowledge.population
+        return self.public_knowledge if public is None else replace(self.public_knowledge, population=copied(public))
 
     @property
     def given(self) -> Examples | None:
@@ -328,7 +333,7 @@ class RunView:
             step,
             self.attackers_model,
             self.run.transcript.layout,
-            self.attackers_world,
+            self.attackers_knowledge,
             sample_rate=rate,
             participation=participation,
             candidates=self.given,
@@ -341,14 +346,14 @@ class RunView:
     def replayed(self) -> StepReplay:
         """The recomputation shared by all views of the run, or a new `StepReplay` for this view."""
         # Not stored at construction: a view derived by `replace` may have another sampler or other data.
-        return self.replay or StepReplay(self.run, self.private, self.sampling, self.world.loss)
+        return self.replay or StepReplay(self.run, self.private, self.sampling, self.public_knowledge.loss)
 
     @cached_property
     def _asked(self) -> Examples:
         """The candidates under their own ids, copied before an attack can write into its inputs."""
         assert self.candidates is not None  # noqa: S101  by `at`
-        given = self.candidates.given
-        return Examples(ids=self.candidates.ids, inputs=given.inputs.clone(), labels=given.labels.clone())
+        shown = self.candidates.given
+        return Examples(ids=self.candidates.ids, inputs=shown.inputs.clone(), labels=shown.labels.clone())
 
     def _views(self, step: Step) -> Views | None:
         """Returns the augmentation of this step, made from the run's public randomness without secret keys."""
@@ -366,7 +371,7 @@ class RunView:
 
     @cached_property
     def _remainders(self) -> Remainders:
-        return Remainders(self.run, self.private, self.sampling, self.world.loss, self.kept)
+        return Remainders(self.run, self.private, self.sampling, self.public_knowledge.loss, self.kept)
 
 
 def participation(sampling: Sampling) -> Participation:
@@ -389,41 +394,41 @@ class FinalView:
 
     Attributes:
         attackers_model: the attacker's own copy, in evaluation mode.
-        attackers_world: public knowledge; its population is the attacker's own copy.
+        attackers_knowledge: public knowledge; its population is the attacker's own copy.
         given: candidates of the membership test, as the attacker's own copy.
         shadows: outputs of shadow models on the candidates, in their order, and on the population.
     """
 
     attackers_model: nn.Module
-    attackers_world: World
+    attackers_knowledge: PublicKnowledge
     given: Examples | None
     shadows: Shadows | None = None
 
 
 def label_access(view: RunView | FinalView) -> LabelAccess:
     """Returns label-only access to the final model of a view."""
-    model, world = view.attackers_model, view.attackers_world
+    model, public_knowledge = view.attackers_model, view.attackers_knowledge
     return LabelAccess(
         labels_of=lambda inputs: _label_of(logits_of(model, inputs)),
-        input_shape=world.input_shape,
-        input_low=world.low,
-        input_high=world.high,
-        classes=world.classes,
+        input_shape=public_knowledge.input_shape,
+        input_low=public_knowledge.low,
+        input_high=public_knowledge.high,
+        classes=public_knowledge.classes,
         candidates=view.given,
-        population=world.population,
+        population=public_knowledge.population,
     )
 
 
 def model_access(view: RunView | FinalView, *, white: bool = False) -> ModelAccess:
     """Returns query access to the final model of a view, with its parameters if `white`."""
-    model, world = view.attackers_model, view.attackers_world
-    squares = GradientNorms(model, world.loss) if white else None
+    model, public_knowledge = view.attackers_model, view.attackers_knowledge
+    squares = GradientNorms(model, public_knowledge.loss) if white else None
     return ModelAccess(
         logits=lambda inputs: logits_of(model, inputs),
-        input_shape=world.input_shape,
-        classes=world.classes,
+        input_shape=public_knowledge.input_shape,
+        classes=public_knowledge.classes,
         candidates=view.given,
-        population=world.population,
+        population=public_knowledge.population,
         shadows=view.shadows,
         parameters={n: p.detach().clone() for n, p in model.named_parameters()} if white else None,
         gradients_squared=None if squares is None else lambda inputs, labels: squares.of(inputs, labels),

@@ -26,7 +26,7 @@ from leakbench.defenses.core import (
     outputs,
     per_example_gradients,
 )
-from leakbench.defenses.core.gradients.candidate_gradients import GuessGradients, factored
+from leakbench.defenses.core.gradients.candidate_gradients import CandidateGradients, candidate_gradients_of
 
 from .structure import structure
 
@@ -73,7 +73,7 @@ class Observed:
             [self.sums.new_full((n,), std) for n, std in zip(sizes, step.plan.stds, strict=True)]
         )
         self._sizes = sizes
-        self._by_shape: dict[tuple[int, ...], GuessGradients | None] = {}
+        self._by_shape: dict[tuple[int, ...], CandidateGradients | None] = {}
         # Residuals are of divided releases, so the deviation is divided too; 1 without noise to whiten by.
         self._whitening = torch.where(self.noise_std > 0, step.expected_batch / self.noise_std.clamp(min=1e-30), 1.0)
 
@@ -174,11 +174,13 @@ class Observed:
         """The released vector, split into parameters."""
         return dict(self._layout.unflatten(self.released))
 
-    def _factored(self, inputs: Tensor) -> GuessGradients | None:
+    def _factored(self, inputs: Tensor) -> CandidateGradients | None:
         """Returns the factored gradients of the model, checked at the first call; None if a layer is unsupported."""
         shape = tuple(inputs.shape[2:])
         if shape not in self._by_shape:
-            self._by_shape[shape] = factored(self._model, self._loss, self._layout, self._step.parameters, shape)
+            self._by_shape[shape] = candidate_gradients_of(
+                self._model, self._loss, self._layout, self._step.parameters, shape
+            )
         return self._by_shape[shape]
 
     def logits(self, inputs: Tensor) -> Float[Tensor, "n classes"]:

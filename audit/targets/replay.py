@@ -47,12 +47,14 @@ class StepReplay:
         assert step.plan is not None and step.noisy is not None  # noqa: S101  by `Observed`, which was made before
         sizes = [noisy.numel() for noisy in step.noisy]
         if (noise := self._noises.get(step.key)) is None:
-            engine, plan, taken = self._at(step), step.plan.plan, self._took_part(step)
+            engine, plan, batch = self._at(step), step.plan.plan, self._took_part(step)
             residuals = [noisy.double() for noisy in step.noisy]
-            for part in taken.split(_AT_ONCE) if len(taken) else ():
+            for part in batch.split(_AT_ONCE) if len(batch) else ():
                 inputs, labels, views = self._entries(step, self._private.inputs[part], self._private.labels[part])
-                for rest, total in zip(residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True):
-                    rest -= total
+                for residual, total in zip(
+                    residuals, engine.clipped_sums(plan, inputs, labels, views=views), strict=True
+                ):
+                    residual -= total
             noise = torch.cat(residuals).to(step.noisy[0].dtype)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if sum(kept.nbytes for kept in self._noises.values()) + noise.nbytes <= _KEPT:
@@ -110,10 +112,10 @@ class StepReplay:
 
     def _entries(self, step: Step, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
         """Returns the model inputs for these examples, with the views of an example adjacent, and the views' number."""
-        made = self._run.views_behind(step)
-        if made is None:
+        views = self._run.views_behind(step)
+        if views is None:
             return inputs, labels, 1
-        shown = made(inputs, labels)
+        shown = views(inputs, labels)
         return shown.transpose(0, 1).flatten(0, 1), labels.repeat_interleave(len(shown), dim=0), len(shown)
 
 

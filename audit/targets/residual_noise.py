@@ -21,19 +21,19 @@ _KEPT = 2**25  # entries of noise and rows shared by all views of a run, 256 MiB
 
 
 @dataclass(frozen=True)
-class LeftOver:
+class ResidualNoise:
     """A step's noisy sums, split into the noise and the contributions of some candidates.
 
     Attributes:
         noise: the sums minus all contributions [m], float64.
-        asked: ids of the candidates whose contributions were requested.
-        joined: ids of the participants among them, sorted.
+        requested: ids of the candidates whose contributions were requested.
+        participants: ids of the participants among them, sorted.
         rows: contributions of these participants [n, m], as subtracted.
     """
 
     noise: Tensor
-    asked: Tensor
-    joined: Tensor
+    requested: Tensor
+    participants: Tensor
     rows: Tensor
 
     @property
@@ -71,13 +71,13 @@ class Remainders:
     private: Examples
     sampling: Sampling
     loss: Loss
-    kept: dict[int, LeftOver]
-    latest: dict[int, LeftOver] = field(default_factory=dict)
+    kept: dict[int, ResidualNoise]
+    latest: dict[int, ResidualNoise] = field(default_factory=dict)
 
     def noise(self, step: Step) -> Float[Tensor, " m"]:
         """Returns the noise of a step: its noisy sums minus all contributions, in float64."""
         nobody = self.private.ids.new_empty(0)
-        return self._left_over(step, nobody, nobody)[0]
+        return self._split_sums(step, nobody, nobody)[0]
 
     def without_others(
         self, step: Step, candidates: Int[Tensor, " n"], part: slice = slice(None)
@@ -91,11 +91,11 @@ class Remainders:
         """
         ids = candidates[part]
         refuse_too_many(len(ids), self.run.transcript.layout.dim, width=8)
-        noise, own = self._left_over(step, ids, candidates)
+        noise, own = self._split_sums(step, ids, candidates)
         # In place, because `own` is a new tensor at every call; `noise` is cached in `kept`, which other cells read.
         return own.add_(noise)
 
-    def _left_over(self, step: Step, requested: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    def _split_sums(self, step: Step, requested: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a step's noisy sums minus all contributions [m], and the contributions of `requested` to it [n, m].
 
         Rows are computed from the private data, because an attack may have changed its own copy. The results are in
@@ -103,12 +103,12 @@ class Remainders:
         float32 would hide this leak from the audit.
         """
         remainder = self.kept.get(step.key)
-        if remainder is None or not torch.isin(requested, remainder.asked).all():
+        if remainder is None or not torch.isin(requested, remainder.requested).all():
             remainder = self.latest.get(step.key)
-        if remainder is None or not torch.isin(requested, remainder.asked).all():
+        if remainder is None or not torch.isin(requested, remainder.requested).all():
             # Rows for all candidates at once, because each call takes a pass over the batch; unless they are too many.
-            remainder = self._parted(step, candidates if self._few(step, candidates) else requested)
-            others = sum(other.size for number, other in self.kept.items() if number != step.key)
+            remainder = self._split_anew(step, candidates if self._few(step, candidates) else requested)
+            others = sum(step_remainder.size for number, step_remainder in self.kept.items() if number != step.key)
             # The earliest entries stay: attacks read all steps in order, so evicting the oldest would never hit.
             if others + remainder.size <= _KEPT:
                 self.kept[step.key] = remainder
@@ -117,8 +117,8 @@ class Remainders:
                 self.latest[step.key] = remainder
         # A candidate that took no part contributed 0.
         own = remainder.noise.new_zeros(len(requested), len(remainder.noise))
-        joined = torch.isin(requested, remainder.joined)
-        own[joined] = remainder.rows[torch.searchsorted(remainder.joined, requested[joined])].double()
+        joined = torch.isin(requested, remainder.participants)
+        own[joined] = remainder.rows[torch.searchsorted(remainder.participants, requested[joined])].double()
         return remainder.noise, own
 
     def _few(self, step: Step, candidates: Tensor) -> bool:
@@ -131,7 +131,7 @@ class Remainders:
         joined = joined_by(step, self.sampling, len(self.private), self.run.sampler_key)
         return joined.to(self.private.inputs.device)
 
-    def _parted(self, step: Step, requested: Tensor) -> LeftOver:
+    def _split_anew(self, step: Step, requested: Tensor) -> ResidualNoise:
         """Splits a step's noisy sums into the noise and the rows of the ids `requested`.
 
         All rows of the step are computed, even if few are returned: the last digits of a row depend on the rows in the
@@ -148,6 +148,6 @@ class Remainders:
             is_requested = torch.isin(private.ids[part], requested)
             joined.append(private.ids[part][is_requested])
             rows.append(contributed[is_requested])
-        # Sorted, for the binary searches of `_left_over`.
+        # Sorted, for the binary searches of `_split_sums`.
         ids, order = torch.cat(joined).sort()
-        return LeftOver(observed.sums.double() - total, requested, ids, torch.cat(rows)[order])
+        return ResidualNoise(observed.sums.double() - total, requested, ids, torch.cat(rows)[order])

@@ -44,7 +44,7 @@ from leakbench.defenses.core import (
 from ..scoring.truth import GroundTruth
 from .candidates import copied
 from .local_steps import LocalTraining, turn, unknown_to_server
-from .observe import World, observe, observe_local
+from .observe import PublicKnowledge, observe, observe_local
 from .observed_step import Observed
 
 
@@ -93,7 +93,7 @@ def simulate_share(
     labels: Tensor,
     defense: Defense,
     *,
-    world: World | None = None,
+    public_knowledge: PublicKnowledge | None = None,
     step: int = 0,
     steps: int | None = None,
     lr: float = 0.1,
@@ -112,7 +112,7 @@ def simulate_share(
         inputs: the client's batch at the shared step [b, *shape]; all its examples if it takes several local steps.
         labels: its labels [b], int64.
         defense: with its noise multiplier set; 0 shows the protection by the release alone.
-        world: public knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
+        public_knowledge: shapes, input range, loss, and a copy of the public examples if the attacker gets one.
             None assumes inputs in [0, 1], grants `population`, and takes cross-entropy with as many classes as outputs;
             a single output is the logit of two classes.
         step: number of the shared step; the steps before it are executed first.
@@ -156,9 +156,9 @@ def simulate_share(
     batch, past, public = _on_device(execution.device, (inputs, labels), history, population)
     if prior is not None:
         prior = copied(_moved(prior, execution.device))
-    if world is None:
-        world = _usual_world(model, batch[0], public)
-    client = _Client(model, batch, past, defense, world.loss, noise or from_os(), execution, local)
+    if public_knowledge is None:
+        public_knowledge = _usual_knowledge(model, batch[0], public)
+    client = _Client(model, batch, past, defense, public_knowledge.loss, noise or from_os(), execution, local)
     own = 1 if local is None else local.steps(len(inputs))
     # Schedules of a method, such as a growing sparsity, depend on the planned length.
     client.start(public, steps=steps or step + own, seed=seed)
@@ -167,7 +167,7 @@ def simulate_share(
     if local is not None:
         client.refuse_unknown_plans(step, own)
     shared_steps = [client.step(number, shared=True, lr=lr) for number in range(step, step + own)]
-    return client.shares(shared_steps, world, public, prior, lr=lr)
+    return client.shares(shared_steps, public_knowledge, public, prior, lr=lr)
 
 
 class _Client:
@@ -251,12 +251,12 @@ class _Client:
             return self.runner.run(plan, inputs, labels)
 
         # Parameters before the update below, where the gradients are taken.
-        taken = self.stepper.take(step, layout.read(self.model), execute, account)
-        moved = taken.parameters - lr * self.stepper.update
+        executed = self.stepper.take(step, layout.read(self.model), execute, account)
+        moved = executed.parameters - lr * self.stepper.update
         layout.write(self.model, moved)
         self.stepper.hold(moved)
         # A client has no other data for the trial of a step; without sampling, the batch is charged in full.
-        return replace(taken, verdict=self.stepper.judge(execute, account, full()))
+        return replace(executed, verdict=self.stepper.judge(execute, account, full()))
 
     def refuse_unknown_plans(self, step: int, steps: int) -> None:
         """Refuses local steps whose plans a server cannot know from their sum, before the first step is taken."""
@@ -265,22 +265,32 @@ class _Client:
             raise ValueError(problem)
 
     def shares(
-        self, seen: list[Step], world: World, population: Examples | None, prior: Examples | None, *, lr: float
+        self,
+        steps: list[Step],
+        public_knowledge: PublicKnowledge,
+        population: Examples | None,
+        prior: Examples | None,
+        *,
+        lr: float,
     ) -> Shared:
         """Returns the observation of the shared step or steps, the ground truth, and the charge to the batch."""
         inputs, labels = self.batch
-        known = world if world.population is None else replace(world, population=copied(world.population))
+        known = (
+            public_knowledge
+            if public_knowledge.population is None
+            else replace(public_knowledge, population=copied(public_knowledge.population))
+        )
         knowledge: dict[str, Any] = {"labels": labels, "batch_size": len(inputs)}
         layout = self.runner.layout
         if self.local is None:
             if prior is not None:
                 # Computed eagerly: no function in the attack's hands may close over the other records.
-                step = Observed(seen[0], self.model, layout, world.loss)
+                step = Observed(steps[0], self.model, layout, public_knowledge.loss)
                 knowledge |= {"prior": prior, "remainder": step.without(inputs[1:], labels[1:])}
-            observation = observe(seen[0], self.model, layout, known, **knowledge)
+            observation = observe(steps[0], self.model, layout, known, **knowledge)
         else:
             knowledge |= {"lr": lr, "max_unroll": self.local.max_unroll}
-            observation = observe_local(seen, self.model, layout, known, **knowledge)
+            observation = observe_local(steps, self.model, layout, known, **knowledge)
         # Also if the attacker gets no public examples: anybody might have seen them.
         public = None if population is None else population.inputs
         floor = None if public is None else public.mean(dim=0)
@@ -292,8 +302,8 @@ class _Client:
             GroundTruth(
                 inputs=inputs,
                 labels=labels,
-                low=world.low,
-                high=world.high,
+                low=public_knowledge.low,
+                high=public_knowledge.high,
                 floor=floor,
                 public=public,
                 public_labels=None if population is None else population.labels,
@@ -324,14 +334,14 @@ class _Client:
         return inputs[chosen], labels[chosen]
 
 
-def _usual_world(model: nn.Module, inputs: Tensor, population: Examples | None) -> World:
-    """Returns the default world: inputs in [0, 1], classes and loss inferred from the model's outputs."""
+def _usual_knowledge(model: nn.Module, inputs: Tensor, population: Examples | None) -> PublicKnowledge:
+    """Returns the default public knowledge: inputs in [0, 1], classes and loss inferred from the model's outputs."""
     with torch.no_grad():
         # A copy in evaluation mode, like the client's: a forward pass may change the statistics of a batch norm.
         width = copy.deepcopy(model).to(inputs.device).eval()(inputs[:1]).shape[1]
     loss, classes = (logistic, 2) if width == 1 else (cross_entropy, width)
     shape = tuple(inputs.shape[1:])
-    return World(input_shape=shape, classes=classes, low=0.0, high=1.0, loss=loss, population=population)
+    return PublicKnowledge(input_shape=shape, classes=classes, low=0.0, high=1.0, loss=loss, population=population)
 
 
 def _on_device(
@@ -355,6 +365,6 @@ def _moved(examples: Examples, device: torch.device | str | None) -> Examples:
     return Examples(ids=examples.ids.to(device), inputs=examples.inputs.to(device), labels=examples.labels.to(device))
 
 
-def _refuse_lengths(what: str, pair: tuple[Tensor, Tensor]) -> None:
+def _refuse_lengths(rule: str, pair: tuple[Tensor, Tensor]) -> None:
     if len(pair[0]) == 0 or len(pair[0]) != len(pair[1]):
-        raise ValueError(f"{what} one length above 0, got {len(pair[0])} and {len(pair[1])}")
+        raise ValueError(f"{rule} one length above 0, got {len(pair[0])} and {len(pair[1])}")

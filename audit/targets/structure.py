@@ -26,9 +26,9 @@ from leakbench.defenses.core import (
     Loss,
     Masked,
     Scaled,
+    SpanCodec,
     StepPlan,
     Subspace,
-    Within,
     cross_entropy,
     logistic,
     spread,
@@ -75,7 +75,7 @@ def _part(block: Block, start: int, dim: int) -> ReleasedPart:
     """Describes the released numbers of one block."""
     codec, first, within = block.codec, 0, dim
     # A codec on one layer: its coordinates count from the start of the layer.
-    while type(codec) is Within:
+    while type(codec) is SpanCodec:
         first, codec = first + codec.start, codec.codec
         within = codec.dim
     if type(codec) is Masked and isinstance(inner := codec.codec, Subspace) and type(inner) in _SUBSPACES:

@@ -51,13 +51,13 @@ class Setup:
         if self.draws < 2:
             raise ValueError(f"draws must be at least 2, got {self.draws}")
 
-    def coins(self, *what: object) -> torch.Generator:
+    def generator(self, *name: object) -> torch.Generator:
         """Returns a CPU generator of its own for each purpose."""
-        return keyed(seed_from("theory", self.seed, *what))
+        return keyed(seed_from("theory", self.seed, *name))
 
-    def noise(self, *what: object) -> Noise:
+    def noise(self, *name: object) -> Noise:
         """Returns a source of the engine's noise for each purpose."""
-        return seeded(seed_from("theory noise", self.seed, *what))
+        return seeded(seed_from("theory noise", self.seed, *name))
 
     def context(self, dim: int, step: int = 0, steps: int | None = None) -> Context:
         """Returns the context of a step; each step is an epoch, so that masks are drawn anew."""
@@ -101,7 +101,7 @@ class Comparison:
 
 
 def mean_of(
-    what: str, values: Float[Tensor, " n"], closed: float, relation: Literal["=", "<=", ">="] = "="
+    quantity: str, values: Float[Tensor, " n"], closed: float, relation: Literal["=", "<=", ">="] = "="
 ) -> Comparison:
     """Compares the mean of independent draws with its closed form, to within five standard errors."""
     n = len(values)
@@ -109,25 +109,25 @@ def mean_of(
     # For equal draws the tolerance covers rounding alone.
     tolerance = STANDARD_ERRORS * error + 1e-9 * abs(closed)
     return Comparison(
-        what=what, measured=float(values.mean()), closed=closed, relation=relation, tolerance=tolerance, n=n
+        what=quantity, measured=float(values.mean()), closed=closed, relation=relation, tolerance=tolerance, n=n
     )
 
 
-def spread_of(what: str, values: Float[Tensor, " n"], closed: float) -> Comparison:
+def spread_of(quantity: str, values: Float[Tensor, " n"], closed: float) -> Comparison:
     """Compares the root mean square of independent draws around 0 with its closed form."""
     squares = values.double().square()
     n, mean = len(values), float(squares.mean())
     measured = math.sqrt(mean)
     # By the delta method: d sqrt(m) = dm / (2 sqrt(m)).
     error = float(squares.std()) / math.sqrt(n) / (2 * measured) if measured else 0.0
-    return Comparison(what=what, measured=measured, closed=closed, tolerance=STANDARD_ERRORS * error, n=n)
+    return Comparison(what=quantity, measured=measured, closed=closed, tolerance=STANDARD_ERRORS * error, n=n)
 
 
-def ratio_of(what: str, above: Float[Tensor, " n"], below: Float[Tensor, " n"], closed: float) -> Comparison:
+def ratio_of(quantity: str, above: Float[Tensor, " n"], below: Float[Tensor, " n"], closed: float) -> Comparison:
     """Compares the ratio of two means of independent draws with its closed form."""
     # By the delta method: the error is that of (above - ratio * below) / E below.
     ratio, scale = float(above.mean() / below.mean()), float(below.mean())
-    comparison = mean_of(what, (above - ratio * below) / scale, 0.0)
+    comparison = mean_of(quantity, (above - ratio * below) / scale, 0.0)
     return replace(comparison, measured=ratio, closed=closed)
 
 
@@ -184,7 +184,7 @@ class TheoryClaim:
         """Measures the claim."""
         started = time.perf_counter()
         measured = self.measure(setup)
-        return Examined(claim=self, found=measured, seconds=time.perf_counter() - started)
+        return Examined(claim=self, measured=measured, seconds=time.perf_counter() - started)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,23 +193,23 @@ class Examined:
 
     Attributes:
         claim: statement.
-        found: comparisons.
+        measured: comparisons.
         seconds: of the measurement.
     """
 
     claim: TheoryClaim
-    found: Measured
+    measured: Measured
     seconds: float
 
     @property
     def holds(self) -> bool:
         """True if every comparison of the statement itself holds."""
-        return all(comparison.holds for comparison in self.found.comparisons)
+        return all(comparison.holds for comparison in self.measured.comparisons)
 
     @property
     def caveat(self) -> str:
         """Caveat of the verdict."""
-        return "; ".join(clause for clause in (self.claim.caveat, self.found.remark) if clause)
+        return "; ".join(clause for clause in (self.claim.caveat, self.measured.remark) if clause)
 
     @property
     def verdict(self) -> Words:
@@ -222,7 +222,7 @@ class Examined:
     def expected(self) -> bool:
         """True if the verdict is the known one, and the corrected form of a false statement was confirmed."""
         known = self.claim.should_hold is None or self.claim.should_hold == self.holds
-        return known and all(comparison.holds for comparison in self.found.instead)
+        return known and all(comparison.holds for comparison in self.measured.instead)
 
     def to_dict(self) -> dict[str, Any]:
         """Converts it for JSON; without the seconds, so that a seed determines the document."""
@@ -234,8 +234,8 @@ class Examined:
             "should_hold": self.claim.should_hold,
             "expected": self.expected,
             "caveat": self.caveat or None,
-            "comparisons": [comparison.to_dict() for comparison in self.found.comparisons],
-            "instead": [comparison.to_dict() for comparison in self.found.instead],
+            "comparisons": [comparison.to_dict() for comparison in self.measured.comparisons],
+            "instead": [comparison.to_dict() for comparison in self.measured.instead],
         }
 
 

@@ -44,8 +44,8 @@ def _bytes(plan: StepPlan) -> int:
     return BYTES * sum(block.codec.size for block in plan.blocks)
 
 
-def _exactly(what: str, measured: float, closed: float, tolerance: float = 0.0) -> Comparison:
-    return Comparison(what=what, measured=float(measured), closed=float(closed), tolerance=tolerance)
+def _exactly(quantity: str, measured: float, closed: float, tolerance: float = 0.0) -> Comparison:
+    return Comparison(what=quantity, measured=float(measured), closed=float(closed), tolerance=tolerance)
 
 
 @claim(
@@ -72,8 +72,8 @@ def bytes_of_updates(setup: Setup) -> Measured:
     comparisons = []
     for name, settings, closed in expected:
         chosen = ", ".join(f"{key} = {str(value).lower()}" for key, value in settings.items())
-        what = f"bytes a step, {name}" + f" ({chosen})" * bool(chosen)
-        comparisons.append(_exactly(what, _bytes(_plans(setup, name, settings)[-1]), closed))
+        quantity = f"bytes a step, {name}" + f" ({chosen})" * bool(chosen)
+        comparisons.append(_exactly(quantity, _bytes(_plans(setup, name, settings)[-1]), closed))
     return Measured(comparisons=tuple(comparisons))
 
 
@@ -95,7 +95,9 @@ def bytes_under_cooling(setup: Setup) -> Measured:
 )
 def bytes_printed_by_pcdp(setup: Setup) -> Measured:
     """KiB of PCDP's and DP-SGD's plans against the paper's figures; then in entries."""
-    sent, dense = (_bytes(_plans(setup, name, given)[-1]) for name, given in (("pcdp", {"rank": RANK}), ("dp_sgd", {})))
+    sent, dense = (
+        _bytes(_plans(setup, name, settings)[-1]) for name, settings in (("pcdp", {"rank": RANK}), ("dp_sgd", {}))
+    )
     return Measured(
         comparisons=(
             _exactly("KiB of a PCDP message", sent / 1024, 0.48, 0.005),

@@ -36,7 +36,7 @@ def _first_output(outputs: Float[Tensor, "n classes"], targets: Tensor) -> Float
 
 
 def _walk(
-    setup: Setup, momentum: float, what: str, *, clip_norm: float = 1.0, sigma: float = SIGMA, signal: bool = False
+    setup: Setup, momentum: float, name: str, *, clip_norm: float = 1.0, sigma: float = SIGMA, signal: bool = False
 ) -> _Walk:
     """Runs DP-SGD on gradients that are all zero, or all equal."""
     dim = 5 * setup.draws
@@ -50,7 +50,7 @@ def _walk(
         sampling=full(),
         steps=STEPS,
         lr=LR,
-        noise=setup.noise("momentum", what),
+        noise=setup.noise("momentum", name),
         seed=setup.seed,
         sampler_key=0,
         recipe=Recipe(momentum=momentum, loss=_first_output),
@@ -77,11 +77,11 @@ def _coefficients() -> Float[Tensor, " steps"]:
 def momentum_velocity(setup: Setup) -> Measured:
     """Velocity of the last of 400 steps, momentum 0.9."""
     velocity = _walk(setup, MU, "velocity").velocity / STD
-    what = "standard deviation of the velocity, in units of one update's noise"
+    quantity = "standard deviation of the velocity, in units of one update's noise"
     geometric = (1 - MU ** (2 * STEPS)) / (1 - MU**2)
     return Measured(
-        comparisons=(spread_of(what, velocity, 1 / (1 - MU)),),
-        instead=(spread_of(what, velocity, math.sqrt(geometric)),),
+        comparisons=(spread_of(quantity, velocity, 1 / (1 - MU)),),
+        instead=(spread_of(quantity, velocity, math.sqrt(geometric)),),
     )
 
 
@@ -108,8 +108,8 @@ def momentum_rule(setup: Setup) -> Measured:
     with_momentum = _walk(setup, MU, "rule, with").displacement
     without = _walk(setup, 0.0, "rule, without", clip_norm=larger).displacement
     share = _coefficients() * (1 - MU)
-    what = "energy of displacement by noise, with momentum / without"
-    comparisons.append(ratio_of(what, with_momentum.square(), without.square(), float(share.square().mean())))
+    quantity = "energy of displacement by noise, with momentum / without"
+    comparisons.append(ratio_of(quantity, with_momentum.square(), without.square(), float(share.square().mean())))
     quiet = {"sigma": 0.0, "signal": True}
     along = _walk(setup, MU, "signal, with", **quiet).displacement.mean()
     plain = _walk(setup, 0.0, "signal, without", clip_norm=larger, **quiet).displacement.mean()

@@ -77,12 +77,12 @@ class _Second:
 
 
 def _same_energy(
-    what: str, energies: Float[Tensor, " rows"], expected: Float[Tensor, " rows"], of: Tensor
+    quantity: str, energies: Float[Tensor, " rows"], expected: Float[Tensor, " rows"], of: Tensor
 ) -> Comparison:
     """Largest difference of squared norms, relative to those of the whole gradients."""
     whole = of.double().square().sum(dim=1)
     return Comparison(
-        what=what, measured=float(((energies - expected).abs() / whole).max()), closed=0.0, tolerance=TOLERANCE
+        what=quantity, measured=float(((energies - expected).abs() / whole).max()), closed=0.0, tolerance=TOLERANCE
     )
 
 
@@ -128,15 +128,15 @@ def norm_dpdr(setup: Setup) -> Measured:
     """The direction is recomputed in float64 from the noisy sum of the step before."""
     second = _Second(setup, "dpdr", clip_norm=CLIP)
     release, rows = second.before[0].double(), second.rows.double()
-    taken = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+    energy_along = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     for start, stop in second.layout.layers:
         unit = release[start:stop] / release[start:stop].norm()
-        taken += (rows[:, start:stop] @ unit).square()
-    expected = _energy(rows) - taken
-    what = "largest error of ||p||^2, relative to ||g||^2"
+        energy_along += (rows[:, start:stop] @ unit).square()
+    expected = _energy(rows) - energy_along
+    quantity = "largest error of ||p||^2, relative to ||g||^2"
     return Measured(
         comparisons=(
-            _same_energy(what, _energy(second.encoded(0)), expected, rows),
+            _same_energy(quantity, _energy(second.encoded(0)), expected, rows),
             *_shorter(second, 0),
             *_shorter(second, 1),
         )
@@ -148,10 +148,10 @@ def norm_pcdp(setup: Setup) -> Measured:
     """Bases of public gradients, one per tensor; equality for random combinations of their columns."""
     second = _Second(setup, "pcdp", clip_norm=CLIP, rank=20)
     codec = second.blocks[0].codec
-    coefficients = torch.randn(8, codec.size, generator=setup.coins("coefficients")).to(setup.device)
+    coefficients = torch.randn(8, codec.size, generator=setup.generator("coefficients")).to(setup.device)
     inside = torch.stack([codec.decode(row) for row in coefficients])
-    what = "largest error of ||V'g||^2, relative to ||g||^2, g in the span"
-    same = _same_energy(what, _energy(codec.encode(inside)), _energy(inside), inside)
+    quantity = "largest error of ||V'g||^2, relative to ||g||^2, g in the span"
+    same = _same_energy(quantity, _energy(codec.encode(inside)), _energy(inside), inside)
     return Measured(comparisons=(*_shorter(second), same, _orthonormal(codec)))
 
 
@@ -161,8 +161,8 @@ def norm_random_sparsification(setup: Setup) -> Measured:
     second = _Second(setup, "random_sparsification", clip_norm=CLIP, final_sparsity=0.7, cooling=False)
     kept = second.blocks[0].codec.decode(torch.ones(second.blocks[0].codec.size, device=setup.device)) != 0
     expected = _energy(second.rows) - _energy(second.rows[:, ~kept])
-    what = "largest error of ||m.g||^2 as ||g||^2 less the dropped"
-    same = _same_energy(what, _energy(second.encoded(0)), expected, second.rows)
+    quantity = "largest error of ||m.g||^2 as ||g||^2 less the dropped"
+    same = _same_energy(quantity, _energy(second.encoded(0)), expected, second.rows)
     return Measured(comparisons=(*_shorter(second), same))
 
 
@@ -171,8 +171,8 @@ def norm_gep(setup: Setup) -> Measured:
     """Coefficients along public directions, and the residual."""
     second = _Second(setup, "gep", clip_norm=CLIP, clip_norm_rest=CLIP, rank=30)
     parts = _energy(second.encoded(0)) + _energy(second.encoded(1))
-    what = "largest error of ||w||^2 + ||rest||^2, relative to ||g||^2"
-    same = _same_energy(what, parts, _energy(second.rows), second.rows)
+    quantity = "largest error of ||w||^2 + ||rest||^2, relative to ||g||^2"
+    same = _same_energy(quantity, parts, _energy(second.rows), second.rows)
     return Measured(
         comparisons=(same, *_shorter(second, 0), *_shorter(second, 1), _orthonormal(second.blocks[0].codec))
     )

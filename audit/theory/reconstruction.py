@@ -32,7 +32,7 @@ GOLDEN = (1.6260e-3, 2.3434e-3, 3.3210e-3, 8.9477e-3)
 A = torch.arange(1, DIM + 1, dtype=torch.float64) / 20
 
 
-def kept(sparsity: float) -> int:
+def kept_entries(sparsity: float) -> int:
     """Number of entries that a mask keeps."""
     return DIM - floor_of(sparsity, DIM)
 
@@ -51,16 +51,16 @@ def laplace(t: float, n: int) -> float:
 @cache
 def expected_inverse(sparsity: float, offset: float = 0.0) -> float:
     """E[1 / (offset + ||m.a||^2)] over all masks of that size, by a single integral: 1 / S = int exp(-t S) dt."""
-    n = kept(sparsity)
+    n = kept_entries(sparsity)
     value, _ = quad(lambda t: math.exp(-t * offset) * laplace(t, n), 0, np.inf, epsabs=0, epsrel=1e-10, limit=500)
     return value
 
 
 def _observed(
-    setup: Setup, sparsity: float, what: str, inputs: Float[Tensor, " n"], **settings: object
+    setup: Setup, sparsity: float, name: str, inputs: Float[Tensor, " n"], **settings: object
 ) -> tuple[Float[Tensor, "n dim"], Float[Tensor, "n dim"]]:
     """Returns releases of the gradient a x under successive masks, and the masks."""
-    defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(what, sparsity)
+    defense, source = sparse(setup, sparsity, STD, **settings), setup.noise(name, sparsity)
     releases, masks = [], []
     for step, x in enumerate(inputs.tolist()):
         plan = plan_of(defense, setup.context(DIM, step))
@@ -70,9 +70,9 @@ def _observed(
     return torch.cat(releases), torch.stack(masks)
 
 
-def _unclipped(setup: Setup, sparsity: float, what: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _unclipped(setup: Setup, sparsity: float, name: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     # Without clipping the noise is the multiplier times `clip_norm`, hence a clip norm of 1.
-    return _observed(setup, sparsity, what, inputs, without="clipping", clip_norm=1.0)
+    return _observed(setup, sparsity, name, inputs, without="clipping", clip_norm=1.0)
 
 
 def _same(setup: Setup) -> Tensor:
@@ -116,7 +116,7 @@ def reconstruction_error(setup: Setup) -> Measured:
 )
 def reconstruction_several_inputs(setup: Setup) -> Measured:
     """Least squares for three inputs at once, with masks of the method."""
-    matrix = torch.randn(DIM, 3, generator=setup.coins("matrix"), dtype=torch.float64)
+    matrix = torch.randn(DIM, 3, generator=setup.generator("matrix"), dtype=torch.float64)
     comparisons = []
     for sparsity in (0.3, 0.8):
         masks = masks_of(sparse(setup, sparsity), setup, DIM, setup.draws // 2)
@@ -151,8 +151,8 @@ def reconstruction_under_clipping(setup: Setup) -> Measured:
     )
     for sparsity in SPARSITIES[1:]:
         growth = expected_inverse(sparsity) / expected_inverse(0.0)
-        what = f"error relative to sparsity 0, sparsity {sparsity}"
-        comparisons.append(ratio_of(what, measured[sparsity], measured[0.0], growth))
+        quantity = f"error relative to sparsity 0, sparsity {sparsity}"
+        comparisons.append(ratio_of(quantity, measured[sparsity], measured[0.0], growth))
     return Measured(comparisons=tuple(comparisons), instead=tuple(instead))
 
 
@@ -165,7 +165,7 @@ def reconstruction_mask_unknown(setup: Setup) -> Measured:
     squares, comparisons = A.square(), []
     energy = float(squares.sum())
     for sparsity in SPARSITIES:
-        rho = kept(sparsity) / DIM
+        rho = kept_entries(sparsity) / DIM
         releases, _ = _unclipped(setup, sparsity, "unaware", _same(setup))
         errors = (releases @ A / energy - X).square()
         variance = rho * (1 - rho) * DIM / (DIM - 1) * float((squares - squares.mean()).square().sum())
@@ -179,7 +179,7 @@ def reconstruction_with_a_prior(setup: Setup) -> Measured:
     """Posterior mean, for inputs drawn from the prior."""
     prior, comparisons = 0.01, []
     for sparsity in SPARSITIES:
-        inputs = torch.randn(setup.draws, generator=setup.coins("inputs", sparsity), dtype=torch.float64)
+        inputs = torch.randn(setup.draws, generator=setup.generator("inputs", sparsity), dtype=torch.float64)
         inputs = inputs * math.sqrt(prior)
         releases, masks = _unclipped(setup, sparsity, "prior", inputs)
         signals = masks @ A.square()

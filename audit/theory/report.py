@@ -33,9 +33,9 @@ def document(claims: Sequence[Examined], setup: Setup) -> dict[str, Any]:
 def words(claim: Examined) -> str:
     """Formats a claim as a paragraph: statement, verdict, and a line for each comparison."""
     lines = [f"{claim.claim.section} {claim.claim.name}: {_verdict(claim)}", f"    {claim.claim.about}"]
-    lines += [_line(comparison) for comparison in claim.found.comparisons]
-    if claim.found.instead:
-        lines += ["  instead:", *(_line(comparison) for comparison in claim.found.instead)]
+    lines += [_line(comparison) for comparison in claim.measured.comparisons]
+    if claim.measured.instead:
+        lines += ["  instead:", *(_line(comparison) for comparison in claim.measured.instead)]
     if claim.caveat:
         lines.append(f"    {'because' if claim.claim.should_hold is False else 'caveat'}: {claim.caveat}")
     return "\n".join(lines)
@@ -46,8 +46,8 @@ def summary(claims: Sequence[Examined]) -> str:
     wrong = [examined.claim.name for examined in claims if not examined.expected]
     verdicts = [examined.verdict for examined in claims]
     counts = ", ".join(f"{v} {verdicts.count(v)}" for v in ("holds", "holds with a caveat", "does not hold"))
-    rest = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
-    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}: {counts}; {rest}"
+    outcome = f"not as known: {', '.join(wrong)}" if wrong else "all as known"
+    return f"{len(claims)} claim{'s' if len(claims) != 1 else ''}: {counts}; {outcome}"
 
 
 def markdown(claims: Sequence[Examined], setup: Setup) -> str:
@@ -67,15 +67,15 @@ def markdown(claims: Sequence[Examined], setup: Setup) -> str:
         "|---|---|---|---|",
     ]
     for examined in claims:
-        said = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
-        lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, said))} |")
+        columns = (f"`{examined.claim.name}`: {examined.claim.about}", _verdict(examined), examined.caveat)
+        lines.append(f"| {examined.claim.section} | {' | '.join(map(_cell, columns))} |")
     lines += ["", "| claim | what | measured | closed form | ± | n | |", "|---|---|--:|---|--:|--:|---|"]
     for examined in claims:
-        for kind, comparisons in (("", examined.found.comparisons), ("instead: ", examined.found.instead)):
+        for kind, comparisons in (("", examined.measured.comparisons), ("instead: ", examined.measured.instead)):
             for c in comparisons:
                 cells = (_number(c.measured), f"{c.relation} {_number(c.closed)}", f"{c.tolerance:.2g}", str(c.n or ""))
-                what = _cell(f"{kind}{c.what}")
-                lines.append(f"| `{examined.claim.name}` | {what} | {' | '.join(cells)} | {_mark(c)} |")
+                quantity = _cell(f"{kind}{c.what}")
+                lines.append(f"| `{examined.claim.name}` | {quantity} | {' | '.join(cells)} | {_mark(c)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +127,7 @@ def write(claims: Sequence[Examined], setup: Setup, folder: Path) -> list[Path]:
         "theory.json": (json.dumps(document(claims, setup), indent=2, allow_nan=False) + "\n").encode(),
         "theory.md": markdown(claims, setup).encode(),
     }
-    panels = [panel for examined in claims for panel in examined.found.panels]
+    panels = [panel for examined in claims for panel in examined.measured.panels]
     if panels:
         files["symmetry.png"] = picture(panels)
     return [write_bytes(folder / name, content) for name, content in files.items()]

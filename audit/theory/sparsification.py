@@ -28,16 +28,16 @@ ROUNDING = 1e-9  # relative, of float64 rows
 
 def sparse(setup: Setup, sparsity: float, sigma: float = 0.0, **settings: object) -> Defense:
     """Builds random sparsification at a constant sparsity; `sigma` is the noise multiplier, 0 for no noise."""
-    given = {"clip_norm": CLIP, "final_sparsity": sparsity, "cooling": False, **settings}
-    return setup.defense("random_sparsification", given, noise_multiplier=sigma)
+    chosen = {"clip_norm": CLIP, "final_sparsity": sparsity, "cooling": False, **settings}
+    return setup.defense("random_sparsification", chosen, noise_multiplier=sigma)
 
 
 def _records(setup: Setup) -> Float[Tensor, "records dim"]:
     """Draws gradients of many lengths and shapes: normal, heavy-tailed, and with a single entry."""
-    coins = setup.coins("records")
-    scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=coins)
-    normal = torch.randn(50, DIM, generator=coins, dtype=torch.float64) * scales
-    heavy = torch.empty(50, DIM, dtype=torch.float64).cauchy_(generator=coins)
+    generator = setup.generator("records")
+    scales = 10 ** torch.empty(50, 1, dtype=torch.float64).uniform_(-3, 3, generator=generator)
+    normal = torch.randn(50, DIM, generator=generator, dtype=torch.float64) * scales
+    heavy = torch.empty(50, DIM, dtype=torch.float64).cauchy_(generator=generator)
     single = 7.0 * torch.eye(DIM, dtype=torch.float64)[::3]
     return torch.cat([normal, heavy, single]).to(setup.device)
 
@@ -59,13 +59,13 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
         for left_out in range(len(rows)):
             neighbour = torch.cat([rows[:left_out], rows[left_out + 1 :]])
             moved = max(moved, float((whole - released(plans[0], neighbour)).norm()))
-        for what, measured in (
+        for quantity, measured in (
             ("largest ||clip(m.g)||", float(lengths.max())),
             ("smallest ||clip(m.g)|| where ||m.g|| >= C", float(lengths[cut].min())),
             ("largest ||f(D) - f(D')||", moved),
         ):
-            what = f"{what}, sparsity {sparsity}"
-            comparisons.append(Comparison(what=what, measured=measured, closed=CLIP, tolerance=ROUNDING))
+            quantity = f"{quantity}, sparsity {sparsity}"
+            comparisons.append(Comparison(what=quantity, measured=measured, closed=CLIP, tolerance=ROUNDING))
     return Measured(comparisons=tuple(comparisons))
 
 
@@ -73,9 +73,9 @@ def sparsification_sensitivity(setup: Setup) -> Measured:
 def sparsification_audit(setup: Setup) -> Measured:
     """Log-likelihood ratio of releases with and without a canary whose gradient lies in the kept coordinates."""
     sigma, at, comparisons = 2.0, setup.context(DIM), []
-    others = torch.randn(5, DIM, generator=setup.coins("others"), dtype=torch.float64).to(setup.device)
+    others = torch.randn(5, DIM, generator=setup.generator("others"), dtype=torch.float64).to(setup.device)
     kept = mask_of(plan_of(sparse(setup, 0.9), at).blocks[0].codec, setup.device)
-    canary = torch.randn(DIM, generator=setup.coins("canary"), dtype=torch.float64).to(setup.device) * kept * 10
+    canary = torch.randn(DIM, generator=setup.generator("canary"), dtype=torch.float64).to(setup.device) * kept * 10
     both = torch.cat([others, canary.unsqueeze(0)])
     for sparsity in (0.0, 0.9):
         plan, noise = plan_of(sparse(setup, sparsity, sigma), at), setup.noise("audit", sparsity)
@@ -99,17 +99,17 @@ def sparsification_silence(setup: Setup) -> Measured:
     plan = plan_of(sparse(setup, sparsity, sigma), setup.context(DIM))
     dropped = 1 - mask_of(plan.blocks[0].codec, setup.device)
     rows = _records(setup)
-    plain, other = (
+    plain, changed = (
         released(plan, gradients, sigma=sigma, noise=setup.noise("silence"))
         for gradients in (rows, rows + 1e3 * dropped)
     )
     numbers = (
         ("largest |release| on dropped coordinates", (plain * dropped).abs().max(), 0.0),
         ("coordinates that are released", (plain != 0).sum(), DIM - floor_of(sparsity, DIM)),
-        ("largest change of the release when gradients change there", (plain - other).abs().max(), 0.0),
+        ("largest change of the release when gradients change there", (plain - changed).abs().max(), 0.0),
     )
     return Measured(
-        comparisons=tuple(Comparison(what=what, measured=float(m), closed=float(c)) for what, m, c in numbers)
+        comparisons=tuple(Comparison(what=quantity, measured=float(m), closed=float(c)) for quantity, m, c in numbers)
     )
 
 
@@ -139,11 +139,11 @@ def sparsification_microbatches(setup: Setup) -> Measured:
         comparisons=tuple(
             Comparison(
                 what=f"largest difference of parameters after 6 steps, micro-batches of {size}",
-                measured=float((trained[0] - other).abs().max()),
+                measured=float((trained[0] - parameters).abs().max()),
                 closed=0.0,
                 tolerance=1e-6,
             )
-            for size, other in zip((7, 1), trained[1:], strict=True)
+            for size, parameters in zip((7, 1), trained[1:], strict=True)
         )
     )
 
@@ -162,7 +162,7 @@ def mask_expectations(setup: Setup) -> Measured:
     masks = masks_of(sparse(setup, sparsity), setup, dim, 2 * setup.draws)
     rho = (dim - floor_of(sparsity, dim)) / dim
     u = torch.arange(1.0, dim + 1, dtype=torch.float64) / dim
-    v = torch.randn(dim, generator=setup.coins("v"), dtype=torch.float64)
+    v = torch.randn(dim, generator=setup.generator("v"), dtype=torch.float64)
     single, flat = torch.zeros(dim, dtype=torch.float64), torch.ones(dim, dtype=torch.float64)
     single[3] = 2.0
     squares, norm = u.square(), float(u.norm())

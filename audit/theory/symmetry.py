@@ -54,8 +54,10 @@ def energy_distance(grams: Float[Tensor, "planes n n"]) -> float:
     """
     squares = grams.diagonal(dim1=1, dim2=2)
     sums = squares.unsqueeze(1) + squares.unsqueeze(2)
-    added, taken = ((sums + sign * 2 * grams).clamp(min=0).sqrt() for sign in (1, -1))
-    return 2 * float(((added - taken).sum(dim=(1, 2)) / (added + taken).sum(dim=(1, 2))).sum())
+    sums_of_pairs, differences = ((sums + sign * 2 * grams).clamp(min=0).sqrt() for sign in (1, -1))
+    return 2 * float(
+        ((sums_of_pairs - differences).sum(dim=(1, 2)) / (sums_of_pairs + differences).sum(dim=(1, 2))).sum()
+    )
 
 
 def _centred(grams: Float[Tensor, "planes n n"]) -> Float[Tensor, "planes n n"]:
@@ -64,7 +66,7 @@ def _centred(grams: Float[Tensor, "planes n n"]) -> Float[Tensor, "planes n n"]:
     return grams - means.unsqueeze(1) - means.unsqueeze(2) + means.mean(dim=1)[:, None, None]
 
 
-def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: torch.Generator) -> float:
+def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, generator: torch.Generator) -> float:
     """P-value of symmetry around the mean, by random signs: an example has the same sign in all planes.
 
     Flipped points are centred again, as the observed points were: otherwise flips would always look less symmetric.
@@ -75,7 +77,7 @@ def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: tor
     Args:
         planes: projections of the same examples; need not be centred.
         flips: number of random sign patterns.
-        coins: generator of the signs.
+        generator: source of the signs.
 
     Returns:
         P-value in (0, 1]; small if the points are not symmetric.
@@ -84,14 +86,14 @@ def symmetry_p_value(planes: Float[Tensor, "planes n 2"], flips: int, coins: tor
     grams = _centred(points @ points.mT)
     observed, at_least = energy_distance(grams), 1
     for _ in range(flips):
-        signs = (torch.randint(2, (grams.shape[1],), generator=coins) * 2 - 1).to(grams)
+        signs = (torch.randint(2, (grams.shape[1],), generator=generator) * 2 - 1).to(grams)
         at_least += energy_distance(_centred(grams * signs.unsqueeze(0) * signs.unsqueeze(1))) >= observed
     return at_least / (flips + 1)
 
 
-def in_planes(rows: Float[Tensor, "n dim"], coins: torch.Generator) -> Float[Tensor, "planes n 2"]:
+def in_planes(rows: Float[Tensor, "n dim"], generator: torch.Generator) -> Float[Tensor, "planes n 2"]:
     """Projects deviations from the mean to fixed random planes, each by R of R^(2 x d) / sqrt(d)."""
-    projections = torch.randn(PLANES, rows.shape[1], 2, generator=coins, dtype=torch.float64)
+    projections = torch.randn(PLANES, rows.shape[1], 2, generator=generator, dtype=torch.float64)
     rows = rows.double().cpu()
     return (rows - rows.mean(dim=0)) @ projections / math.sqrt(rows.shape[1])
 
@@ -130,10 +132,10 @@ def _rows(model: nn.Module, shape: Layout, inputs: Tensor, labels: Tensor) -> Fl
 
 
 def _codec(
-    setup: Setup, name: str, given: dict[str, object], model: nn.Module, shape: Layout, public: tuple[Tensor, Tensor]
+    setup: Setup, name: str, settings: dict[str, object], model: nn.Module, shape: Layout, public: tuple[Tensor, Tensor]
 ) -> Codec:
     """Returns the codec of a method's first plan."""
-    defense = setup.defense(name, given, noise_multiplier=1.0)
+    defense = setup.defense(name, settings, noise_multiplier=1.0)
     context = Context(
         step=0,
         steps=1,
@@ -160,8 +162,8 @@ def gradient_symmetry(setup: Setup) -> Measured:
     encoded = {"whole": rows} | {title: codec.encode(rows) for title, codec in codecs.items()}
     comparisons, panels = [], []
     for title, points in encoded.items():
-        planes = in_planes(points, setup.coins("planes", title))
-        p = symmetry_p_value(planes, FLIPS, setup.coins("flips", title))
+        planes = in_planes(points, setup.generator("planes", title))
+        p = symmetry_p_value(planes, FLIPS, setup.generator("flips", title))
         panels.append(Panel(f"{title}, p = {p:.3g}", planes[0]))
         level = LEVEL / len(encoded)
         comparisons.append(

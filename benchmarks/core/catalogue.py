@@ -66,8 +66,8 @@ class Variant:
         own = [p for p in signature.parameters.values() if p.name not in fixed]
         vars(build)["__signature__"] = signature.replace(parameters=own)
         # Lists show the first line of the docstring, and the family's first line describes no single variant.
-        first, _, rest = doc.partition("\n")
-        build.__doc__ = f"{self.summary or first}\n{rest}"
+        first, _, body = doc.partition("\n")
+        build.__doc__ = f"{self.summary or first}\n{body}"
         return build
 
 
@@ -133,9 +133,9 @@ class Catalogue:
         """Returns the docstring of the entry's file, under a variant's own title, and its line of `describe`."""
         module = self.module(name)
         variants = _variants(module)
-        title, _, rest = (inspect.getdoc(module) or "").partition("\n")
+        title, _, body = (inspect.getdoc(module) or "").partition("\n")
         title = variants[name].title if variants else title
-        paragraphs = (title, rest.strip(), self.describe(name))
+        paragraphs = (title, body.strip(), self.describe(name))
         return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
     def defaults(self, name: str) -> dict[str, Any]:

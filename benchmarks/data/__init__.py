@@ -76,7 +76,7 @@ def check(name: str, *, exists: bool = True) -> None:
     _find(name)
     address = parse(name)
     if exists and address.path is not None:
-        existing(address.path, what=address.kind)
+        existing(address.path, noun=address.kind)
 
 
 def load(name: str, *, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:

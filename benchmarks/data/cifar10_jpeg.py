@@ -37,6 +37,6 @@ def cifar10_jpeg(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
                 "path, column label), or use 'cifar10'"
             )
     dataset = read(folder, address="cifar10_jpeg")
-    verify(dataset.source, SOURCE, what=f"the images in {folder}", way_out="name others with parquet:PATH")
+    verify(dataset.source, SOURCE, noun=f"the images in {folder}", way_out="name others with parquet:PATH")
     about = "CIFAR-10 (Krizhevsky, 2009), each image re-encoded as JPEG"
     return dataset.deal(name="cifar10_jpeg", about=about, seed=seed, sizes=sizes, defaults=SIZES)

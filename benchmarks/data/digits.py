@@ -35,7 +35,7 @@ def digits(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     verify(
         content_digest(inputs, labels),
         CONTENT,
-        what="scikit-learn's digits",
+        noun="scikit-learn's digits",
         way_out="install an unmodified scikit-learn",
     )
     counts = pool_sizes(sizes, SIZES, available=len(labels), name="digits", tested=False)

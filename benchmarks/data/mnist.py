@@ -25,6 +25,6 @@ def mnist(*, seed: int = 0, sizes: Sizes = DEFAULT_SIZES) -> Splits:
     """
     folder = data_folder()
     dataset = packed("mnist", "MNIST", folder, unpacked_too=True)
-    verify(dataset.digest, CONTENT, what="MNIST", way_out=f"delete {folder / 'MNIST'}, so that it is downloaded again")
+    verify(dataset.digest, CONTENT, noun="MNIST", way_out=f"delete {folder / 'MNIST'}, so that it is downloaded again")
     about = "MNIST (LeCun, Cortes & Burges, CC BY-SA 3.0), by torchvision"
     return dataset.deal(name="mnist", about=about, seed=seed, sizes=sizes, defaults=SIZES)

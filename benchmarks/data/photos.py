@@ -85,7 +85,7 @@ def photograph(name: str) -> Tensor:
     verify(
         hashlib.sha256(content).hexdigest(),
         FILES[name],
-        what=f"scikit-learn's {name}",
+        noun=f"scikit-learn's {name}",
         way_out="install an unmodified scikit-learn",
     )
     with Image.open(io.BytesIO(content)) as image:

@@ -58,15 +58,15 @@ def wide_resnet(
 
     def block(entering: int, width: int, stride: int) -> nn.Module:
         first = layer(entering, width, 3, stride)
-        rest = (*before(width), layer(width, width, 3))
+        second_half = (*before(width), layer(width, width, 3))
         # Identity shortcut; the other blocks project, He et al.'s option B.
         if stride == 1 and entering == width:
-            return Residual(nn.Sequential(*before(entering), first, *rest))
+            return Residual(nn.Sequential(*before(entering), first, *second_half))
         projection = layer(entering, width, 1, stride)
         if standardised:
             skip = nn.Sequential(*before(entering), projection)
-            return Residual(nn.Sequential(*before(entering), first, *rest), skip)
-        return nn.Sequential(*before(entering), Residual(nn.Sequential(first, *rest), projection))
+            return Residual(nn.Sequential(*before(entering), first, *second_half), skip)
+        return nn.Sequential(*before(entering), Residual(nn.Sequential(first, *second_half), projection))
 
     layers: list[nn.Module] = [layer(channels, STEM, 3)]
     entering = STEM

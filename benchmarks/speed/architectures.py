@@ -39,12 +39,12 @@ def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCa
         way: key of `ways.WAYS`.
         device: "cpu" or "cuda".
     """
-    natural, coins = models.natural(network), torch.Generator().manual_seed(0)
+    natural, generator = models.natural(network), torch.Generator().manual_seed(0)
     # With a single logit, cross-entropy is zero for any input.
     classes = max(2, natural.classes)
     model = models.build(network, input_shape=natural.input_shape, classes=classes, seed=0)
-    inputs = torch.randn(batch, *natural.input_shape, generator=coins).to(device)
-    labels = torch.randint(0, classes, (batch,), generator=coins).to(device)
+    inputs = torch.randn(batch, *natural.input_shape, generator=generator).to(device)
+    labels = torch.randint(0, classes, (batch,), generator=generator).to(device)
     return WAYS[way](model.to(device).train(), inputs, labels, NOISE_MULTIPLIER)
 
 

@@ -45,18 +45,18 @@ MOST = 1.5
 @cache
 def _case(network: str, plan: str, examples: int, device: str) -> tuple[Engine, StepPlan, Tensor, Tensor, Tensor]:
     """Builds an engine, a plan, and examples with a direction in the plan's space."""
-    shape, coins = NETWORKS[network], torch.Generator().manual_seed(0)
+    shape, generator = NETWORKS[network], torch.Generator().manual_seed(0)
     engine = Engine(models.build(network, input_shape=shape, classes=10, seed=0).to(device), expected_batch=examples)
     dim = engine.layout.dim
     if plan == "dense":
         codec = Everything(dim)
     elif plan == "masked":
-        codec = Coordinates((torch.rand(dim, generator=coins) < KEPT).nonzero().flatten(), dim=dim)
+        codec = Coordinates((torch.rand(dim, generator=generator) < KEPT).nonzero().flatten(), dim=dim)
     else:
-        codec = Complement(Subspace.of(torch.linalg.qr(torch.randn(dim, RANK, generator=coins)).Q.to(device)))
-    inputs = torch.rand(examples, *shape, generator=coins).to(device)
-    labels = torch.randint(0, 10, (examples,), generator=coins).to(device)
-    direction = torch.randn(codec.size, generator=coins).to(device)
+        codec = Complement(Subspace.of(torch.linalg.qr(torch.randn(dim, RANK, generator=generator)).Q.to(device)))
+    inputs = torch.rand(examples, *shape, generator=generator).to(device)
+    labels = torch.randint(0, 10, (examples,), generator=generator).to(device)
+    direction = torch.randn(codec.size, generator=generator).to(device)
     return engine, StepPlan(Block(codec=codec, bound=clip(1.0))), inputs, labels, direction
 
 
@@ -70,18 +70,18 @@ def build(*, network: str, plan: str, examples: int, way: str, device: str = "cp
         way: in `WAYS`.
         device: "cpu" or "cuda".
     """
-    engine, made, inputs, labels, direction = _case(network, plan, examples, device)
+    engine, noisy_plan, inputs, labels, direction = _case(network, plan, examples, device)
 
     def by_rows() -> list[Tensor]:
         with torch.no_grad():
-            (rows,) = contributions(made, engine.gradients(inputs, labels))
+            (rows,) = contributions(noisy_plan, engine.gradients(inputs, labels))
             return [rows @ direction, rows.square().sum(dim=1)]
 
     def along() -> list[Tensor]:
-        (pair,) = engine.matched(made, [direction], inputs, labels)
+        (pair,) = engine.matched(noisy_plan, [direction], inputs, labels)
         return list(pair)
 
-    return {TRAIN: lambda: list(engine.clipped_sums(made, inputs, labels)), ROWS: by_rows, ALONG: along}[way]
+    return {TRAIN: lambda: list(engine.clipped_sums(noisy_plan, inputs, labels)), ROWS: by_rows, ALONG: along}[way]
 
 
 def check(*, network: str, plan: str, examples: int, device: str = "cpu") -> None:

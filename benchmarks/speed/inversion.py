@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from leakbench.defenses.core.gradients.candidate_gradients import factored
+from leakbench.defenses.core.gradients.candidate_gradients import candidate_gradients_of
 from leakbench.defenses.core.gradients.reference import cross_entropy
 from leakbench.defenses.core.plan.layout import Layout
 
@@ -69,11 +69,11 @@ def _ways(
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor], int, int]:
     """Returns both ways, the number of parameters, and the number of released values; in the dtype of the model."""
     layout = Layout.of(model)
-    coins, like = torch.Generator().manual_seed(SEED), layout.read(model)
-    guesses = torch.rand(RESTARTS, 1, *COLOUR, generator=coins).to(like).requires_grad_()
-    image, label = torch.rand(1, *COLOUR, generator=coins).to(like), torch.tensor([3], device=device)
+    generator, like = torch.Generator().manual_seed(SEED), layout.read(model)
+    guesses = torch.rand(RESTARTS, 1, *COLOUR, generator=generator).to(like).requires_grad_()
+    image, label = torch.rand(1, *COLOUR, generator=generator).to(like), torch.tensor([3], device=device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    encode = _encoder(release, layout.dim, coins, like)
+    encode = _encoder(release, layout.dim, generator, like)
 
     def update(inputs: Tensor, *, search: bool) -> list[Tensor]:
         loss = cross_entropy(model(inputs), label).sum()
@@ -82,7 +82,7 @@ def _ways(
     shared = update(image, search=False)
     released = None if encode is None else encode(_flat(shared)[None])[0]
     length = torch.stack([part.square().sum() for part in shared]).sum().sqrt()
-    known = factored(model, cross_entropy, layout, like, COLOUR)
+    known = candidate_gradients_of(model, cross_entropy, layout, like, COLOUR)
     if known is None:
         raise ValueError(f"case must have layers that are known by factors, got {name}")
     along = dict(zip(layout.names, shared, strict=True))
@@ -119,14 +119,14 @@ def _flat(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-def _encoder(release: str, dim: int, coins: torch.Generator, like: Tensor) -> Encode | None:
+def _encoder(release: str, dim: int, generator: torch.Generator, like: Tensor) -> Encode | None:
     """Maps rows [r, dim] to released values [r, m]; None if everything is released."""
     if release == "dense":
         return None
     if release == "masked":
-        kept = torch.randperm(dim, generator=coins)[: dim // 2].sort().values.to(like.device)
+        kept = torch.randperm(dim, generator=generator)[: dim // 2].sort().values.to(like.device)
         return lambda rows: rows[:, kept]
-    basis = torch.linalg.qr(torch.randn(dim, DIRECTIONS, generator=coins)).Q.to(like)
+    basis = torch.linalg.qr(torch.randn(dim, DIRECTIONS, generator=generator)).Q.to(like)
     return lambda rows: rows @ basis
 
 

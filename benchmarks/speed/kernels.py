@@ -35,7 +35,7 @@ Replacement = tuple[str, str, Any]
 """(module, attribute, value that replaces it in a step without a kernel)."""
 
 
-def _off(place: str, value: Any) -> Replacement:
+def _without_kernel(place: str, value: Any) -> Replacement:
     module, _, attribute = place.partition(":")
     return module, attribute, value
 
@@ -57,17 +57,17 @@ def _torch_noise(self: Any, values: torch.Tensor, std: float, unit: float | None
     values.copy_(noisy if unit is None else noisy.div_(unit).round_().mul_(unit))
 
 
-_ROWS = _off(_LAYERWISE + "cost:_by_kernel", lambda *_: inf)
+_ROWS = _without_kernel(_LAYERWISE + "cost:_by_kernel", lambda *_: inf)
 _PRODUCTS = [
-    _off(_LAYERWISE + "layers.convolution:product_flops", _none),
-    _off(_LAYERWISE + "layers.linear:product_flops", _none),
+    _without_kernel(_LAYERWISE + "layers.convolution:product_flops", _none),
+    _without_kernel(_LAYERWISE + "layers.linear:product_flops", _none),
 ]
-_FACTORS = _off(_LAYERWISE + "block_sums:BatchGradients._at_once", _none)
-_SUMS = _off(_LAYERWISE + "tables:SumTable.add", _false)
-_OUTER = _off(_LAYERWISE + "tables:SumTable.outer", _false)
-_SQUARES = [_off(_LAYERWISE + "factors:squared_lengths", _torch_squares)]
-_NORMS = _off(_LAYERWISE + "layers.rules:measurable", _false)
-_TILES = _off(_LAYERWISE + "cost:_MOST_FACTORS", -1)
+_FACTORS = _without_kernel(_LAYERWISE + "block_sums:BatchGradients._at_once", _none)
+_SUMS = _without_kernel(_LAYERWISE + "tables:SumTable.add", _false)
+_OUTER = _without_kernel(_LAYERWISE + "tables:SumTable.outer", _false)
+_SQUARES = [_without_kernel(_LAYERWISE + "factors:squared_lengths", _torch_squares)]
+_NORMS = _without_kernel(_LAYERWISE + "layers.rules:measurable", _false)
+_TILES = _without_kernel(_LAYERWISE + "cost:_MOST_FACTORS", -1)
 
 WITHOUT: dict[str, list[Replacement]] = {
     "same": [],
@@ -78,10 +78,10 @@ WITHOUT: dict[str, list[Replacement]] = {
     "weighted_rows: outer": [_OUTER],
     "channel_sums": [_NORMS],
     "convolution_rows": [_ROWS],
-    "convolution_rows: masked": [_off(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
+    "convolution_rows: masked": [_without_kernel(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
     "product_norms": _PRODUCTS,
     "winograd": [_TILES],
-    "normals": [_off(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
+    "normals": [_without_kernel(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
     "all": [_ROWS, *_PRODUCTS, _FACTORS, _SUMS, _OUTER, *_SQUARES, _NORMS],
 }
 
@@ -182,20 +182,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--without", nargs="*", default=list(WITHOUT))
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as in a run
-    for case in given.cases:
+    for case in options.cases:
         network, _, batch = case.rpartition("-")
         result = measure(
             network,
             int(batch),
-            masked=given.masked,
-            rounds=given.rounds,
-            seconds=given.seconds,
-            only=set(given.without),
+            masked=options.masked,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            only=set(options.without),
         )
-        print(f"{case}{' masked' if given.masked else ''}: {result.pop('milliseconds'):.2f} ms", flush=True)
+        print(f"{case}{' masked' if options.masked else ''}: {result.pop('milliseconds'):.2f} ms", flush=True)
         for way, (least, middle) in result.items():
             print(f"  without {way:34s} {least:.3f} {middle:.3f}", flush=True)
 

@@ -42,10 +42,10 @@ def build(*, batch: int, inputs: int, outputs: int, way: str, device: str = "cpu
         way: in `WAYS`.
         device: "cpu" or "cuda".
     """
-    coins = torch.Generator().manual_seed(0)
-    went_in = torch.randn(batch, inputs, generator=coins).to(device)
-    signals = torch.randn(batch, outputs, generator=coins).to(device)
-    mask = (torch.rand(outputs, inputs, generator=coins) < KEPT).to(device)
+    generator = torch.Generator().manual_seed(0)
+    went_in = torch.randn(batch, inputs, generator=generator).to(device)
+    signals = torch.randn(batch, outputs, generator=generator).to(device)
+    mask = (torch.rand(outputs, inputs, generator=generator) < KEPT).to(device)
     bound, kept, alone = clip(1.0), mask.float(), way.startswith(NORMS)
 
     def by_the_book() -> Answer:

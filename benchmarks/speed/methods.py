@@ -90,12 +90,12 @@ def defense_of(way: str) -> Defense:
         return Defense(Whole(bound=clip(1.0)), 1.0, name=PLAIN)
     name, *options = way.split(", ")
     function = _function(name)
-    given: dict[str, Any] = {"interval": KEPT} if way.endswith(AFTER) else {}
+    settings: dict[str, Any] = {"interval": KEPT} if way.endswith(AFTER) else {}
     if SKETCHED[2:] in options:
-        given["directions"] = "sketch"
+        settings["directions"] = "sketch"
     if "noise_multiplier" in inspect.signature(function).parameters:
-        given["noise_multiplier"] = 1.0
-    return function(**given)
+        settings["noise_multiplier"] = 1.0
+    return function(**settings)
 
 
 def build(*, network: str, batch: int, way: str, device: str = "cpu") -> TimedCall:

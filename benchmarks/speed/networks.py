@@ -72,11 +72,11 @@ class Workload:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Returns random images and labels on the CPU, always the same."""
-        coins = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         shape, _ = _NETWORKS[self.network]
         return (
-            torch.randn(self.batch, *shape, generator=coins),
-            torch.randint(0, CLASSES, (self.batch,), generator=coins),
+            torch.randn(self.batch, *shape, generator=generator),
+            torch.randint(0, CLASSES, (self.batch,), generator=generator),
         )
 
 

@@ -55,8 +55,8 @@ def _basis(part: SpeedPart, dim: int, rows: int) -> dict[str, Any]:
         return leading_directions(public, RANK)
 
     def randomized() -> Tensor:
-        coins = torch.Generator().manual_seed(SEED)
-        return leading_directions(public, RANK, method="randomized", generator=coins)
+        generator = torch.Generator().manual_seed(SEED)
+        return leading_directions(public, RANK, method="randomized", generator=generator)
 
     ways = {"svd": by_svd, "svd_lowrank": by_svd_lowrank, "gram": by_gram}
     if rows >= RANK + 10:  # with fewer rows it is `gram`
@@ -93,10 +93,10 @@ def _projection(part: SpeedPart, dim: int) -> dict[str, Any]:
 
 def _gradients(rows: int, dim: int, device: str) -> Float[Tensor, "rows dim"]:
     """Draws synthetic gradients whose spectrum decays over two decades, above a floor."""
-    coins = torch.Generator().manual_seed(SEED)
-    mixed = torch.randn(rows, rows, generator=coins) * torch.logspace(0, -2, rows) / rows**0.5
-    gradients = mixed @ torch.randn(rows, dim, generator=coins)
-    return gradients.add_(torch.randn(rows, dim, generator=coins), alpha=0.01).to(device)
+    generator = torch.Generator().manual_seed(SEED)
+    mixed = torch.randn(rows, rows, generator=generator) * torch.logspace(0, -2, rows) / rows**0.5
+    gradients = mixed @ torch.randn(rows, dim, generator=generator)
+    return gradients.add_(torch.randn(rows, dim, generator=generator), alpha=0.01).to(device)
 
 
 def _captured(rows: Float[Tensor, "rows dim"], basis: Float[Tensor, "dim k"]) -> float:

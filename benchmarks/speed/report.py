@@ -73,11 +73,11 @@ def as_dict(comparison: SpeedComparison) -> dict[str, Any]:
         "about": comparison.about,
         "peer": comparison.peer,
         "floor": comparison.floor,
-        "ways": [_way(comparison, measurement) for measurement in comparison.measurements],
+        "ways": [_way_row(comparison, measurement) for measurement in comparison.measurements],
     }
 
 
-def _way(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any]:
+def _way_row(comparison: SpeedComparison, measurement: Measurement) -> dict[str, Any]:
     seconds = measurement.seconds
     faster = comparison.time_ratio(comparison.peer, measurement.way)
     dearer = comparison.time_ratio(measurement.way, comparison.floor) if comparison.floor else "there is no floor"

@@ -18,7 +18,7 @@ from torch.nn import functional
 from leakbench.attacks.core import Network, Operation
 from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
 from leakbench.attacks.core.closed_form.recursion.head import HeadGradient, candidates
-from leakbench.attacks.core.closed_form.recursion.invert import inverted
+from leakbench.attacks.core.closed_form.recursion.invert import inverted_inputs
 from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient
 
 from .. import models
@@ -42,8 +42,8 @@ def _case(size: int, device: str) -> tuple[Network, dict[str, Tensor], Tensor]:
     """Returns CNN6 as equations, the gradient of a smooth image by name of the operation, and the image."""
     body, head = models.build("cnn6", input_shape=(3, size, size), classes=1, seed=0).double().to(device).children()
     layers = [*body.children(), head]
-    coins = torch.Generator().manual_seed(0)
-    coarse = torch.rand(1, 3, size // 4, size // 4, generator=coins, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, size // 4, size // 4, generator=generator, dtype=torch.float64)
     image = functional.interpolate(coarse, size=size, mode="bilinear").to(device)
     operations = [Operation(name="0", kind="input", inputs=(), shape=(3, size, size))]
     values, passing = {}, image
@@ -85,10 +85,10 @@ def build(*, size: int, way: str, device: str = "cpu") -> Inversion:
     if way == DENSE:
         return lambda: _dense(network, gradients)
     shown = {
-        name: LayerGradient(weight=g, seen=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
+        name: LayerGradient(weight=g, observed=None, std=torch.zeros_like(g), bias=None, bias_std=None, group=0)
         for name, g in gradients.items()
     }
-    return lambda: inverted(network, shown)[0].x
+    return lambda: inverted_inputs(network, shown)[0].x
 
 
 def _dense(network: Network, gradients: dict[str, Tensor]) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from leakbench.defenses.core import Defense, Execution, NotTogether, poisson, seeded, train, train_together
+from leakbench.defenses.core import Defense, Execution, StackError, poisson, seeded, train, train_stacked
 
 from .. import models as networks
 from .part import ROUNDS, Options, SpeedPart
@@ -47,16 +47,16 @@ def methods() -> dict[str, dict[str, Any]]:
         if "clip_norm" not in settings:
             continue
         try:
-            _together([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
-        except NotTogether:
+            _as_stack([0], network=MLP, method=entry["name"], device="cpu", settings=settings, steps=2)
+        except StackError:
             continue
         by_name[entry["name"]] = settings
     return by_name
 
 
 def _defense(name: str, settings: dict[str, Any]) -> Defense:
-    made = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
-    return made if made.noise_multiplier is not None else made.with_noise(1.0)
+    defense = getattr(importlib.import_module(f"leakbench.defenses.{name}"), name)(**settings)
+    return defense if defense.noise_multiplier is not None else defense.with_noise(1.0)
 
 
 def _network(name: str, seed: int) -> nn.Module:
@@ -67,10 +67,10 @@ def _network(name: str, seed: int) -> nn.Module:
 
 
 def _pool(name: str, device: str) -> tuple[Tensor, Tensor]:
-    coins = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     shape = (1, 8, 8) if name == MLP else (1, 28, 28)
-    inputs = torch.rand(2 * POOL, *shape, generator=coins)
-    return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=coins).to(device)
+    inputs = torch.rand(2 * POOL, *shape, generator=generator)
+    return inputs.to(device), torch.randint(0, 10, (2 * POOL,), generator=generator).to(device)
 
 
 def _alone(numbers: Sequence[int], *, network: str, method: str, settings: dict[str, Any], device: str) -> list[Tensor]:
@@ -99,7 +99,7 @@ def _chosen(number: int) -> Tensor:
     return torch.randperm(2 * POOL, generator=torch.Generator().manual_seed(number))[:POOL]
 
 
-def _together(
+def _as_stack(
     numbers: Sequence[int],
     *,
     network: str,
@@ -109,7 +109,7 @@ def _together(
     steps: int | None = None,
 ) -> list[Tensor]:
     stack = [_network(network, number).to(device) for number in numbers]
-    train_together(
+    train_stacked(
         stack,
         _pool(network, device),
         torch.stack([_chosen(number) for number in numbers]),
@@ -140,7 +140,7 @@ def build(*, network: str, models: int, method: str, way: str, device: str = "cp
     if way == LOOP:
         return partial(_alone, numbers, **about)
     if way == STACK:
-        return partial(_together, numbers, **about)
+        return partial(_as_stack, numbers, **about)
     count = max(1, torch.get_num_threads())
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .gradients.reference_sums import clipped_sums, contributions
     from .plan.bound import Bound, BoundKind, FixedBoundKind, adaptive_weight, bounded, clip, normalize, unbounded
     from .plan.codec import Codec, Complement, Coordinates, Everything, Scaled, Subspace
-    from .plan.composed_codecs import Masked, Stacked, Stretched, Within, made_of, spread
+    from .plan.composed_codecs import ConcatenatedCodec, Masked, SpanCodec, Stretched, nested_codecs, spread
     from .plan.defense import (
         Block,
         Context,
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
     from .training.ongoing import OngoingRun, TrainingSettings
     from .training.run import Run
     from .training.settings import Execution, Meter, Recipe, Recording
-    from .training.stacked.stack_error import NotTogether
-    from .training.stacked.stacked_training import train_together
+    from .training.stacked.stack_error import StackError
+    from .training.stacked.stacked_training import train_stacked
     from .training.statistics import FeatureStatistics, StandardisedFeatures, standardised
     from .training.step import Account, Stepper
     from .training.train import train
@@ -110,6 +110,7 @@ __all__ = [
     "Claim",
     "Codec",
     "Complement",
+    "ConcatenatedCodec",
     "Context",
     "Coordinates",
     "Criterion",
@@ -143,7 +144,6 @@ __all__ = [
     "NoiseStrategy",
     "NoisyPlan",
     "NormWithin",
-    "NotTogether",
     "Offset",
     "OngoingRun",
     "Post",
@@ -167,8 +167,9 @@ __all__ = [
     "Sampling",
     "Scaled",
     "Scope",
+    "SpanCodec",
     "Sparse",
-    "Stacked",
+    "StackError",
     "StandardisedFeatures",
     "State",
     "Stateless",
@@ -188,7 +189,6 @@ __all__ = [
     "Trial",
     "Views",
     "Whole",
-    "Within",
     "adapted",
     "adaptive_weight",
     "assumptions",
@@ -216,7 +216,7 @@ __all__ = [
     "keyed",
     "leading_directions",
     "logistic",
-    "made_of",
+    "nested_codecs",
     "noise_multiplier",
     "noise_within",
     "normalize",
@@ -245,7 +245,7 @@ __all__ = [
     "sums_are_alike",
     "tensors_of",
     "train",
-    "train_together",
+    "train_stacked",
     "truncated_poisson",
     "unbounded",
     "unverified",

@@ -214,8 +214,8 @@ class _Compared:
 
     def on(self, seeds: Iterable[int]) -> float:
         """Returns the mean over a subset of its seeds."""
-        some = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
-        return over_seeds(self.estimate.metric, some, half=self.half).value or 0.0
+        cell = replace(self.cell, records={seed: self.cell.records[seed] for seed in seeds})
+        return over_seeds(self.estimate.metric, cell, half=self.half).value or 0.0
 
 
 def _strongest(compared: Sequence[_Compared], sign: int) -> _Compared:
@@ -317,10 +317,10 @@ def _pessimistic(estimate: Estimate, sign: int) -> float:
 def _better(name: str, cells: list[BoardCell]) -> str:
     if name in METRICS:
         return METRICS[name].better
-    said = {r.metrics[name].better for cell in cells for r in cell.records.values() if name in r.metrics}
-    if len(said) > 1:
+    directions = {r.metrics[name].better for cell in cells for r in cell.records.values() if name in r.metrics}
+    if len(directions) > 1:
         raise BoardError(f"metric {name!r} must have one direction, its records say both higher and lower")
-    return said.pop()
+    return directions.pop()
 
 
 def _largest(metrics: Iterable[Metric]) -> float | None:

@@ -35,21 +35,21 @@ def choices_words(cells: Sequence[BoardCell]) -> list[str]:
     Args:
         cells: of choices, of a single variant of the release.
     """
-    said = []
+    clauses = []
     for cell in cells:
         success, bound, by_chance = over_seeds(SUCCESS.name, cell), over_seeds(BOUND.name, cell), chance(cell)
         if success.value is None:
-            said.append(f"what {cell.attack} picks is n/a ({success.reason}: no safety)")
+            clauses.append(f"what {cell.attack} picks is n/a ({success.reason}: no safety)")
             continue
         allowed = "no claim bounds it" if bound.value is None else f"{bound.value:.2f} at most by the claim"
         counted = sorted({r.metrics[SUCCESS.name].n or 1 for r in cell.records.values() if SUCCESS.name in r.metrics})
         targets = "-".join(str(n) for n in dict.fromkeys((counted[0], counted[-1])))
-        said.append(
+        clauses.append(
             f"{cell.attack} picks the image out of {round(1 / by_chance)} candidates in {success.words(2)} of cases "
             f"({by_chance:.2f} by chance, {allowed}; {success.n} seed{'s' * (success.n != 1)} of {targets} "
             f"update{'s' * (counted != [1])})"
         )
-    return said
+    return clauses
 
 
 def judged(cells: Sequence[BoardCell], *, positive: bool) -> tuple[str, str, bool]:

@@ -137,7 +137,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
     details = (f"({row.details})",) if row.details else ()
     control = (f"({row.control} control)",) if row.control else ()
     flags = tuple("CLAIM VIOLATED" if flag == "claim_violated" else flag for flag in row.flags)
-    strongest, other = strongest_words(row)
+    strongest, reason = strongest_words(row)
     # Footnotes are numbered in this order: the rank's before the numbers', although its column is behind theirs.
     cells: dict[str, CellWords] = {
         "defense": (row.defense.name, *details, *control),
@@ -149,7 +149,7 @@ def _words(page: Content, row: Row, *, several: bool) -> dict[str, CellWords]:
         if key in shown:
             cells[key] = _number(page, row, *shown[key])
         elif key == "attack":
-            cells[key] = (*page.mark((strongest,), other), *looks_words(row)) if strongest else ("-",)
+            cells[key] = (*page.mark((strongest,), reason), *looks_words(row)) if strongest else ("-",)
     return cells | {"seeds": page.mark((seeds_words(row),), uneven_words(row)), "flags": (", ".join(flags),)}
 
 
@@ -202,10 +202,10 @@ def _epsilon(page: Content, row: Row, *, several: bool) -> CellWords:
 
 def claim_remark(claim: RecordedClaim) -> str:
     """Remark on a finite epsilon: its value under Poisson sampling, as papers print it, and unverified parts."""
-    said = []
+    clauses = []
     if claim.as_if_poisson is not None:
-        said.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
-    return "; ".join([*said, *(f"unverified: {sentence}" for sentence in claim.unverified)])
+        clauses.append(f"sampling is {claim.sampling}; were it Poisson, epsilon would be {claim.as_if_poisson:.2f}")
+    return "; ".join([*clauses, *(f"unverified: {sentence}" for sentence in claim.unverified)])
 
 
 def at_least(row: Row, estimate: Estimate) -> bool:

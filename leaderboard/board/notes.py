@@ -15,7 +15,7 @@ from ..records.task import UpdateTask
 from .aggregate import over_seeds
 from .comparable import mixed
 from .controls import ControlResult, Violation, leaks
-from .reconstruction_summary import still_leaks
+from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row
 
 
@@ -31,14 +31,14 @@ def alarms(controls: Sequence[ControlResult], violations: Sequence[Violation], g
         The sentences.
     """
     failed = [f"{c.name}: expected {c.expected}, measured {c.measured}" for c in controls if not c.ok]
-    said = []
+    sentences = []
     if failed:
-        said.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
-    said += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
-    said += gaps
+        sentences.append("CONTROLS FAILED, do not trust this board. " + "; ".join(failed) + ".")
+    sentences += [f"CLAIM VIOLATED: {violation.sentence}." for violation in violations]
+    sentences += gaps
     if not controls:
-        said.append("There are no controls in these records: nothing shows that these attacks can find a leak.")
-    return said
+        sentences.append("There are no controls in these records: nothing shows that these attacks can find a leak.")
+    return sentences
 
 
 def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
@@ -52,37 +52,37 @@ def gaps(records: Sequence[Record], complete: Completeness) -> list[str]:
         A sentence for each suite with records of different code, for each set of overrides of a suite, for each request
         that lacks cells, for failed records, and for records that no manifest lists.
     """
-    said = [
+    sentences = [
         f"MIXED: records of {suite} are of different code ({'; '.join(words)}), so none of its rows is ranked: "
         "compute them again with --recompute, or take the others out of the folder."
         for suite, words in mixed(records).items()
     ]
     for (suite, changes), count in Counter((r.suite, r.changes) for r in records if r.changes).items():
-        said.append(
+        sentences.append(
             f"CHANGED: {count} of {len(records)} records are not of {suite} as its file has it, but with "
             f"{'; '.join(changes)}. No paper's figure stands beside them."
         )
     for manifest, cells in complete.missing(records):
         names = list(dict.fromkeys(cell.words for cell in cells))
-        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        said.append(
-            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({some}). "
+        examples = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        sentences.append(
+            f"INCOMPLETE: {len(cells)} of the {len(manifest.cells)} cells asked for have no record ({examples}). "
             f"Compute them with: {manifest.command_for(complete.results)}"
         )
     # A record whose arrays were altered counts as failed too, so this sentence covers both.
     if spoiled := [record for record in records if record.status == "failed"]:
-        said.append(
+        sentences.append(
             f"INCOMPLETE: {len(spoiled)} of {len(records)} records failed or are not their scores', "
             "so worst cases are at least what is shown; once what they say is mended, run the same command again."
         )
     loose = len(complete.uncovered(records))
     if loose == len(records):
-        said.append("Whether these records are complete is unknown: no manifest of a run lies beside them.")
+        sentences.append("Whether these records are complete is unknown: no manifest of a run lies beside them.")
     elif loose:
-        said.append(
+        sentences.append(
             f"{loose} of {len(records)} records are in no manifest: whether their rows are complete is unknown."
         )
-    return said
+    return sentences
 
 
 def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
@@ -92,7 +92,7 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         rows: of the board.
         controls: all results of controls.
     """
-    said = [
+    sentences = [
         "Means over seeds, with 95 % intervals (Student's t; the record's own for a single seed). Worst is "
         "the strongest attack's mean. Of several membership attacks it is chosen on one half of the candidates and "
         "measured on the other; the worse end of its interval is simultaneous over the attacks compared, which the "
@@ -100,25 +100,25 @@ def notes(rows: Sequence[Row], controls: Sequence[ControlResult]) -> list[str]:
         "≥ marks one of attacks that are not all there. "
         f"{' '.join(filter(None, (_chance_words(), leak_words())))}",
     ]
-    said += filter(None, [largest_sentence(rows), one_seed_sentence(rows)])
+    sentences += filter(None, [largest_sentence(rows), one_seed_sentence(rows)])
     records = [record for row in rows for record in row.records]
-    said += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
+    sentences += filter(None, (_target_words(kind, rows, records) for kind in attacked()))
     if sizes := sizes_words(records):
-        said.append(f"Per seed: {sizes}.")
-    said += powerless(rows)
-    said += [f"Images of {label}: {sentence}" for label, sentence in still_leaks(rows)]
+        sentences.append(f"Per seed: {sizes}.")
+    sentences += powerless(rows)
+    sentences += [f"Images of {label}: {sentence}" for label, sentence in reconstruction_summaries(rows)]
     if passed := [f"{c.name}: {c.measured}" for c in controls if c.ok]:
-        said.append(f"Controls that held: {'; '.join(passed)}.")
+        sentences.append(f"Controls that held: {'; '.join(passed)}.")
     # Without any control the banner says so; here a control of one role is missing.
     if roles := {row.control for row in rows} - {None}:
         absent = {"positive", "negative"} - roles
-        said += [f"There is no {role} control in these records." for role in sorted(absent)]
+        sentences += [f"There is no {role} control in these records." for role in sorted(absent)]
     # Anyone with the seed can draw the noise again and subtract it.
     if any(record.noise == "seeded" for record in records):
-        said.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
-    said += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
+        sentences.append("Noise comes from seeds, for repeatable experiments; a release needs secret noise.")
+    sentences += [f"Attack {name}: {needs}." for name, needs in needs_words(records).items()]
     papers = [f"{r.defense.name}, {p.metric} {p.value:g} in {p.source}" for r in records for p in r.reported]
-    return said + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
+    return sentences + [f"Reported by others: {words}." for words in dict.fromkeys(papers)]
 
 
 def largest_sentence(rows: Iterable[Row]) -> str:
@@ -159,12 +159,12 @@ def _chance_words() -> str:
 
 def leak_words() -> str:
     """Sentence on the direction of the attacks' columns, as "Higher AUC and PSNR leak more."; empty without them."""
-    said = []
+    sentences = []
     for better, word in (("lower", "Higher"), ("higher", "Lower")):
         names = {m.name: m.name_in_notes for m, _ in columns(written=True) if m.of_attack and m.better == better}
         if names:
-            said.append(f"{word} {and_words(list(names.values()))} leak{'s' if len(names) == 1 else ''} more.")
-    return " ".join(said)
+            sentences.append(f"{word} {and_words(list(names.values()))} leak{'s' if len(names) == 1 else ''} more.")
+    return " ".join(sentences)
 
 
 def and_words(words: Sequence[str]) -> str:
@@ -178,15 +178,15 @@ def _target_words(kind: KindOfResult, rows: Sequence[Row], records: Sequence[Rec
     if not shared:
         return ""
     variants = and_words([variant.preposition for variant in kind.variants])
-    said = f"{metric.name_in_notes}: {kind.target} ({shared}){f', {variants} its noise' if variants else ''}."
+    sentence = f"{metric.name_in_notes}: {kind.target} ({shared}){f', {variants} its noise' if variants else ''}."
     if metric.floor is None:
-        return said
+        return sentence
     floors = [row.estimates[c.key].value for row in rows for c in METRICS[metric.floor.metric].columns]
     if not (known_floors := [value for value in floors if value is not None]):
-        return said
+        return sentence
     least, most = (f"{end:.{metric.digits}f}" for end in (min(known_floors), max(known_floors)))
     span = metric.with_unit(least if least == most else f"{least} to {most}")
-    return f"{said} {metric.floor.of[0].upper()}{metric.floor.of[1:]} alone has {span}."
+    return f"{sentence} {metric.floor.of[0].upper()}{metric.floor.of[1:]} alone has {span}."
 
 
 def shared_words(records: Sequence[Record], kind: KindOfResult | None = None) -> str:
@@ -212,26 +212,26 @@ def sizes_words(records: Sequence[Record]) -> str:
         sizes = {r.metrics[kind.main].n for r in records if r.kind == kind.name and kind.main in r.metrics} - {None}
         if sizes:
             counts = sorted(n for n in sizes if n is not None)
-            said = " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
+            numbers = " or ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
             singular = kind.counts.removesuffix("es" if kind.counts.endswith("ches") else "s")
-            words.append(f"{said} {singular if counts == [1] else kind.counts}")
+            words.append(f"{numbers} {singular if counts == [1] else kind.counts}")
     return ", ".join(words)
 
 
 def powerless(rows: Sequence[Row]) -> list[str]:
     """Sentences on attacks without power: their interval on a positive control includes chance."""
-    said = []
+    sentences = []
     for row in rows:
         for cell in row.cells if row.control == "positive" else ():
             kind = KINDS[cell.kind]
             # Not widened for several looks: the sentence is about this attack, not about the strongest.
             estimate, metric = over_seeds(kind.main, cell), METRICS[kind.main]
             if kind.powerless and leaks(metric, estimate) is False:
-                said.append(
+                sentences.append(
                     f"{cell.attack} {kind.powerless.format(row.defense.name)} ({metric.label} {estimate.words(2)}): "
                     "near chance, its numbers say nothing about a defense."
                 )
-    return said
+    return sentences
 
 
 def needs_words(records: Sequence[Record]) -> dict[str, str]:
@@ -253,8 +253,8 @@ def unranked_words(records: Sequence[Record]) -> list[str]:
     """A line for each reason, with all of its cells and seeds."""
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
-        what = record.attack.name if record.attack else record.kind
-        cell = f"{record.defense.name} x {what}{KINDS[record.kind].noise_words(record.task.noise)}"
+        method = record.attack.name if record.attack else record.kind
+        cell = f"{record.defense.name} x {method}{KINDS[record.kind].noise_words(record.task.noise)}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     # Sorting puts failed before skipped.
     return [f"{status}: {cell}, {_seeds(seeds)}: {reason}" for (status, cell, reason), seeds in sorted(lines.items())]

@@ -29,25 +29,25 @@ POWER = 0.8
 """Probability with which a gain called detectable would have been found."""
 
 
-def still_leaks(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def reconstruction_summaries(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Returns (row, sentence) for each row whose images were attacked, except negative controls.
 
     Args:
         rows: of the board.
     """
-    said = []
+    summaries = []
     for row in rows:
         if row.control == "negative":
             continue
         parts = [part for variant in KIND.variants for part in _variant(row, variant)]
         if parts:
             sentence = "; ".join(parts)
-            said.append((row.label, f"{sentence[0].upper()}{sentence[1:]}."))
-    return said
+            summaries.append((row.label, f"{sentence[0].upper()}{sentence[1:]}."))
+    return summaries
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Try:
+class _Attempt:
     """Attack with its gains over both floors, simultaneous over the attacks compared."""
 
     attack: str
@@ -72,13 +72,13 @@ def _variant(row: Row, variant: NoiseVariant) -> list[str]:
     choices = [cell for cell in cells if is_choice(cell)]
     # A record that failed before its task was resolved has no variant, and counts against both.
     unmeasured = [r for r in row.unranked if r.kind == KIND.name and r.task.noise in (None, variant.name)]
-    said = []
+    clauses = []
     if len(choices) < len(cells) or unmeasured:
-        said.append(_sought([cell for cell in cells if cell not in choices], unmeasured, variant))
-    return said + [f"{variant.preposition} noise {words}" for words in choices_words(choices)]
+        clauses.append(_attack_clause([cell for cell in cells if cell not in choices], unmeasured, variant))
+    return clauses + [f"{variant.preposition} noise {words}" for words in choices_words(choices)]
 
 
-def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: NoiseVariant) -> str:
+def _attack_clause(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: NoiseVariant) -> str:
     """Clause on the result of attacks that reconstruct pictures, or on why it is unknown."""
     words = f"{variant.preposition} noise"
     looks = max(1, sum(over_seeds(GAINS[0].name, cell).value is not None for cell in cells))
@@ -89,12 +89,12 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
         if gap.value is None:
             silent.append(f"{cell.attack} n/a ({gap.reason})")
         else:
-            tries.append(_Try(attack=cell.attack or "", gains=(first, second), cell=cell))
+            tries.append(_Attempt(attack=cell.attack or "", gains=(first, second), cell=cell))
     aside = f" ({', '.join(silent)}: no safety)" if silent else ""
     if not tries:
         return f"{words} it is not known what leaks{aside}"
     if leaking := [attempt for attempt in tries if attempt.leaks]:
-        return f"{words} it LEAKS, {_found(max(leaking, key=lambda attempt: attempt.least))}{aside}"
+        return f"{words} it LEAKS, {_success_words(max(leaking, key=lambda attempt: attempt.least))}{aside}"
     judged = [attempt for attempt in tries if attempt.leaks is not None]
     if len(judged) < len(tries):
         without = max((attempt for attempt in tries if attempt.leaks is None), key=lambda attempt: attempt.least)
@@ -109,13 +109,13 @@ def _sought(cells: Sequence[BoardCell], unmeasured: Sequence[Record], variant: N
     if (floor := METRICS[KIND.main].floor) is not None and nearest.least > floor.margin:
         return (
             f"{words} it is UNDECIDED: {nearest.attack} gains {_decibels(nearest.least)} over public images, and "
-            f"{_counted(nearest)} are too few to tell that from chance{aside}"
+            f"{_image_count(nearest)} are too few to tell that from chance{aside}"
         )
     tried = f"{len(judged)} attacks are" if len(judged) > 1 else f"{nearest.attack} is"
     largest = max(detectable(gain, attempt.cell) for attempt in judged for gain in attempt.gains)
     return (
         f"{words} {tried} not shown to find more than public images have (gain measured {_decibels(nearest.least)}, "
-        f"{_counted(nearest)}); {_decibels(largest)} would have been found with a chance of {POWER:.0%}{aside}"
+        f"{_image_count(nearest)}); {_decibels(largest)} would have been found with a chance of {POWER:.0%}{aside}"
     )
 
 
@@ -145,15 +145,15 @@ def detectable(gain: Estimate, cell: BoardCell) -> float:
     return wider * max(known) if known else float("inf")
 
 
-def _found(attempt: _Try) -> str:
+def _success_words(attempt: _Attempt) -> str:
     first, second = attempt.gains
     return (
         f"{attempt.attack} finds images {GAINS[0].with_unit(first.words(1))} better than the mean public image and "
-        f"{GAINS[1].with_unit(second.words(1))} better than the best public match ({_counted(attempt)})"
+        f"{GAINS[1].with_unit(second.words(1))} better than the best public match ({_image_count(attempt)})"
     )
 
 
-def _counted(attempt: _Try) -> str:
+def _image_count(attempt: _Attempt) -> str:
     seeds = attempt.gains[0].n
     images = sorted({record.metrics[GAINS[0].name].n or 1 for record in attempt.cell.records.values()})
     count = "-".join(str(n) for n in dict.fromkeys((images[0], images[-1])))

@@ -149,7 +149,9 @@ def rows_from(records: Iterable[Record], complete: Completeness | None = None) -
         key = (draft.suite, draft.data, draft.model, draft.name, draft.first.control or "")
         families.setdefault(key, []).append(draft)
     rows = [row for family in families.values() for row in _finish(family)]
-    rows = placed([_held_against(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))])
+    rows = placed(
+        [_compared_with_plan(row, complete, lacking, uncovered) for row in _compared(rows, set(mixed(records)))]
+    )
     return rows
 
 
@@ -177,10 +179,10 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
         # Controls are not ranked, so they may be measured less evenly than contestants.
         others = sections.get(row.section, []) if row.control is None else []
         flags, lacks = dict.fromkeys(row.flags), set(row.lacks)
-        if any(set(other.seeds) - set(row.seeds) for other in others):
+        if any(set(rival.seeds) - set(row.seeds) for rival in others):
             flags["uneven_seeds"] = None
         tried = {
-            key: attack for other in others for key, attack in attacks_tried([*other.records, *other.unranked]).items()
+            key: attack for rival in others for key, attack in attacks_tried([*rival.records, *rival.unranked]).items()
         }
         own = [*row.records, *row.unranked]
         absent = tried.keys() - attacks_tried(own).keys()
@@ -198,7 +200,7 @@ def _compared(rows: list[Row], mixed_suites: set[str]) -> list[Row]:
     return flagged
 
 
-def _held_against(
+def _compared_with_plan(
     row: Row, complete: Completeness | None, lacking: list[tuple[str, Expected]], uncovered: set[str]
 ) -> Row:
     """Returns the row with its missing cells, and with the reason, if any, why it cannot be ranked."""
@@ -257,7 +259,7 @@ class _Draft:
 def _drafts(group: list[Record]) -> list[_Draft]:
     """Splits the records of a defense by training task; records with a task of their own join every part."""
     ok = [record for record in group if record.status == "ok"]
-    rest = [record for record in group if record.status != "ok"]
+    unranked = [record for record in group if record.status != "ok"]
     shared = [record for record in ok if _own_task(record)]
     trained: dict[str, list[Record]] = {}
     for record in ok:
@@ -266,12 +268,12 @@ def _drafts(group: list[Record]) -> list[_Draft]:
     if not trained and shared:
         # Both variants of an update, with and without noise, are in the same row.
         task = task_of(shared[0].kind, without(public(shared[0].task), "noise"))
-        return [_Draft(first=shared[0], task=task, ok=shared, unranked=rest)]
+        return [_Draft(first=shared[0], task=task, ok=shared, unranked=unranked)]
     drafts = []
     for key, own in trained.items():
         # A cell may fail before its task is resolved; it then counts against every row to which it may belong.
         others = trained.keys() - {key}
-        failed = [r for r in rest if _own_task(r) or key_of(public(r.task)) not in others]
+        failed = [r for r in unranked if _own_task(r) or key_of(public(r.task)) not in others]
         drafts.append(
             _Draft(first=own[0], task=task_of(own[0].kind, public(own[0].task)), ok=own + shared, unranked=failed)
         )
@@ -339,7 +341,7 @@ def _estimates(cells: list[BoardCell], unranked: list[Record], *, noiseless: boo
         matching = [c for c in cells if c.kind == metric.kind and column.variant in (None, c.noise)]
         if metric.over_attacks == "leading":
             # From the leading attack, because attacks on different shared updates have different images and floors.
-            main = [estimates[other.key] for other in METRICS[KINDS[metric.kind].main].columns]
+            main = [estimates[main_column.key] for main_column in METRICS[KINDS[metric.kind].main].columns]
             lead = next((estimate.attack for estimate in main if estimate.attack), None)
             matching = [cell for cell in matching if cell.attack == lead][:1]
         missing = _why_missing(metric, column, unranked, noiseless=noiseless)
@@ -360,10 +362,10 @@ def _cells(records: list[Record]) -> list[BoardCell]:
     for group, label in zip(groups, labels, strict=True):
         seeds: dict[int, Record] = {}
         for record in sorted(group, key=lambda record: record.seed):
-            if (other := seeds.setdefault(record.seed, record)) is not record:
+            if (recorded := seeds.setdefault(record.seed, record)) is not record:
                 cell = f"{record.defense.name} x {label or record.kind}, seed {record.seed}"
                 raise BoardError(
-                    f"{cell} is recorded twice, as {other.id} (code {other.provenance.code}) "
+                    f"{cell} is recorded twice, as {recorded.id} (code {recorded.provenance.code}) "
                     f"and {record.id} (code {record.provenance.code}); remove one"
                 )
         noise = group[0].task.noise if KINDS[group[0].kind].variants else None
@@ -407,8 +409,8 @@ def _why_missing(metric: KnownMetric, column: BoardColumn, unranked: list[Record
         return "this defense adds no noise"
     of_kind = [r for r in unranked if r.kind == metric.kind and (noise is None or r.task.noise in (None, noise))]
     reasons = dict.fromkeys(f"{record.status}: {record.reason}" for record in of_kind)
-    what = metric.kind if variant is None else f"{variant.adjective} {metric.kind}"
-    return "; ".join(reasons) or f"no {what} record"
+    kind = metric.kind if variant is None else f"{variant.adjective} {metric.kind}"
+    return "; ".join(reasons) or f"no {kind} record"
 
 
 def _own_task(record: Record) -> bool:

@@ -25,7 +25,7 @@ from .aggregate import BoardCell, BoardError, Estimate, over_seeds
 from .content import Content, content
 from .controls import ControlResult, Violation, check_controls, find_violations
 from .notes import alarms, gaps
-from .reconstruction_summary import still_leaks
+from .reconstruction_summary import reconstruction_summaries
 from .rows import RANKED_BY, Row, rows_from
 
 __all__ = ["Board", "BoardError", "ControlResult", "Estimate", "Row", "Violation"]
@@ -141,7 +141,7 @@ class Board:
             "controls": [dataclasses.asdict(control) for control in self.controls],
             "violations": [dataclasses.asdict(violation) for violation in self.violations],
             "rows": [_tree(row) for row in self.rows],
-            "still_leaks": dict(still_leaks(self.rows)),
+            "still_leaks": dict(reconstruction_summaries(self.rows)),
             "unranked": [
                 {
                     "id": record.id,

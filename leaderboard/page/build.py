@@ -28,7 +28,7 @@ from ..board.notes import (  # fmt: skip
     shared_words,
     sizes_words,
 )
-from ..board.reconstruction_summary import still_leaks
+from ..board.reconstruction_summary import reconstruction_summaries
 from ..board.rows import Row
 from ..board.table import Board
 from ..kinds import attacked
@@ -142,7 +142,7 @@ def render(
         "leaks": leak_words(),
         "largest": largest_sentence(board.rows),
         "floors": _floors(),
-        "still_leaks": still_leaks(board.rows),
+        "still_leaks": reconstruction_summaries(board.rows),
         "facts": _facts(board, records),
         "opening": _opening(parts),
         "parts": parts,
@@ -245,7 +245,7 @@ def _floors() -> str:
 
 def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]]:
     """Figures for a quick look: (number, unit, tone); the tone is empty if the number is no verdict."""
-    held = sum(control.ok for control in board.controls)
+    ok = sum(control.ok for control in board.controls)
     attacks = {record.attack.name for record in records if record.attack}
     epsilons = (row.claim.epsilon for row in board.rows if row.claim and row.control is None)
     claims = [epsilon for epsilon in epsilons if epsilon is not None]  # 0 is the strongest claim, not a missing one
@@ -255,9 +255,9 @@ def _facts(board: Board, records: Sequence[Record]) -> list[tuple[str, str, str]
         (str(len(attacks)), "attacks", ""),
         (str(len({record.seed for record in records})), "seeds", ""),
         (str(len(records)), "records", ""),
-        (f"{held}/{len(board.controls)}", "controls held", "good")
+        (f"{ok}/{len(board.controls)}", "controls held", "good")
         if board.trustworthy
-        else (f"{held}/{len(board.controls)}", "controls held", "bad")
+        else (f"{ok}/{len(board.controls)}", "controls held", "bad")
         if board.controls
         else ("no", "controls", "bad"),
     ]
@@ -285,12 +285,12 @@ def _opening(parts: Sequence[Part]) -> Opening | None:
         for exhibit in shown:
             for tile in exhibit.strips[0].tiles:
                 # The release with noise, as it is made, is last in the table of variants and is preferred here.
-                made = [shot for shot in reversed(tile.shots) if shot.uri]
-                if tile.original == original and made:
+                pictured = [shot for shot in reversed(tile.shots) if shot.uri]
+                if tile.original == original and pictured:
                     epsilon = "" if exhibit.epsilon == "n/a" else f"ε {exhibit.epsilon}"
                     if exhibit.name not in shots and exhibit.strips[0].attack != first.attack:
                         others[exhibit.name] = exhibit.strips[0].attack
-                    shots.setdefault(exhibit.name, (exhibit.name, epsilon, made[0]))
+                    shots.setdefault(exhibit.name, (exhibit.name, epsilon, pictured[0]))
                     break
         # Eight pictures with the original, which fill a line of the grid in print.
         first_shots = tuple(shots.values())[:7]

@@ -152,21 +152,21 @@ def claim_words(report: AuditReport) -> list[str]:
     claim, bound = report.claim, report.epsilon
     if claim is None:
         return []
-    said = [f"Claimed: epsilon {claim.epsilon:g} at delta {claim.delta:g} ({claim.relation})."]
-    said += [f"Against itself: {error}." for error in claim.errors]
+    sentences = [f"Claimed: epsilon {claim.epsilon:g} at delta {claim.delta:g} ({claim.relation})."]
+    sentences += [f"Against itself: {error}." for error in claim.errors]
     if isinstance(bound, NoBound) or bound.claimed is None:
-        return said
+        return sentences
     allows = f"Where one record replaces another it allows an epsilon of {bound.claimed:.2f}"
     if bound.refutes:
-        return [*said, f"{allows}, which the bound refutes."]
+        return [*sentences, f"{allows}, which the bound refutes."]
     if report.verdict.refuted:  # refuted by other evidence, such as a transcript
-        return [*said, f"{allows}, which this bound by itself does not refute."]
+        return [*sentences, f"{allows}, which this bound by itself does not refute."]
     if bound.split != "random":
-        return [*said, f"{allows}; nobody says that members were drawn at random, so the bound judges nothing."]
+        return [*sentences, f"{allows}; nobody says that members were drawn at random, so the bound judges nothing."]
     if bound.needed is None:
-        return [*said, f"{allows}, and so many pairs could refute nothing: take more members and non-members."]
+        return [*sentences, f"{allows}, and so many pairs could refute nothing: take more members and non-members."]
     return [
-        *said,
+        *sentences,
         f"{allows}; no violation was found. One would have been in four audits of five, had the attack been right in "
         f"{bound.needed:.1%} of its answers; it was in {bound.share:.1%}. That "
         "is no proof of the claim.",

@@ -113,8 +113,8 @@ def _against_epsilon(rows: Sequence[Row], style: Style, name: str) -> Figure:
     x = _epsilon_axis(points)
     caption = ["Bars are 95 % intervals. The claim is exact accounting of the steps taken, so it has none."]
     title = "Accuracy against claimed ε"
-    said = caption + _left_out(rows, kept)
-    return _figure(name, title, points, x, _accuracy_axis(points), style, said, dodge=True)
+    notes = caption + _left_out(rows, kept)
+    return _figure(name, title, points, x, _accuracy_axis(points), style, notes, dodge=True)
 
 
 def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
@@ -133,8 +133,8 @@ def _against_noise(rows: Sequence[Row], style: Style, name: str) -> Figure:
     x = axis_over("noise multiplier (noise std / sensitivity)", [point.x for point in ours], log=True)
     title = "Accuracy against the noise multiplier"
     points = [*ours, *theirs]
-    said = caption + _left_out(rows, kept, noise=True)
-    return _figure(name, title, points, x, _accuracy_axis(points), style, said, dodge=True)
+    notes = caption + _left_out(rows, kept, noise=True)
+    return _figure(name, title, points, x, _accuracy_axis(points), style, notes, dodge=True)
 
 
 def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
@@ -158,8 +158,8 @@ def sweeps(rows: Sequence[Row], name: str) -> list[Figure]:
             title = f"{PSNR.label} against {swept.label}, {variant.label}"
             # A series here is a sweep over several rows, so it gets its own colour and marker.
             style = styles({point.series: point.series.partition(",")[0] for point in points})
-            said = [*caption, *left_out]
-            drawn.append(_figure(f"{name}-{swept.name}-{variant.name}", title, points, x, y, style, said, dodge=True))
+            notes = [*caption, *left_out]
+            drawn.append(_figure(f"{name}-{swept.name}-{variant.name}", title, points, x, y, style, notes, dodge=True))
     return drawn
 
 
@@ -310,7 +310,7 @@ def _point(
 def _label(row: Row, rows: Sequence[Row], *, with_epsilon: bool = True) -> str:
     """Label of a mark: a name if its method has a single row, the budget alone if a line joins several."""
     epsilon = f"ε {epsilon_words(row, 1)}"
-    if sum(other.method == row.method for other in rows) == 1:
+    if sum(row_of_method.method == row.method for row_of_method in rows) == 1:
         # 28 letters take half of a narrow plot; the legend has the full names.
         name = row.method if len(row.method) <= 28 else row.defense.name
         return f"{name}, {epsilon}" if with_epsilon else name
@@ -346,7 +346,7 @@ def _ends(estimates: Iterable[Estimate]) -> list[float]:
 
 def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) -> list[str]:
     """Sentences on why rows are not in a plot."""
-    said = []
+    sentences = []
     for row in rows:
         # By identity: `==` would compare rows record by record.
         if any(row is kept_row for kept_row in kept):
@@ -359,5 +359,5 @@ def _left_out(rows: Sequence[Row], kept: Sequence[Row], *, noise: bool = False) 
             why = "no claim in these records"
         else:
             why = row.auc.reason
-        said.append(f"Not shown: {row.label}, {why}.")
-    return said
+        sentences.append(f"Not shown: {row.label}, {why}.")
+    return sentences

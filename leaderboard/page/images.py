@@ -37,7 +37,7 @@ class ImagePair:
     place: int
     label: int
     original: ndarray
-    found: ndarray
+    reconstruction: ndarray
     psnr: float
 
 
@@ -107,11 +107,12 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
             true, guess = originals[places[i]].reshape(shape), reconstructions[places[k]].reshape(shape)
             decibel = psnr(float(costs[k, i]))
             pairs.append(ImagePair(record.seed, int(target), int(i), int(labels[places[i]]), true, guess, decibel))
-    said = record.metrics.get("psnr")
+    recorded = record.metrics.get("psnr")
     again = sum(pair.psnr for pair in pairs) / len(pairs)
-    if said is not None and said.value is not None and abs(again - said.value) > TOLERANCE:
+    if recorded is not None and recorded.value is not None and abs(again - recorded.value) > TOLERANCE:
         return pairs, (
-            f"record {record.id} says PSNR {said.value:.2f} dB, its arrays give {again:.2f} dB: do not trust this strip"
+            f"record {record.id} says PSNR {recorded.value:.2f} dB, its arrays give {again:.2f} dB: do not "
+            "trust this strip"
         )
     return pairs, ""
 
@@ -147,27 +148,27 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
 
 
 def _range(record: Record, originals: ndarray) -> tuple[float, float]:
-    given = record.task.input_range
-    if given is None:  # records without it have data on [0, 1]
-        given = (0.0, 1.0)
+    input_range = record.task.input_range
+    if input_range is None:  # records without it have data on [0, 1]
+        input_range = (0.0, 1.0)
         if originals.min() < 0 or originals.max() > 1:
             raise PictureError("its inputs leave [0, 1] and its record has no task.input_range")
-    if len(given) != 2 or not given[0] < given[1]:
-        raise PictureError(f"task.input_range must be two growing numbers, got {list(given)}")
-    return given[0], given[1]
+    if len(input_range) != 2 or not input_range[0] < input_range[1]:
+        raise PictureError(f"task.input_range must be two growing numbers, got {list(input_range)}")
+    return input_range[0], input_range[1]
 
 
 def _shape(record: Record, dim: int) -> tuple[int, int, int]:
     """Channels, height and width; without a shape in the record, those of a square image in grey or colour."""
-    given = record.task.input_shape
-    if given is None:
+    shape = record.task.input_shape
+    if shape is None:
         # 3 is not a square, so at most one of the two is possible.
-        given = next(((c, s, s) for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
-        if given is None:
+        shape = next(((c, s, s) for c in (1, 3) if c * (s := math.isqrt(dim // c)) ** 2 == dim), None)
+        if shape is None:
             raise PictureError(f"{dim} numbers are no square image, and its record has no task.input_shape")
-    if len(given) != 3 or min(given) < 1 or given[0] not in (1, 3) or math.prod(given) != dim:
-        raise PictureError(f"inputs of shape {list(given)} with {dim} numbers are no grey or colour images")
-    return given[0], given[1], given[2]
+    if len(shape) != 3 or min(shape) < 1 or shape[0] not in (1, 3) or math.prod(shape) != dim:
+        raise PictureError(f"inputs of shape {list(shape)} with {dim} numbers are no grey or colour images")
+    return shape[0], shape[1], shape[2]
 
 
 def _first_line(error: Exception) -> str:

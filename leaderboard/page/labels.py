@@ -31,14 +31,14 @@ def label_places(
     points: Sequence[Point], x: Axis, y: Axis, shifts: Sequence[float], width: float, height: float
 ) -> list[LabelPlace | None]:
     """Places each label clear of marks, intervals and other labels; None where there is no such place."""
-    centres, taken = [], []
+    centres, occupied = [], []
     for point, shift in zip(points, shifts, strict=True):
         across, down = width * x.share(point.x) + shift, height * (1 - y.share(point.y))
         low, high = (height * (1 - y.share(end)) for end in point.y_ends or (point.y, point.y))
         left, right = (width * x.share(end) for end in point.x_ends or (point.x, point.x))
         centres.append((across, down))
-        taken += [(across - 7, down - 7, across + 7, down + 7), (across - 1, high, across + 1, low)]
-        taken.append((left, down - 1, right, down + 1))
+        occupied += [(across - 7, down - 7, across + 7, down + 7), (across - 1, high, across + 1, low)]
+        occupied.append((left, down - 1, right, down + 1))
     places: list[LabelPlace | None] = []
     for point, shift, (across, down) in zip(points, shifts, centres, strict=True):
         places.append(None)
@@ -48,8 +48,8 @@ def label_places(
             left = across + dx - wide * {"left": 0, "center": 0.5, "right": 1}[align]
             box = (left, down + dy - 7, left + wide, down + dy + 7)
             inside = box[0] >= 0 and box[2] <= width + 8 and box[1] >= 0 and box[3] <= height
-            if inside and not any(a < box[2] and box[0] < c and b < box[3] and box[1] < d for a, b, c, d in taken):
-                taken.append(box)
+            if inside and not any(a < box[2] and box[0] < c and b < box[3] and box[1] < d for a, b, c, d in occupied):
+                occupied.append(box)
                 places[-1] = (round(dx + shift, 2), dy, align)
                 break
     return places

@@ -165,19 +165,19 @@ def _strip(
         else:
             estimates = {m.name: Estimate(metric=m.name, value=None, reason=absent) for m in shown}
         strip.lines[words] = {name: value(e, notes) for name, e in estimates.items()}
-    made, remarks = _collect(cells, variants, folder)
+    collected, remarks = _collect(cells, variants, folder)
     strip.remarks += remarks
     # Titles have a second number only if a target has several images.
-    several = any(key.place for key in made)
+    several = any(key.place for key in collected)
     # Images before seeds, so that the visible tiles cover all seeds.
-    for key in sorted(made)[:MOST]:
-        tile = _tile(key, made[key], cells, variants, several=several)
+    for key in sorted(collected)[:MOST]:
+        tile = _tile(key, collected[key], cells, variants, several=several)
         # Stops even if a later, smaller tile would fit: the images shown are always the first of the run.
         if not allowance.take(len(tile.original) + sum(len(shot.uri) for shot in tile.shots)):
             break
         (strip.tiles if len(strip.tiles) < OPEN else strip.folded).append(tile)
-    if omitted := len(made) - len(strip.tiles) - len(strip.folded):
-        strip.remarks.append(f"{omitted} more of {len(made)} images are in the arrays beside the records")
+    if omitted := len(collected) - len(strip.tiles) - len(strip.folded):
+        strip.remarks.append(f"{omitted} more of {len(collected)} images are in the arrays beside the records")
     return strip
 
 
@@ -209,7 +209,7 @@ def _collect(
     cells: Mapping[str, BoardCell], variants: _Variants, folder: Path
 ) -> tuple[dict[_ImageKey, _Found], list[str]]:
     """Collects every original once, with its reconstruction for each variant, and remarks on missing pictures."""
-    made: dict[_ImageKey, _Found] = {}
+    collected: dict[_ImageKey, _Found] = {}
     unshown: dict[str, list[int]] = {}
     remarks = []
     for noise, cell in cells.items():
@@ -227,12 +227,15 @@ def _collect(
             for pair in pairs:
                 # Pixels are in the key, so that variants share an original only if they attacked the same image.
                 key = _ImageKey(pair.target, pair.place, pair.seed, pair.original.tobytes())
-                made.setdefault(key, {})[noise] = pair, f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr)
+                collected.setdefault(key, {})[noise] = (
+                    pair,
+                    f"n/a: {why}" if failed else METRICS["psnr"].words(pair.psnr),
+                )
     remarks += [
         f"no pictures of seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}, {why}"
         for why, seeds in unshown.items()
     ]
-    return made, remarks
+    return collected, remarks
 
 
 def _tile(
@@ -242,7 +245,7 @@ def _tile(
     for noise, (variant, absent) in variants.items():
         if noise in reconstructions:
             pair, words = reconstructions[noise]
-            shots.append(Shot(variant=variant, uri=png(pair.found), words=words))
+            shots.append(Shot(variant=variant, uri=png(pair.reconstruction), words=words))
         else:
             why = "no picture of this one" if noise in cells else absent
             shots.append(Shot(variant=variant, words=f"n/a: {why}"))

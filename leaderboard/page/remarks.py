@@ -65,7 +65,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
                 (f.metric, f.value, f.source) for record in cell.records.values() for f in record.reported
             )
             for metric, theirs, source in figures:
-                ours, difference = _beside(metric, theirs, cell)
+                ours, difference = _paper_comparison(metric, theirs, cell)
                 paper_comparisons.append(
                     PaperComparison(
                         defense=row.defense.name,
@@ -81,7 +81,7 @@ def comparisons(rows: Sequence[Row]) -> list[PaperComparison]:
     return paper_comparisons
 
 
-def _beside(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
+def _paper_comparison(metric: str, theirs: float, cell: BoardCell) -> tuple[str, str]:
     """Our figure in words, and its difference from a paper's."""
     if metric == "epsilon":
         claims = [record.claim for record in cell.records.values() if record.claim is not None]
@@ -219,7 +219,7 @@ def provenance(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("noise", _several(_NOISE[record.noise] for record in records)),
         ("compute time", f"{_duration(seconds)}, all records together"),
     ]
-    return [(what, words) for what, words in rows if words]
+    return [(title, words) for title, words in rows if words]
 
 
 _NOISE = {
@@ -238,10 +238,10 @@ def unmeasured(records: Iterable[Record]) -> list[tuple[str, str, str, str, int]
     """
     lines: dict[tuple[str, str, str], list[int]] = {}
     for record in records:
-        what = record.attack.name if record.attack else record.kind
+        method = record.attack.name if record.attack else record.kind
         control = f" ({record.control} control)" if record.control else ""
         variant = KINDS[record.kind].variant(record.task.noise)
-        cell = f"{record.defense.name}{control} x {what}{f', {variant.label}' if variant else ''}"
+        cell = f"{record.defense.name}{control} x {method}{f', {variant.label}' if variant else ''}"
         lines.setdefault((record.status, cell, record.reason or ""), []).append(record.seed)
     return [
         (status, cell, ", ".join(map(str, sorted(set(seeds)))), reason, len(seeds))

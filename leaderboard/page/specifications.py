@@ -80,7 +80,7 @@ def scatter(
         stroke=alt.Stroke(**colour), opacity=_opacity(0.75)
     )
     layers = [
-        *_behind(x, y, chance=chance, equality=equality),
+        *_background_layers(x, y, chance=chance, equality=equality),
         marks.transform_filter("datum.path")
         .mark_line(strokeWidth=1.5, aria=False, **shift)
         .encode(
@@ -187,7 +187,7 @@ def _dashes(test: str) -> Any:
     return alt.StrokeDashValue([1, 0], condition={"test": test, "value": [3, 4]})
 
 
-def _behind(x: Axis, y: Axis, *, chance: float | None, equality: bool) -> list[Any]:
+def _background_layers(x: Axis, y: Axis, *, chance: float | None, equality: bool) -> list[Any]:
     """Layers behind the marks: strip for infinity, y = x with the region above it, chance."""
 
     def layer(*rows: Mapping[str, float]) -> Any:

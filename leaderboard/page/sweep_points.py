@@ -82,17 +82,17 @@ def sweep_points(
 
 def _names(firsts: Sequence[Row], swept: SweptSetting) -> list[str]:
     """Names lines by their defenses, with the settings in which lines of the same defense differ."""
-    said = []
+    names = []
     for row in firsts:
-        same = [other for other in firsts if other.defense.name == row.defense.name]
+        same = [first for first in firsts if first.defense.name == row.defense.name]
         words = [
-            differences([without(other.defense.settings, *swept.settings) for other in same]),
-            differences([other.budget for other in same]),
-            [f"{other.control} control" if other.control else "" for other in same],
+            differences([without(first.defense.settings, *swept.settings) for first in same]),
+            differences([first.budget for first in same]),
+            [f"{first.control} control" if first.control else "" for first in same],
         ]
-        at = next(place for place, other in enumerate(same) if other is row)
-        said.append(", ".join(filter(None, (row.defense.name, *(each[at] for each in words)))))
-    return said
+        at = next(place for place, first in enumerate(same) if first is row)
+        names.append(", ".join(filter(None, (row.defense.name, *(each[at] for each in words)))))
+    return names
 
 
 def _point(row: Row, at: float, estimate: Estimate, series: str, path: str) -> Point:

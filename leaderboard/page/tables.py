@@ -265,7 +265,7 @@ def value(estimate: Estimate, notes: Footnotes, scale: Scale | None = None, *, l
 def _columns(rows: Sequence[Row]) -> list[Column]:
     deltas = {row.claim.delta for row in rows if row.claim and row.claim.epsilon is not None}
     unit = f"δ = {deltas.copy().pop():g}".replace("e-0", "e-") if len(deltas) == 1 else ""
-    wanted = [
+    listed = [
         Column(key="defense", title="Defense", number=False),
         Column(key="rank", title="Rank", hint="Among the contestants of this table of which every cell is there."),
         Column(key="epsilon", title="Claimed ε", unit=unit, hint="What the accountant proves; lower is more private."),
@@ -273,15 +273,15 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
     # If all rows share a budget, a column of nearly equal multipliers says nothing.
     if len({row.noise_multiplier for row in rows if row.control is None} - {None, 0.0}) > 1:
         hint = "Noise standard deviation / sensitivity."
-        wanted.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
+        listed.append(Column(key="noise", title="Noise", unit="multiplier", hint=hint))
     strongest = Column(key="attack", title="Strongest attack", number=False)
     first, second = (_tried(half, rows) for half in halves(rows))
     # Behind the first kind of attack, as in text, or at the end if a section has none of that kind.
     attack_first = any(column.key in first for metric, column in columns(written=True) if metric.of_attack)
-    wanted += [*first.values(), *([strongest] if attack_first else []), *second.values()]
+    listed += [*first.values(), *([strongest] if attack_first else []), *second.values()]
     if not attack_first and any(strongest_words(row)[0] for row in rows):
-        wanted.append(strongest)
-    return [*wanted, Column(key="seeds", title="Seeds", hint="How many runs a mean is over.")]
+        listed.append(strongest)
+    return [*listed, Column(key="seeds", title="Seeds", hint="How many runs a mean is over.")]
 
 
 def _tried(half: Sequence[str], rows: Sequence[Row]) -> dict[str, Column]:
@@ -313,7 +313,7 @@ def _scale(metric: KnownMetric, rows: Sequence[Row]) -> Scale:
 
 
 def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes, shown: set[str]) -> Line:
-    strongest, other = strongest_words(row)
+    strongest, reason = strongest_words(row)
     counts = sorted({len(cell.records) for cell in row.cells})
     # Shown columns only: others would add footnotes that no cell refers to.
     numbers = {key: estimate for key, estimate in row.estimates.items() if key in shown}
@@ -338,8 +338,8 @@ def _line(row: Row, style: Style, scales: Mapping[str, Scale], notes: Footnotes,
             text=strongest or "-",
             ends=" ".join(looks_words(row)) if strongest else "",
             order=strongest.lower() or None,
-            reason=other,
-            note=notes.number(other),
+            reason=reason,
+            note=notes.number(reason),
         ),
         # Last of the cells: it rebinds `why`, which `noise` above has read.
         "seeds": Value(

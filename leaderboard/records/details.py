@@ -24,9 +24,9 @@ ROC_RATES = tuple(10 ** (i / 6 - 4) for i in range(25))
 """False positive rates at which the AUC's detail holds the largest true positive rate under the claim."""
 
 
-def half_key(half: str, what: str) -> str:
+def half_key(half: str, field: str) -> str:
     """Key of a half's `value`, `low`, `high` or `n`, as "report_value"."""
-    return f"{half}_{what}"
+    return f"{half}_{field}"
 
 
 def roc_key(fpr: float) -> str:
@@ -75,7 +75,7 @@ class Detail(OpenFields):
 
     def on(self, half: Half) -> HalfNumber:
         """Returns the number on a half of the candidates."""
-        return HalfNumber(*(getattr(self, half_key(half, what)) for what in ("value", "low", "high", "n")))
+        return HalfNumber(*(getattr(self, half_key(half, name)) for name in ("value", "low", "high", "n")))
 
 
 class CountDetail(Detail):

@@ -26,19 +26,19 @@ def digest_of_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_bytes(path: Path, what: str = "file") -> bytes:
+def read_bytes(path: Path, noun: str = "file") -> bytes:
     """Reads a regular file; symbolic links and pipes are refused.
 
     Args:
         path: of a regular file; a symbolic link is refused.
-        what: noun for the message, as "record".
+        noun: noun for the message, as "record".
 
     Raises:
         RecordError: the path is a link, a pipe (which would block) or a folder, or it cannot be read.
     """
     if path.is_symlink():
         raise RecordError(
-            f"cannot read {what} {path}: it is a symbolic link, and those are not followed; copy the file"
+            f"cannot read {noun} {path}: it is a symbolic link, and those are not followed; copy the file"
         )
     try:
         # The check above gives the clearer message; O_NOFOLLOW also holds if a link is put there in between.
@@ -46,14 +46,14 @@ def read_bytes(path: Path, what: str = "file") -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise RecordError(f"cannot read {what} {path}: it is no regular file; remove it and run again")
+                raise RecordError(f"cannot read {noun} {path}: it is no regular file; remove it and run again")
             # Closed once, below: a second close may hit a file that another thread opened under the same number.
             with os.fdopen(handle, "rb", closefd=False) as file:
                 return file.read()
         finally:
             os.close(handle)
     except OSError as error:
-        raise RecordError(f"cannot read {what} {path}: {error.strerror or error}") from error
+        raise RecordError(f"cannot read {noun} {path}: {error.strerror or error}") from error
 
 
 def write_bytes(path: Path, content: bytes) -> Path:

@@ -258,17 +258,17 @@ def _is_open(hint: Any) -> TypeGuard[type[OpenFields]]:
 def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
-    rest = [choice for choice in choices if choice is not types.NoneType]
-    if len(rest) == 1:
-        return convert(rest[0], value, where)
-    scalars = [choice for choice in rest if choice in _WORDS]
+    given_types = [choice for choice in choices if choice is not types.NoneType]
+    if len(given_types) == 1:
+        return convert(given_types[0], value, where)
+    scalars = [choice for choice in given_types if choice in _WORDS]
     # Not converted: in `float | int | str` a count stays an integer.
     if any(_is(choice, value) for choice in scalars):
         return value
-    classes = [typing.cast(type, choice) for choice in rest if dataclasses.is_dataclass(choice)]
+    classes = [typing.cast(type, choice) for choice in given_types if dataclasses.is_dataclass(choice)]
     if any(type(value) is choice for choice in classes):
         return value
-    if kinds := tuple(filter(_is_open, rest)):
+    if kinds := tuple(filter(_is_open, given_types)):
         if isinstance(value, kinds):
             return value
         # Among several, another field decides, so `__post_init__` chooses.
@@ -276,11 +276,11 @@ def _union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if isinstance(value, dict) and classes:
         # The class with the most similar keys, whose error then names the key that does not fit.
         return build(min(classes, key=lambda choice: len(_fields(choice).keys() ^ value.keys())), value, where)
-    for choice in rest:
+    for choice in given_types:
         if typing.get_origin(choice) is tuple and isinstance(value, list | tuple):
             return convert(choice, value, where)
     words = [_WORDS[choice] for choice in scalars]
-    words += ["a list"] * (len(rest) - len(scalars) - len(classes)) + ["an object"] * bool(classes)
+    words += ["a list"] * (len(given_types) - len(scalars) - len(classes)) + ["an object"] * bool(classes)
     raise RecordError(f"{where} must be {' or '.join(words)}, got {_short(value)}")
 
 

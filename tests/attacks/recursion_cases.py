@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from leakbench.attacks.core import Network, ReleasedPart, Structure
 from leakbench.attacks.core.closed_form.recursion.invert import layers_of
-from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient, shown
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import LayerGradient, observed_gradients
 from leakbench.audit.targets.structure import structure
 from leakbench.defenses.core import Block, Everything, Layout, StepPlan, clip, cross_entropy, logistic
 
@@ -75,7 +75,7 @@ def case(
     released = torch.cat([_released(part, flat) for part in equations.parts])
     released = released + noise * torch.randn(released.shape, generator=coins, dtype=torch.float64)
     network = equations.known_network()
-    gradients = shown(equations, released, torch.full_like(released, noise), layers_of(network))
+    gradients = observed_gradients(equations, released, torch.full_like(released, noise), layers_of(network))
     return Case(network, gradients, x[0], label, equations, released)
 
 

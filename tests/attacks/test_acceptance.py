@@ -152,7 +152,7 @@ def test_a_clip_factor_hides_where_the_mask_hides_the_bias_too():
         observation = update(model, x, 1, sparse, step=1, steps=2, seed=seed)
         bias = granted(observation.structure)().gradients(observation.released)["5.bias"]
         result = r_gap(observation)
-        hidden.append(not bool(bias.seen.any()))
+        hidden.append(not bool(bias.observed.any()))
         assert (result.status == "ok") != hidden[-1]
         assert hidden[-1] or mse(result.inputs[0], x) < 1e-12
     assert 0 < sum(hidden) < 12

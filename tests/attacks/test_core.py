@@ -223,7 +223,7 @@ def test_a_function_of_another_shape_is_not_an_attack():
     def without_coins(target: Observation) -> MembershipScores:
         raise NotImplementedError
 
-    with pytest.raises(TypeError, match=r"must be written \(target, coins, .*got target$"):
+    with pytest.raises(TypeError, match=r"must be written \(target, generator, .*got target$"):
         attack(access=Access.UPDATE)(without_coins)
     with pytest.raises(TypeError, match="must be annotated as Observation"):
         attack(access=Access.UPDATE)(on_models)

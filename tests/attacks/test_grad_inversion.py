@@ -14,7 +14,7 @@ from leakbench.attacks.core.search.restarts import jittered_adams
 from leakbench.attacks.grad_inversion import grad_inversion
 from leakbench.attacks.inverting_gradients import inverting_gradients
 from leakbench.audit.external.update.attacks import observed, read_update
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.benchmarks import data
 from leakbench.defenses.core import cross_entropy
 from leakbench.defenses.sgd import sgd
@@ -117,7 +117,7 @@ def whole_network(number: int, pixels: int) -> tuple[Observation, Tensor, nn.Seq
     model.eval()
     gradients = torch.autograd.grad(cross_entropy(model(photo), label).mean(), list(model.parameters()))
     named = dict(zip((name for name, _ in model.named_parameters()), gradients, strict=True))
-    world = World(
+    world = PublicKnowledge(
         input_shape=(3, pixels, pixels), classes=photos.classes, low=0.0, high=1.0, loss=cross_entropy, population=None
     )
     shared = read_update(model, named, batch_size=1, labels=label.tolist())

@@ -181,21 +181,24 @@ def test_what_noise_leaves_open_is_said_by_the_posterior_and_the_interval():
 def test_of_a_mask_only_rows_that_were_released_count():
     seen = torch.ones(5, 3, dtype=torch.bool)
     seen[2] = seen[4] = False
-    bias_seen = torch.tensor([True, True, False, True, False])
+    bias_observed = torch.tensor([True, True, False, True, False])
     probabilities = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1]).double()
     counts = torch.tensor([0, 1, 1, 2, 0])
     sums = 4 * probabilities - counts
     features = torch.tensor([1.0, 2.0, -1.0]).double()
     layer = LastLayer(
-        weight=sums[:, None] * features * seen, weight_seen=seen, bias=sums * bias_seen, bias_seen=bias_seen
+        weight=sums[:, None] * features * seen,
+        weight_observed=seen,
+        bias=sums * bias_observed,
+        bias_observed=bias_observed,
     )
     silent = replace(layer, weight=torch.zeros(5, 3).double(), bias=torch.zeros(5).double())
     found, _, known = class_sums(layer, silent, features)
     assert known.tolist() == [True, True, False, True, False] and torch.allclose(found[known], sums[known])
     assert layer.observed.tolist() == known.tolist()
     # Without the biases the rows say the same, and a single class without either follows from the others.
-    rows = replace(layer, bias_seen=torch.zeros(5, dtype=torch.bool), weight=sums[:, None] * features)
-    rows = replace(rows, weight_seen=torch.tensor([True, True, True, True, False])[:, None].expand(5, 3))
+    rows = replace(layer, bias_observed=torch.zeros(5, dtype=torch.bool), weight=sums[:, None] * features)
+    rows = replace(rows, weight_observed=torch.tensor([True, True, True, True, False])[:, None].expand(5, 3))
     found, _, known = class_sums(rows, silent, features)
     assert known.all() and torch.allclose(found, sums)
 
@@ -241,9 +244,9 @@ def layer_of(factors: list[float], features: list[float], *, bias: bool = False)
     left, right = torch.tensor(factors).double(), torch.tensor(features).double()
     return LastLayer(
         weight=torch.outer(left, right),
-        weight_seen=torch.ones(len(factors), len(features), dtype=torch.bool),
+        weight_observed=torch.ones(len(factors), len(features), dtype=torch.bool),
         bias=left * bias,
-        bias_seen=torch.full((len(factors),), bias),
+        bias_observed=torch.full((len(factors),), bias),
     )
 
 
@@ -264,10 +267,10 @@ def test_entries_that_a_mask_leaves_decide_as_many_labels_as_they_connect():
 
     def left(*rows: str, bias: str = "....") -> list[int]:
         seen = torch.tensor([[mark == "x" for mark in row] for row in rows])
-        bias_seen = torch.tensor([mark == "x" for mark in bias])
+        bias_observed = torch.tensor([mark == "x" for mark in bias])
         factors = torch.tensor([0.1, 0.2, -0.6, 0.3]).double()
-        layer = replace(whole, weight=whole.weight * seen, weight_seen=seen)
-        layer = replace(layer, bias=factors * bias_seen, bias_seen=bias_seen)
+        layer = replace(whole, weight=whole.weight * seen, weight_observed=seen)
+        layer = replace(layer, bias=factors * bias_observed, bias_observed=bias_observed)
         return possible_labels(layer).nonzero()[:, 0].tolist()
 
     # No two rows share a feature, and yet all are connected: 0-1 by the first, 1-2 by the third, 2-3 by the last.
@@ -281,7 +284,7 @@ def test_entries_that_a_mask_leaves_decide_as_many_labels_as_they_connect():
     assert left("x...", "....", "....", "x...", bias="x...") == [1, 2]
     assert left("....", "....", ".x..", ".x..", bias="...x") == [2]
     with pytest.raises(NotApplicable, match="4 may be it"):
-        one_label(replace(whole, weight=whole.weight * torch.eye(4), weight_seen=torch.eye(4, dtype=torch.bool)))
+        one_label(replace(whole, weight=whole.weight * torch.eye(4), weight_observed=torch.eye(4, dtype=torch.bool)))
 
 
 def test_a_mask_that_leaves_several_labels_says_which_and_names_none():

@@ -16,8 +16,8 @@ from leakbench.attacks.core import (
     Reconstruction,
     granted,
 )
-from leakbench.attacks.core.closed_form.recursion.invert import InvertedInput, inverted, layers_of
-from leakbench.attacks.core.closed_form.recursion.observed_gradients import shown
+from leakbench.attacks.core.closed_form.recursion.invert import InvertedInput, inverted_inputs, layers_of
+from leakbench.attacks.core.closed_form.recursion.observed_gradients import observed_gradients
 from leakbench.attacks.r_gap import r_gap
 from leakbench.benchmarks import models
 from leakbench.defenses.core import Defense, seeded
@@ -80,7 +80,9 @@ def raw(observation: Observation) -> list[InvertedInput]:
     structure = granted(observation.structure)()
     network = structure.known_network()
     sums = observation.released.double() * observation.expected_batch
-    return inverted(network, shown(structure, sums, granted(observation.noise_std).double(), layers_of(network)))
+    return inverted_inputs(
+        network, observed_gradients(structure, sums, granted(observation.noise_std).double(), layers_of(network))
+    )
 
 
 @pytest.mark.parametrize("side", [12, pytest.param(28, marks=pytest.mark.slow)])
@@ -212,7 +214,7 @@ def test_features_that_a_mask_hides_in_every_class_come_from_the_layer_before_or
     observation, x = update(model(), (1, 8, 8), masked(sparsity), seed=seed, label=label, step=3, steps=4)
     structure = granted(observation.structure)()
     last = structure.known_network().operations[-1]
-    seen = structure.gradients(observation.released)[str(last.weight)].seen
+    seen = structure.gradients(observation.released)[str(last.weight)].observed
     assert bool((~seen).all(dim=0).any())
     result = r_gap(observation)
     assert min(mse(one, x[0]) for one in explanations(result)) < 1e-18 and result.labels.tolist() == [label]
@@ -222,7 +224,7 @@ def test_what_a_mask_leaves_of_an_input_is_told_from_what_it_hides():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     observation, x = update(model, (1, 8, 8), masked(0.9), label=3, step=3, steps=4)
-    seen = granted(observation.structure)().gradients(observation.released)["1.weight"].seen
+    seen = granted(observation.structure)().gradients(observation.released)["1.weight"].observed
     with pytest.raises(RankDeficient) as refused:
         r_gap(observation)
     result = r_gap(observation, allow_min_norm=True)
@@ -236,7 +238,7 @@ def test_what_a_mask_leaves_of_an_input_is_told_from_what_it_hides():
     assert result.determined is not None and not result.determined.any()
     # Of a first layer that is behind no other, the same pixel by pixel.
     observation, x = update(layers(10, bias=True), (1, 8, 8), masked(0.8), label=3, step=3, steps=4)
-    hidden = granted(observation.structure)().gradients(observation.released)["1.weight"].seen
+    hidden = granted(observation.structure)().gradients(observation.released)["1.weight"].observed
     assert bool(hidden.any(dim=0).all()) and mse(r_gap(observation).inputs, x) < 1e-18
 
 
@@ -249,7 +251,7 @@ def test_gaps_of_several_examples_are_found_out():
 
 def test_one_logit_whose_layers_are_all_masked_away_says_how_much_is_open():
     observation, _ = update(built("fcn3", (1, 8, 8)), (1, 8, 8), masked(0.9), step=3, steps=4)
-    seen = int(granted(observation.structure)().gradients(observation.released)["5.weight"].seen.sum())
+    seen = int(granted(observation.structure)().gradients(observation.released)["5.weight"].observed.sum())
     with pytest.raises(RankDeficient) as refused:
         r_gap(observation)
     assert (refused.value.layer, refused.value.deficit) == (3, 100 - seen)

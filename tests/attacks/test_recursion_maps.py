@@ -72,7 +72,9 @@ def test_normal_matrices_of_a_convolution_are_those_of_its_equations(name):
     z = layer(x)
     torch.testing.assert_close(output.apply(x), z.detach())
     (expected,) = torch.autograd.grad((z[0] * k).sum(), layer.weight)
-    torch.testing.assert_close(gradient.apply(x)[0], expected * (gradient.seen if gradient.seen is not None else 1))
+    torch.testing.assert_close(
+        gradient.apply(x)[0], expected * (gradient.observed if gradient.observed is not None else 1)
+    )
 
 
 def test_normal_matrices_of_other_maps_are_those_of_their_equations():

@@ -7,7 +7,7 @@ from torch import nn
 from leakbench.attacks.core import RankDeficient
 from leakbench.attacks.core.closed_form.recursion.convolution import Convolved, KernelGeometry, WeightGradient
 from leakbench.attacks.core.closed_form.recursion.forward import derivatives
-from leakbench.attacks.core.closed_form.recursion.invert import inverted, layers_of
+from leakbench.attacks.core.closed_form.recursion.invert import inverted_inputs, layers_of
 from leakbench.attacks.core.closed_form.recursion.ranks import random_mask, rank_analysis
 from leakbench.benchmarks import models
 
@@ -50,7 +50,7 @@ def test_counted_rows_decide_nothing():
     # Their dependence is that of every pair of filters, and more.
     assert report.rank <= report.rank_outputs + report.rank_gradients - 25
     with pytest.raises(RankDeficient) as refused:
-        inverted(made.network, made.gradients)
+        inverted_inputs(made.network, made.gradients)
     assert (refused.value.layer, refused.value.deficit) == (2, report.deficit)
 
 

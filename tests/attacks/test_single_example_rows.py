@@ -18,7 +18,7 @@ from leakbench.attacks.core import (
     granted,
 )
 from leakbench.attacks.core.closed_form.rank_one import completed, standard_errors, total_least_squares
-from leakbench.attacks.core.search.single_example_rows import OwnPlaces, explained
+from leakbench.attacks.core.search.single_example_rows import SingleExampleRows, checked_on_own_rows
 from leakbench.audit.external.text import attack_text
 from leakbench.audit.external.update.attacks import UpdateFinding
 from leakbench.audit.external.update.command import result_of
@@ -169,7 +169,7 @@ def test_what_is_expected_of_a_place_is_what_noise_and_errors_leave_there():
     alone = torch.cat([(on[0] & ~on[1]).repeat_interleave(36), on[0] & ~on[1], torch.zeros(m - 60 * 37) > 0])
     guesses = torch.stack([truth[0], (truth[0] + 0.01).clamp(0, 1), truth.mean(0)])
     errors = torch.stack([torch.full(SHAPE, e, dtype=torch.float64) for e in (0.0, 0.01, 0.0)])
-    about = explained(update, guesses, errors, alone.expand(3, m), std, toys.generator(0))
+    about = checked_on_own_rows(update, guesses, errors, alone.expand(3, m), std, toys.generator(0))
     assert about.fits(0.0).tolist() == [True, True, False]
     assert 0.3 < float(about.unexplained[0] / about.expected[0]) < 3
     assert float(about.expected[1]) > 10 * float(about.expected[0])
@@ -181,7 +181,7 @@ def layer_output(update: Observation, one: Tensor) -> Tensor:
 
 
 def test_of_two_guesses_that_claim_the_same_the_first_is_kept_and_neither_is_decided():
-    about = OwnPlaces(
+    about = SingleExampleRows(
         labels=torch.tensor([0, 1, 1]),
         unexplained=torch.tensor([0.01, 0.01, 0.01]),
         expected=torch.tensor([0.01, 0.01, 0.5]),

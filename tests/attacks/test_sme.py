@@ -12,7 +12,7 @@ from leakbench.attacks.core.search.gradient_matching import direction_mismatch, 
 from leakbench.attacks.inverting_gradients import inverting_gradients
 from leakbench.attacks.sme import sme
 from leakbench.audit.targets.local_steps import LocalTraining
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.benchmarks import data, models
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.random_pruning import random_pruning
@@ -82,9 +82,9 @@ def test_on_a_quadratic_the_best_share_beats_the_first_weights_and_lies_within()
     inputs = torch.randn(8, 6, generator=coins, dtype=torch.float64) * torch.tensor([3.0, 2, 1, 1, 0.5, 0.2])
     labels = torch.randint(2, (8,), generator=coins)
     loss = lambda outputs, targets: (outputs[:, 0] - targets - 1).square() / 2  # noqa: E731
-    world = World(input_shape=(6,), classes=2, low=-9.0, high=9.0, loss=loss)
+    world = PublicKnowledge(input_shape=(6,), classes=2, low=-9.0, high=9.0, loss=loss)
     local = LocalTraining(epochs=20, batch=8)
-    seen, _ = audit.share_update(Squares().double(), inputs, labels, sgd(), world=world, local=local, lr=0.1)
+    seen, _ = audit.share_update(Squares().double(), inputs, labels, sgd(), public_knowledge=world, local=local, lr=0.1)
     mismatches = surrogate_mismatches(seen)
     shares = torch.linspace(0, 1, 101, dtype=torch.float64)
     found = mismatches(inputs.expand(101, -1, -1), labels, shares)

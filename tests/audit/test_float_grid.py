@@ -9,7 +9,7 @@ from leakbench.attacks.float_grid import float_grid
 from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.truth import GroundTruth
 from leakbench.audit.targets.candidates import Candidates, refuse_comparison
-from leakbench.audit.targets.observe import RunView, World
+from leakbench.audit.targets.observe import PublicKnowledge, RunView
 from leakbench.defenses.core import Recording, full, keyed, secure, seeded, train
 from leakbench.defenses.core.randomness.noise import CipherNoise
 from leakbench.defenses.dp_sgd import dp_sgd
@@ -42,7 +42,7 @@ def found(noise, sigma: float):
         noise=noise,
         recording=Recording(observer="updates"),
     )
-    world = World(input_shape=SHAPE, classes=4, low=0.0, high=1.0)
+    world = PublicKnowledge(input_shape=SHAPE, classes=4, low=0.0, high=1.0)
     view = RunView(run, world, members, full(), Candidates(people.ids, people.ids, people))
     result = float_grid(view.at(0, participation_known=True))
     truth = GroundTruth(members=members.ids, candidates=people.ids)

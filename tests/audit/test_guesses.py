@@ -17,7 +17,7 @@ from leakbench.defenses.core import (
     cross_entropy,
     unbounded,
 )
-from leakbench.defenses.core.gradients.candidate_gradients import GuessGradients, factored
+from leakbench.defenses.core.gradients.candidate_gradients import CandidateGradients, candidate_gradients_of
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.defenses.dpdr import dpdr
 from leakbench.defenses.random_sparsification import random_sparsification
@@ -161,7 +161,7 @@ class _Twice(nn.Module):
 def test_what_is_not_known_is_left_to_the_reference_which_gives_the_same(model, shape):
     model = model.double()
     layout = Layout.of(model)
-    assert factored(model, cross_entropy, layout, layout.read(model), shape) is None
+    assert candidate_gradients_of(model, cross_entropy, layout, layout.read(model), shape) is None
     inputs, labels = drawn(1, *shape), torch.tensor([1])
     target, _ = audit.share_update(model, inputs, labels, dp_sgd(clip_norm=0.3, noise_multiplier=0.0))
     guesses = drawn(3, 1, *shape, seed=6)
@@ -175,17 +175,17 @@ def test_a_wrong_factor_is_found_before_anything_is_searched(monkeypatch):
     model = net()
     layout = Layout.of(model)
     point = layout.read(model)
-    assert isinstance(factored(model, cross_entropy, layout, point, SHAPE), GuessGradients)
+    assert isinstance(candidate_gradients_of(model, cross_entropy, layout, point, SHAPE), CandidateGradients)
     monkeypatch.setattr(
         "leakbench.defenses.core.gradients.candidate_gradients.LayerFactors._normalised", lambda self: self.entering
     )
-    assert factored(model, cross_entropy, layout, point, SHAPE) is None
+    assert candidate_gradients_of(model, cross_entropy, layout, point, SHAPE) is None
 
 
 def test_no_hook_is_left_behind():
     model = net()
     layout = Layout.of(model)
-    found = GuessGradients(model, cross_entropy, layout, layout.read(model))
+    found = CandidateGradients(model, cross_entropy, layout, layout.read(model))
     found.rows(drawn(2, *SHAPE), torch.tensor([0, 1]))
     with pytest.raises(RuntimeError):
         found.rows(drawn(2, 5, 6, 6), torch.tensor([0, 1]))

@@ -16,7 +16,10 @@ def clock(monkeypatch):
 
 def test_steps_are_told_a_second_apart_and_the_last_always(clock):
     heard = []
-    with progress_events.told_to(heard.append), progress_events.doing("likelihood_ratio on dp_sgd, seed 0"):
+    with (
+        progress_events.with_listener(heard.append),
+        progress_events.named_activity("likelihood_ratio on dp_sgd, seed 0"),
+    ):
         for step in range(1, 1001):
             progress_events.tell(step, 1000)
             clock[0] += 0.01
@@ -28,7 +31,7 @@ def test_steps_are_told_a_second_apart_and_the_last_always(clock):
 def test_nobody_who_listens_costs_nothing_and_listeners_end(clock):
     progress_events.tell(1, 2)
     heard = []
-    with progress_events.told_to(heard.append):
+    with progress_events.with_listener(heard.append):
         progress_events.tell(2, 2, unit="model")
     progress_events.tell(2, 2)
     assert heard == ["model 2 of 2"]
@@ -42,7 +45,7 @@ def test_lines_off_a_terminal_tell_what_is_done_only_after_a_silence(monkeypatch
         told.now("starting")
         for _ in range(10):
             times[0] += 10.0
-            told.doing("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
+            told.named_activity("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
         told.finished = 1
         told.now("train dp_sgd, seed 0")
     lines = capsys.readouterr().err.splitlines()

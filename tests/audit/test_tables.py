@@ -243,10 +243,10 @@ def ask_parity(model: TrainedRun, cell: Cell) -> Finding:
     """What computes the kind on a trained model: whom it is about, what it is given, how it is scored."""
     members = model.members
     candidates = Candidates.draw(members, cell.request.seed_for(cell.id))
-    view = RunView(model.run, model.world, members, model.sampling[0], candidates)
+    view = RunView(model.run, model.public_knowledge, members, model.sampling[0], candidates)
     row = THREAT_MODELS["attribute", Access.BLACK_BOX]
     assert row.build is not None
-    result = catalog.attack(cell.request.asked_attack.name)(row.build(view))
+    result = catalog.attack(cell.request.requested_attack.name)(row.build(view))
     labels = dict(zip(candidates.aliases.tolist(), candidates.given.labels.tolist(), strict=True))
     truth = torch.tensor([labels[alias] % 2 == 0 for alias in result.ids.tolist()])
     right = result.even == truth

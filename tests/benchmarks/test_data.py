@@ -327,9 +327,9 @@ def test_the_content_digest_tells_values_shapes_and_types_apart():
 
 
 def test_equal_digests_pass_and_different_ones_name_the_way_out():
-    verify("a" * 64, "a" * 64, what="x", way_out="do y")
+    verify("a" * 64, "a" * 64, noun="x", way_out="do y")
     with pytest.raises(ValueError, match=r"must be bbbbbbbbbbbbbbbb..., got aaaaaaaaaaaaaaaa.*; do y"):
-        verify("a" * 64, "b" * 64, what="x", way_out="do y")
+        verify("a" * 64, "b" * 64, noun="x", way_out="do y")
 
 
 def test_a_new_file_is_found_without_an_edit_elsewhere(tmp_path, monkeypatch):

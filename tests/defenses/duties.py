@@ -269,7 +269,7 @@ def check_removal(factory: Factory, world: World) -> None:
         engine = Engine(world.network().train(), expected_batch=len(inputs), **world.settings)
 
         def summed(chosen: list[int], engine: Engine = engine, plan: StepPlan = moment.plan) -> tuple[Tensor, ...]:
-            return engine.run(plan.at(0.0), inputs[chosen], labels[chosen], coins=9).noisy
+            return engine.run(plan.at(0.0), inputs[chosen], labels[chosen], seed=9).noisy
 
         everybody = list(range(len(inputs)))
         whole = summed(everybody)

@@ -7,10 +7,10 @@ import torch
 
 from leakbench.defenses.core import (
     Complement,
+    ConcatenatedCodec,
     Context,
     Everything,
     Layout,
-    Stacked,
     Subspace,
     clipped_sums,
     poisson,
@@ -202,7 +202,7 @@ def test_however_it_clips_a_step_moves_by_one_and_has_the_noise_of_its_parts(cli
     stds = plan.at(1.5).stds
     if clipping == "joint":
         codec = plan.blocks[0].codec
-        assert isinstance(codec, Stacked)
+        assert isinstance(codec, ConcatenatedCodec)
         assert [std / factor for std, factor in zip(stds * 2, codec.factors, strict=True)] == pytest.approx(
             [rest, along]
         )
@@ -229,7 +229,7 @@ def test_a_layer_has_its_part_of_both_clip_norms_and_not_all_of_them():
 def test_clipped_jointly_a_record_that_is_long_in_one_part_alone_keeps_the_other():
     plan = clipped_as("joint")
     (block,) = plan.blocks
-    assert isinstance(block.codec, Stacked)
+    assert isinstance(block.codec, ConcatenatedCodec)
     along = block.codec.codecs[1]
     row = along.decode(torch.tensor([0.3, 0.3])).unsqueeze(0)  # short, and along the direction alone
     torch.testing.assert_close(

@@ -154,12 +154,12 @@ def test_every_engine_gives_the_mean_loss_of_an_example_s_views(engine):
     inputs, labels = duties.DRAWN.data
     point = duties.LAYOUT.read(duties.network()) + 0.1
     plan = StepPlan(Block(codec=Everything(1), bound=clip(1e3), query=LossChange(point))).at(0.0)
-    whole = float(runner.run(plan, inputs, labels, coins=5).noisy[0])
-    alone = [float(runner.run(plan, inputs[i : i + 1], labels[i : i + 1], coins=5).noisy[0]) for i in range(24)]
+    whole = float(runner.run(plan, inputs, labels, seed=5).noisy[0])
+    alone = [float(runner.run(plan, inputs[i : i + 1], labels[i : i + 1], seed=5).noisy[0]) for i in range(24)]
     assert whole == pytest.approx(sum(alone), rel=1e-4)
     # Engines draw dropout alike, so the reference says what is right.
     reference = Engine(duties.network_with_dropout().train(), engine="torch.func", **duties.DRAWN.settings)
-    assert whole == pytest.approx(float(reference.run(plan, inputs, labels, coins=5).noisy[0]), rel=1e-4)
+    assert whole == pytest.approx(float(reference.run(plan, inputs, labels, seed=5).noisy[0]), rel=1e-4)
 
 
 def test_its_epsilon_is_that_of_every_round_by_dp_accounting():

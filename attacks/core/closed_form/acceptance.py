@@ -53,7 +53,7 @@ class ReleaseMatch:
             scale = float(target.residual(torch.zeros_like(target.released)).double().square().sum())
         return cls(target=target, expected=expected_distance(target, noise_std), scale=scale)
 
-    def left(self, inputs: Tensor, labels: Tensor) -> float:
+    def squared_residual(self, inputs: Tensor, labels: Tensor) -> float:
         """Returns the squared whitened residual of the update for inputs [b, *shape]."""
         with torch.no_grad():
             return float(squared_distance(self.target)(inputs, labels))
@@ -61,14 +61,14 @@ class ReleaseMatch:
     def fits(self, inputs: Tensor, labels: Tensor) -> bool:
         """Returns whether rounding or noise accounts for the residual."""
         rounding = torch.finfo(self.target.released.dtype).eps ** EXPONENT
-        return self.left(inputs, labels) <= max(rounding**2 * self.scale, ABOVE_NOISE * self.expected)
+        return self.squared_residual(inputs, labels) <= max(rounding**2 * self.scale, ABOVE_NOISE * self.expected)
 
     def leaves_scale_open(self, inputs: Tensor, labels: Tensor) -> bool:
         """Returns whether multiples of the inputs explain the update as well: it was clipped, or is mostly noise."""
         rounding = DIGITS * torch.finfo(self.target.released.dtype).eps
-        least = max(WORSE**2 * self.left(inputs, labels), rounding**2 * self.scale)
+        least = max(WORSE**2 * self.squared_residual(inputs, labels), rounding**2 * self.scale)
         least = ABOVE_NOISE * self.expected if self.expected > 0 else least
-        return any(self.left(times * inputs, labels) <= least for times in STRETCHED)
+        return any(self.squared_residual(times * inputs, labels) <= least for times in STRETCHED)
 
     def stretched(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """Returns the largest multiple of the inputs in the box if it explains the update, else None."""

@@ -70,7 +70,7 @@ class _KnownPart:
     """Rows and columns of a layer's gradient that the release determines, and their low-rank factorisation."""
 
     layer: InputLayer
-    found: LowRank
+    low_rank: LowRank
     sizes: Scales
     in_rows: Tensor
     in_columns: Tensor
@@ -78,12 +78,12 @@ class _KnownPart:
     @property
     def active(self) -> Tensor:
         """Nonzero rows of `left`: neurons that were active for some example."""
-        return self.found.left.norm(dim=1) > self.sizes.fine
+        return self.low_rank.left.norm(dim=1) > self.sizes.fine
 
 
 def recovered_batch(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     source: Callable[[Tensor, Tensor], DirectionSource],
     *,
     budget: int,
@@ -93,7 +93,7 @@ def recovered_batch(
 
     Args:
         target: a shared update; `structure`, `released`, `contributions` and the box are read.
-        coins: generator of the held-out entries of a completion.
+        generator: source of the held-out entries of a completion.
         source: nonzero rows of `left` [m, b], and these neurons' outputs for an average input [m] -> source of
             candidates for columns.
         budget: largest number of candidates.
@@ -111,22 +111,22 @@ def recovered_batch(
     """
     layer = relu_layer(granted(target.structure)(), target.released, target.expected_batch)
     eps = torch.finfo(target.released.dtype).eps
-    known = _known(layer, eps, coins)
-    best = _searched(known, source, budget, block, lambda one: _all_certified(target, known, one, eps))
+    known = _known(layer, eps, generator)
+    best = _searched(known, source, budget, block, lambda batch: _all_certified(target, known, batch, eps))
     return _result(target, known, best, eps)
 
 
-def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
-    in_rows, in_columns = layer.seen.any(dim=1), layer.seen.any(dim=0)
-    gradient, observed = layer.gradient[in_rows][:, in_columns], layer.seen[in_rows][:, in_columns]
+def _known(layer: InputLayer, eps: float, generator: torch.Generator) -> _KnownPart:
+    in_rows, in_columns = layer.observed.any(dim=1), layer.observed.any(dim=0)
+    gradient, observed = layer.gradient[in_rows][:, in_columns], layer.observed[in_rows][:, in_columns]
     if bool(observed.all()):
         low_rank = factorised(gradient, eps)
     else:
-        whole = completed(gradient, observed, eps, coins, most=min(MOST_COMPLETED, min(observed.shape) - 1))
+        whole = completed(gradient, observed, eps, generator, most=min(MOST_COMPLETED, min(observed.shape) - 1))
         # Rows and columns with fewer entries than directions are not determined by them.
         rows, columns = observed.sum(dim=1) >= whole.rank, observed.sum(dim=0) >= whole.rank
         low_rank = whole.directions(eps, rows, columns)
-        if not bool((determined := _told(low_rank.left, observed[rows][:, columns])).all()):
+        if not bool((determined := _determined(low_rank.left, observed[rows][:, columns])).all()):
             columns = _narrowed(columns, determined)
             low_rank = whole.directions(eps, rows, columns)
         in_rows, in_columns = _narrowed(in_rows, rows), _narrowed(in_columns, columns)
@@ -136,15 +136,15 @@ def _known(layer: InputLayer, eps: float, coins: torch.Generator) -> _KnownPart:
             f"the update must show something of every column of {layer.name}, and it shows too little of "
             f"{int((~in_columns).sum())} of {len(in_columns)}"
         )
-    if int((layer.bias_seen & in_rows).sum()) < low_rank.rank:
+    if int((layer.bias_observed & in_rows).sum()) < low_rank.rank:
         raise NotApplicable(
             f"the update must show {low_rank.rank} entries of the bias gradient of {layer.name}, one for each "
-            f"direction, and it shows {int((layer.bias_seen & in_rows).sum())}"
+            f"direction, and it shows {int((layer.bias_observed & in_rows).sum())}"
         )
-    return _KnownPart(layer=layer, found=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
+    return _KnownPart(layer=layer, low_rank=low_rank, sizes=scales(low_rank), in_rows=in_rows, in_columns=in_columns)
 
 
-def _told(left_factor: Tensor, observed: Tensor) -> Tensor:
+def _determined(left_factor: Tensor, observed: Tensor) -> Tensor:
     """Returns a mask of the columns [n] that their known entries determine: active neurons must span all directions.
 
     Args:
@@ -172,7 +172,7 @@ def _searched(
     proved: Callable[[Unmixed], bool],
 ) -> Unmixed:
     """Draws candidates until lambda is 1, all inputs are proved, or the budget is spent."""
-    low_rank, sizes = known.found, known.sizes
+    low_rank, sizes = known.low_rank, known.sizes
     left_factor, rank = low_rank.left[known.active], low_rank.rank
     empty = left_factor.new_zeros(0, rank)
     if rank == 1:
@@ -220,9 +220,9 @@ def _searched(
 
 def _of_average(known: _KnownPart) -> Tensor:
     """Returns outputs [m] of the layer for an average x of the batch's inputs, fitted by least squares to G = h x^T."""
-    layer, shown = known.layer, known.layer.bias_seen[known.in_rows]
+    layer, shown = known.layer, known.layer.bias_observed[known.in_rows]
     shared = torch.where(shown, layer.bias_gradient[known.in_rows], 0.0)
-    average = (shared @ known.found.left) @ known.found.right / shared.square().sum().clamp(min=1e-300)
+    average = (shared @ known.low_rank.left) @ known.low_rank.right / shared.square().sum().clamp(min=1e-300)
     return layer.weight[known.in_rows][:, known.in_columns] @ average + layer.bias[known.in_rows]
 
 
@@ -234,9 +234,9 @@ def unmixed(known: _KnownPart, basis: Tensor) -> Unmixed:
 
 def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns columns [k, m, b], rows [k, b, n] and agreement [k, b] of bases [k, b, b]."""
-    layer, low_rank = known.layer, known.found
+    layer, low_rank = known.layer, known.low_rank
     plain = low_rank.left @ bases
-    shown = layer.bias_seen[known.in_rows]
+    shown = layer.bias_observed[known.in_rows]
     target = layer.bias_gradient[known.in_rows][shown]
     lengths = least_squares(plain[:, shown], target[:, None].expand(len(bases), -1, 1))[..., 0]
     # A column of length 0 has no input; a tiny length keeps later results finite.
@@ -257,7 +257,9 @@ def _solved(known: _KnownPart, bases: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def swapped(known: _KnownPart, start: Unmixed, pool: Tensor) -> Unmixed:
     """Replaces columns by candidates while lambda increases, in each round by the best of all replacements."""
     best, rank = start, len(start.basis)
-    pairs = min(len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.found.left) + known.found.right.shape[1]))))
+    pairs = min(
+        len(pool), max(1, _AT_ONCE // (rank * rank * (len(known.low_rank.left) + known.low_rank.right.shape[1])))
+    )
     candidates = pool[:pairs]
     # At most one round per column: without noise no replacement is needed if all columns are among the candidates.
     for _ in range(rank):
@@ -288,7 +290,7 @@ def _inputs(target: Observation, known: _KnownPart, factors: Unmixed, eps: float
         full, columns = full[:, None], columns[:, None]
     else:
         # Overlapping pixels of an image agree up to the error of the factorisation.
-        error = known.found.error * math.sqrt(len(known.found.left))
+        error = known.low_rank.error * math.sqrt(len(known.low_rank.left))
         tolerance = max(1e-6, 100 * eps, 10 * error) * (target.input_high - target.input_low)
         images = assembled(layer, full, tolerance)
         if not len(images):
@@ -307,11 +309,11 @@ def _verdicts(
     layer, margin = known.layer, 1e-6 * (target.input_high - target.input_low)
     inside = ((inputs >= target.input_low - margin) & (inputs <= target.input_high + margin)).flatten(1).all(dim=1)
     valid = inputs.clamp(target.input_low, target.input_high).nan_to_num().to(target.released)
-    observed = layer.seen & known.in_rows[:, None] & known.in_columns
-    bias_seen = layer.bias_seen & known.in_rows
+    observed = layer.observed & known.in_rows[:, None] & known.in_columns
+    bias_observed = layer.bias_observed & known.in_rows
     ours = torch.cat(
         [(columns.mT @ rows[..., known.in_columns])[:, observed[known.in_rows][:, known.in_columns]],
-         columns.sum(dim=1)[:, bias_seen[known.in_rows]]], dim=1,
+         columns.sum(dim=1)[:, bias_observed[known.in_rows]]], dim=1,
     )  # fmt: skip
     size = ours.norm(dim=1).clamp(min=1e-300)
     error, labels, copies = torch.full_like(size, math.inf), torch.zeros_like(size).long(), torch.ones_like(size)
@@ -319,14 +321,14 @@ def _verdicts(
     for label in range(target.classes):
         alone = target.contributions(valid, torch.full_like(labels, label))
         of_weight, of_bias = layer.shown(alone)
-        theirs = torch.cat([of_weight[:, observed], of_bias[:, bias_seen]], dim=1)
+        theirs = torch.cat([of_weight[:, observed], of_bias[:, bias_observed]], dim=1)
         times = ((ours * theirs).sum(dim=1) / theirs.square().sum(dim=1).clamp(min=1e-300)).round().clamp(min=1)
         off = ((ours - times[:, None] * theirs).norm(dim=1) / size).nan_to_num(nan=math.inf)
         better = off < error
         error, labels = torch.where(better, off, error), torch.where(better, label, labels)
         copies = torch.where(better, times, copies)
     whole = bool(known.in_columns.all()) and _covered(layer)
-    fits = (error <= math.sqrt(eps)) & known.found.exact
+    fits = (error <= math.sqrt(eps)) & known.low_rank.exact
     # Two copies of an input, or two similar inputs with the same active neurons, have the same sum if the outputs
     # hardly change between them, as in a network that is confident of a wrong class.
     explains = fits & (copies == 1)

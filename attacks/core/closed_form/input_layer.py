@@ -28,9 +28,9 @@ class InputLayer:
         weight: float64 [m, n]; for a convolution n is the size of a patch.
         bias: float64 [m]; 0 without a bias.
         gradient: float64 [m, n], of the undivided sums; 0 if not released.
-        seen: bool [m, n].
+        observed: bool [m, n].
         bias_gradient: float64 [m].
-        bias_seen: bool [m]; False without a bias.
+        bias_observed: bool [m]; False without a bias.
         before: operations before the layer, from the input on.
         parameters: parameters of the network.
         shape: shape of the layer's input for an example.
@@ -45,9 +45,9 @@ class InputLayer:
     weight: Tensor
     bias: Tensor
     gradient: Tensor
-    seen: Tensor
+    observed: Tensor
     bias_gradient: Tensor
-    bias_seen: Tensor
+    bias_observed: Tensor
     before: tuple[Operation, ...]
     parameters: Mapping[str, Tensor] = field(repr=False)
     shape: tuple[int, ...]
@@ -90,12 +90,12 @@ def relu_layer(structure: Structure, released: Tensor, expected_batch: float) ->
     Raises:
         NotApplicable: the network has none, or the update does not show its gradient.
     """
-    at, before = _found(structure.known_network())
+    at, before = _input_operations(structure.known_network())
     words = at.words or at.name
     if at.bias is None:
         raise NotApplicable(f"{words} must have a bias, whose gradient gives the scale of the inputs; it has none")
     layer, groups = _read(structure, released, expected_batch, at, before)
-    if not bool(layer.bias_seen.any()):
+    if not bool(layer.bias_observed.any()):
         raise NotApplicable(f"the update must show gradients of weight and bias of {words}, and it shows none of one")
     if groups > 1:
         raise NotApplicable(
@@ -133,11 +133,11 @@ def first_linear_layer(structure: Structure, released: Tensor, expected_batch: f
             layer, groups = _read(structure, released, expected_batch, operation, tuple(before))
             if groups == 1:
                 return layer
-            if bool((~layer.seen).any()) or groups > 2:
+            if bool((~layer.observed).any()) or groups > 2:
                 raise NotApplicable(
                     f"the weight of {words} must be bounded as a whole, and it lies in several parts of the update"
                 )
-            return replace(layer, bias_seen=torch.zeros_like(layer.bias_seen))
+            return replace(layer, bias_observed=torch.zeros_like(layer.bias_observed))
         if operation.kind not in INJECTIVE:
             raise NotApplicable(
                 f"a linear layer must come before {words} ({operation.kind}), which cannot be undone: behind it the "
@@ -175,25 +175,25 @@ def _read(
         return where, factors
 
     weight, rows = gradients[weight_name], len(values[weight_name])
-    if not bool(weight.seen.any()):
+    if not bool(weight.observed.any()):
         raise NotApplicable(f"the update must show the gradient of the weight of {words}, and it shows none of it")
     weight_at, weight_scale = read(weight_name)
     none = torch.zeros(rows, dtype=torch.float64, device=released.device)
-    groups = [weight.group[weight.seen]]
-    bias, bias_gradient, bias_seen, bias_at, bias_scale = none, none, none.bool(), none.long(), none
+    groups = [weight.group[weight.observed]]
+    bias, bias_gradient, bias_observed, bias_at, bias_scale = none, none, none.bool(), none.long(), none
     if bias_name is not None:
         shown = gradients[bias_name]
-        bias, bias_gradient, bias_seen = values[bias_name].double(), shown.values.double(), shown.seen
+        bias, bias_gradient, bias_observed = values[bias_name].double(), shown.values.double(), shown.observed
         bias_at, bias_scale = read(bias_name)
-        groups.append(shown.group[shown.seen])
+        groups.append(shown.group[shown.observed])
     layer = InputLayer(
         name=words,
         weight=values[weight_name].double().reshape(rows, -1),
         bias=bias,
         gradient=weight.values.double().reshape(rows, -1) * expected_batch,
-        seen=weight.seen.reshape(rows, -1),
+        observed=weight.observed.reshape(rows, -1),
         bias_gradient=bias_gradient * expected_batch,
-        bias_seen=bias_seen,
+        bias_observed=bias_observed,
         before=before,
         parameters=values,
         shape=before[-1].shape,
@@ -206,7 +206,7 @@ def _read(
     return layer, len(torch.cat(groups).unique())
 
 
-def _found(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
+def _input_operations(network: Network) -> tuple[Operation, tuple[Operation, ...]]:
     """Returns the first layer followed by a ReLU, and the operations before it."""
     by_input: dict[str, list[Operation]] = {}
     for operation in network.operations:

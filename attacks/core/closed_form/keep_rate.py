@@ -60,10 +60,10 @@ def recovered_share(
 
 def _recovered(keep: float, batch: int, width: int, inputs: int, draws: int, seed: int) -> bool:
     update, shared = random_update(batch, width=width, inputs=inputs, keep=keep, seed=seed)
-    coins = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     try:
         reconstruction = recovered_batch(
-            update, coins, lambda left, outputs: kernels(left, coins, outputs), budget=draws
+            update, generator, lambda left, outputs: kernels(left, generator, outputs), budget=draws
         )
     except (NotApplicable, InconsistentObservation):
         return False
@@ -100,10 +100,10 @@ def random_update(
         seed: seed of everything.
         dtype: dtype in which gradients are summed and released.
     """
-    coins = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=coins, dtype=torch.float64).to(dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
     values = {
         "0.weight": normal(width, inputs) / inputs**0.5,
@@ -112,9 +112,9 @@ def random_update(
         "2.bias": 0.1 * normal(classes),
     }
     shapes = tuple(tuple(value.shape) for value in values.values())
-    x, labels = normal(batch, inputs), torch.randint(classes, (batch,), generator=coins)
+    x, labels = normal(batch, inputs), torch.randint(classes, (batch,), generator=generator)
     dim = sum(value.numel() for value in values.values())
-    kept = (torch.rand(dim, generator=coins) < keep).nonzero()[:, 0]
+    kept = (torch.rand(dim, generator=generator) < keep).nonzero()[:, 0]
 
     def contributions(x: Tensor, y: Tensor) -> Tensor:
         before = x @ values["0.weight"].T + values["0.bias"]

@@ -28,20 +28,20 @@ class LastLayer:
 
     Attributes:
         weight: [classes, features], 0 if not released.
-        weight_seen: mask of its released entries.
+        weight_observed: mask of its released entries.
         bias: [classes].
-        bias_seen: mask of its released entries; all False if the layer has no trained bias.
+        bias_observed: mask of its released entries; all False if the layer has no trained bias.
     """
 
     weight: Float[Tensor, "classes features"]
-    weight_seen: Bool[Tensor, "classes features"]
+    weight_observed: Bool[Tensor, "classes features"]
     bias: Float[Tensor, " classes"]
-    bias_seen: Bool[Tensor, " classes"]
+    bias_observed: Bool[Tensor, " classes"]
 
     @property
     def observed(self) -> Bool[Tensor, " classes"]:
         """Classes of which anything was released."""
-        return self.bias_seen | self.weight_seen.any(dim=1)
+        return self.bias_observed | self.weight_observed.any(dim=1)
 
 
 def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
@@ -67,8 +67,8 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
     weight = gradients[operation.weight]
     bias = gradients.get(operation.bias or "")
     values = weight.values.new_zeros(len(weight.values)) if bias is None else bias.values
-    bias_seen = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.seen
-    layer = LastLayer(weight=weight.values, weight_seen=weight.seen, bias=values, bias_seen=bias_seen)
+    bias_observed = torch.zeros_like(values, dtype=torch.bool) if bias is None else bias.observed
+    layer = LastLayer(weight=weight.values, weight_observed=weight.observed, bias=values, bias_observed=bias_observed)
     if not layer.observed.any():
         raise NotApplicable("the last layer's gradient must be released, and none of it is")
     if network.loss == "cross_entropy":
@@ -76,9 +76,9 @@ def last_layer(structure: Structure, sums: Float[Tensor, " m"]) -> LastLayer:
     sign = values.new_tensor([-1.0, 1.0])
     return LastLayer(
         weight=sign[:, None] * layer.weight,
-        weight_seen=layer.weight_seen.expand(2, -1),
+        weight_observed=layer.weight_observed.expand(2, -1),
         bias=sign * layer.bias,
-        bias_seen=layer.bias_seen.expand(2),
+        bias_observed=layer.bias_observed.expand(2),
     )
 
 
@@ -111,7 +111,7 @@ def possible_labels(layer: LastLayer) -> Bool[Tensor, " classes"]:
         InconsistentObservation: no label is possible.
     """
     shown = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
-    observed = torch.cat([layer.weight_seen, layer.bias_seen[:, None]], dim=1)
+    observed = torch.cat([layer.weight_observed, layer.bias_observed[:, None]], dim=1)
     if not bool((shown * observed).any()):
         raise NotApplicable(
             "zero gradient of the last layer: the model is certain of the label, or nothing was released"
@@ -174,7 +174,7 @@ def fixed_label(
     if not noise.bias.any() and not noise.weight.any():
         return one_label(layer)
     above = normal_quantile(level / len(layer.bias)) * noise.bias.abs()
-    named = (layer.bias_seen & (-layer.bias > above)).nonzero()[:, 0]
+    named = (layer.bias_observed & (-layer.bias > above)).nonzero()[:, 0]
     if len(named) > 1:
         raise InconsistentObservation(
             f"one entry of the last bias's gradient must be negative beyond noise for a batch of one, got {len(named)}"
@@ -202,10 +202,10 @@ def _with_squares_decoded(structure: Structure, sums: Tensor, noise_std: Tensor)
             spans = zip(part.spans, bases, shown.split(widths), noise.split(widths), strict=True)
             square = [(span, b, s, n) for span, b, s, n in spans if b.shape[0] == b.shape[1]]
             none = [shown.new_zeros(0)]
-            here = [torch.arange(*span, device=shown.device) for span, *_ in square]
+            positions = [torch.arange(*span, device=shown.device) for span, *_ in square]
             shown = torch.cat([*none, *(b @ s for _, b, s, _ in square)])
             noise = torch.cat([*none, *((b.square() @ n.square()).sqrt() for _, b, _, n in square)])
-            coordinates = torch.cat([torch.zeros(0, dtype=torch.int64, device=shown.device), *here])
+            coordinates = torch.cat([torch.zeros(0, dtype=torch.int64, device=shown.device), *positions])
             part = replace(part, kind="coordinates", coordinates=coordinates, spans=(), bases=())
         parts.append(replace(part, start=start, stop=start + len(shown)))
         start += len(shown)
@@ -236,9 +236,9 @@ def class_sums(
     Returns:
         u, the standard deviation of its noise, and the mask of classes whose u is known.
     """
-    sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_seen.clone()
+    sums, std, known = layer.bias.clone(), noise.bias.clone(), layer.bias_observed.clone()
     if features is not None:
-        observed = layer.weight_seen.to(features)
+        observed = layer.weight_observed.to(features)
         energy = observed @ features.square()
         # Classes without a released bias entry use their row of the weight.
         rows = ~known & (energy > 0)

@@ -51,7 +51,7 @@ def layer_basis(structure: Structure, names: tuple[str, str], released: Float[Te
             continue
         position = part.start
         for (first, last), basis in zip(part.spans, part.bases, strict=True):
-            here, position = position, position + basis.shape[1]
+            part_start, position = position, position + basis.shape[1]
             inside = [max(0, min(last, stop) - max(first, start)) for start, stop in spans]
             if not any(inside):
                 continue
@@ -72,7 +72,7 @@ def layer_basis(structure: Structure, names: tuple[str, str], released: Float[Te
                     whole[number, a - start : b - start] = basis[a - first : b - first].to(released)
             weights.append(whole[0].view(rows, columns, -1))
             biases.append(whole[1, :rows])
-            places.append(torch.arange(here, position, device=released.device))
+            places.append(torch.arange(part_start, position, device=released.device))
     if not parts:
         raise NotApplicable("the update must release something of the first layer's gradient, and it releases nothing")
     shown = torch.cat(places)

@@ -135,7 +135,7 @@ class Completion:
 
 
 def completed(
-    matrix: Tensor, known: Tensor, eps: float, coins: torch.Generator, *, most: int, iterations: int = 600
+    matrix: Tensor, known: Tensor, eps: float, generator: torch.Generator, *, most: int, iterations: int = 600
 ) -> Completion:
     """Completes a matrix of low rank from some of its entries, by alternating least squares with extrapolation.
 
@@ -146,31 +146,31 @@ def completed(
         matrix: [m, n]; entries that are not known are not read.
         known: bool [m, n].
         eps: relative rounding of the entries.
-        coins: generator of the held-out entries.
+        generator: source of the held-out entries.
         most: largest rank that is tried.
         iterations: largest number of iterations of each fit.
 
     Raises:
         NotApplicable: no rank predicts the held-out entries, with the number of entries for each unknown.
     """
-    values, given = torch.where(known, matrix, 0.0).double(), known.double()
-    draws = torch.rand(known.shape, generator=coins, dtype=torch.float64).to(values.device)
-    held = known & (draws < HELD_OUT)
-    fitted_to = given * ~held
-    scale = values[held].square().mean().sqrt() if bool(held.any()) else values.new_ones(())
+    values, weights = torch.where(known, matrix, 0.0).double(), known.double()
+    draws = torch.rand(known.shape, generator=generator, dtype=torch.float64).to(values.device)
+    held_out = known & (draws < HELD_OUT)
+    fitted_to = weights * ~held_out
+    scale = values[held_out].square().mean().sqrt() if bool(held_out.any()) else values.new_ones(())
     # Residual of an entry that rounding may leave, relative to the entries: fits end a little above it.
     enough = max(1e-9, 100 * eps)
-    share = float(given.mean())
+    share = float(weights.mean())
     entries, tried, best, right = int(known.sum()), 0, (math.inf, 0), values[:0]
     for rank in range(1, most + 1):
-        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank) or not bool(held.any()):
+        if entries < ENTRIES_PER_UNKNOWN * unknowns(known.shape, rank) or not bool(held_out.any()):
             break
         tried = rank
         left, right = _fit(values, fitted_to, rank, iterations, enough)
-        off = (values - left @ right)[held]
+        off = (values - left @ right)[held_out]
         missed = float(off.square().mean().sqrt() / scale)
         if missed < 100 * enough:
-            left, right = _fit(values, given, rank, iterations, 0.0, start=right)
+            left, right = _fit(values, weights, rank, iterations, 0.0, start=right)
             return Completion(matrix=torch.where(known, values, left @ right), rank=rank, noise=0.0, share=share)
         best = min(best, (missed, rank))
         # Ranks far beyond the best fit noise, and predict worse and worse.
@@ -178,7 +178,7 @@ def completed(
             break
     missed, rank = best
     if missed < PREDICTS:
-        left, right = _fit(values, given, rank, iterations, 0.0)
+        left, right = _fit(values, weights, rank, iterations, 0.0)
         return Completion(matrix=left @ right, rank=rank, noise=missed * float(scale), share=share)
     more = unknowns(known.shape, tried + 1)
     raise NotApplicable(
@@ -194,17 +194,17 @@ def unknowns(shape: torch.Size, rank: int) -> int:
 
 
 def _fit(
-    values: Tensor, given: Tensor, rank: int, iterations: int, enough: float, start: Tensor | None = None
+    values: Tensor, weights: Tensor, rank: int, iterations: int, enough: float, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Fits both factors to the given entries by alternating least squares with extrapolation, until progress stalls."""
     # Zeros in place of unknown entries: the directions are about right, if there are enough entries.
-    right = torch.linalg.svd(values * given, full_matrices=False).Vh[:rank] if start is None else start
-    size = (values * given).norm()
-    ahead, left, before = right, _side(values, given, right), math.inf
+    right = torch.linalg.svd(values * weights, full_matrices=False).Vh[:rank] if start is None else start
+    size = (values * weights).norm()
+    ahead, left, before = right, _side(values, weights, right), math.inf
     for number in range(iterations):
-        tried = _side(values, given, ahead)
-        fresh = _side(values.T, given.T, tried.T).T
-        residual = float(((values - tried @ fresh) * given).norm() / size)
+        tried = _side(values, weights, ahead)
+        fresh = _side(values.T, weights.T, tried.T).T
+        residual = float(((values - tried @ fresh) * weights).norm() / size)
         if residual > before and ahead is not right:
             ahead = right  # the extrapolation overshot: repeat from the last accepted point
             continue
@@ -217,16 +217,16 @@ def _fit(
     return left, right
 
 
-def _side(values: Tensor, given: Tensor, right: Tensor) -> Tensor:
+def _side(values: Tensor, weights: Tensor, right: Tensor) -> Tensor:
     """Returns the least-squares left factor for a right factor [b, n]: a system of b unknowns for each row."""
     rank = right.shape[0]
     pairs = (right[:, None] * right[None]).reshape(rank * rank, -1)
-    systems = (given @ pairs.T).view(-1, rank, rank)
+    systems = (weights @ pairs.T).view(-1, rank, rank)
     # A row with fewer entries than unknowns takes the shortest of its solutions.
     small = 1e-14 * systems.diagonal(dim1=1, dim2=2).sum(dim=1).clamp(min=1e-300)
     systems = systems + small[:, None, None] * torch.eye(rank, dtype=values.dtype, device=values.device)
     factor = torch.linalg.cholesky_ex(systems).L
-    left = torch.cholesky_solve((values * given @ right.T)[..., None], factor)[..., 0]
+    left = torch.cholesky_solve((values * weights @ right.T)[..., None], factor)[..., 0]
     # Iterative refinement on the residual, because normal equations square the condition number.
-    rest = (values - left @ right) * given
-    return left + torch.cholesky_solve((rest @ right.T)[..., None], factor)[..., 0]
+    residual = (values - left @ right) * weights
+    return left + torch.cholesky_solve((residual @ right.T)[..., None], factor)[..., 0]

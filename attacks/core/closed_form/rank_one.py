@@ -119,11 +119,11 @@ def standard_errors(
     own_noise = _ratio(torch.ones_like(energy), energy, torch.zeros_like(energy))
     precision = weights.T @ (left.square() - own_noise).clamp(min=0)
     spread = torch.where(precision > 0, precision.reciprocal(), torch.inf)
-    rest = float((weights * (shown - torch.outer(left, right)).square()).sum())
+    residual = float((weights * (shown - torch.outer(left, right)).square()).sum())
     observed = weights > 0
     free = max(1, int(observed.sum() - observed.any(dim=1).sum() - observed.any(dim=0).sum() + 1))
     errors = (spread + right.square() * spread[-1]).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    return errors, (rest - free) / (2 * free) ** 0.5
+    return errors, (residual - free) / (2 * free) ** 0.5
 
 
 def bilinear(

@@ -66,7 +66,7 @@ def scales(factors: LowRank) -> Scales:
     return Scales(rough=rough, fine=min(3 * factors.error, 0.3 * typical), same=0.02, apart=0.1)
 
 
-def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:
+def kernels(left: Tensor, generator: torch.Generator, outputs: Tensor | None = None) -> DirectionSource:
     """Returns a source of directions that are orthogonal to b - 1 random rows.
 
     A row helps to find an example's column if its neuron is inactive for that example; a row whose neuron is active for
@@ -76,7 +76,7 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
 
     Args:
         left: float64 [m, b]; rows of zeros are left out by the caller.
-        coins: generator, on the CPU.
+        generator: source of randomness, on the CPU.
         outputs: [m], outputs of the rows' neurons for some average of the inputs; None to draw from all rows alike.
 
     Returns:
@@ -88,12 +88,12 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
     windows = torch.tensor([max(rows >> halvings, min(rows, 3 * rank)) for halvings in range(4)])
 
     def draw(count: int) -> Tensor:
-        order = torch.rand(count, rows, generator=coins)
+        order = torch.rand(count, rows, generator=generator)
         if place is not None:
-            window = windows[torch.randint(len(windows), (count,), generator=coins)]
+            window = windows[torch.randint(len(windows), (count,), generator=generator)]
             order = order - (place >= window[:, None]).to(order)
         chosen = order.topk(rank - 1, dim=1, sorted=False).indices if rank > 1 else order.new_zeros(count, 0).long()
-        closing = torch.randn(count, 1, rank, generator=coins, dtype=left.dtype).to(left.device)
+        closing = torch.randn(count, 1, rank, generator=generator, dtype=left.dtype).to(left.device)
         systems = torch.cat([left[chosen.to(left.device)], closing], dim=1)
         # A random last row is set to 1 on the kernel, so that a single solve finds the kernel; the pivots show whether
         # the rows are independent.
@@ -108,7 +108,7 @@ def kernels(left: Tensor, coins: torch.Generator, outputs: Tensor | None = None)
     return draw
 
 
-def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) -> DirectionSource:
+def small_on_sphere(left: Tensor, generator: torch.Generator, *, iterations: int) -> DirectionSource:
     """Returns a source of local minima of sum |left @ q| over unit vectors, each from a random start.
 
     Subgradient steps on the sphere come first. Iteratively reweighted least squares then sharpens the minimum: rows
@@ -117,7 +117,7 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
 
     Args:
         left: float64 [m, b], orthonormal columns.
-        coins: generator, on the CPU.
+        generator: source of randomness, on the CPU.
         iterations: subgradient steps of each start.
 
     Returns:
@@ -126,7 +126,7 @@ def small_on_sphere(left: Tensor, coins: torch.Generator, *, iterations: int) ->
     rows, rank = left.shape
 
     def draw(count: int) -> Tensor:
-        start = torch.randn(count, rank, generator=coins, dtype=left.dtype).to(left.device)
+        start = torch.randn(count, rank, generator=generator, dtype=left.dtype).to(left.device)
         q = start / start.norm(dim=1, keepdim=True)
         # Subgradient steps on the sphere are cheap, and select the minimum.
         for step in range(iterations):
@@ -186,17 +186,17 @@ def merged(directions: Tensor, strengths: Tensor, same: float) -> tuple[Tensor, 
 
 def independent(directions: Tensor, most: int, apart: float) -> Tensor:
     """Returns indices of up to `most` directions, each independent of those chosen before it, in order."""
-    chosen, rest = [], directions.clone()
+    chosen, remainders = [], directions.clone()
     # Each step chooses the first direction that is left, and projects it out of all others.
     for _ in range(most):
-        distance = rest.norm(dim=1)
+        distance = remainders.norm(dim=1)
         far = (distance > apart).nonzero()
         if not len(far):
             break
         pick = int(far[0])
         chosen.append(pick)
-        unit = rest[pick] / distance[pick]
-        rest = rest - (rest @ unit)[:, None] * unit
+        unit = remainders[pick] / distance[pick]
+        remainders = remainders - (remainders @ unit)[:, None] * unit
     return torch.tensor(chosen, dtype=torch.int64, device=directions.device)
 
 
@@ -207,8 +207,8 @@ def filled(directions: Tensor, rank: int) -> Tensor:
         return directions.T
     if not len(directions):
         return torch.eye(rank, dtype=directions.dtype, device=directions.device)
-    rest = torch.linalg.svd(directions, full_matrices=True).Vh[len(directions) :]
-    return torch.cat([directions, rest]).T
+    orthogonal = torch.linalg.svd(directions, full_matrices=True).Vh[len(directions) :]
+    return torch.cat([directions, orthogonal]).T
 
 
 def _least(left_factor: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

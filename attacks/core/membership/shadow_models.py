@@ -71,7 +71,7 @@ class Shadows:
         return Shadows(logits=self.logits[:models], trained_on=self.trained_on[:models], population=population)
 
 
-def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Tensor, "models count"]:
+def balanced_halves(count: int, models: int, generator: torch.Generator) -> Bool[Tensor, "models count"]:
     """Assigns candidates to the training of each shadow model: each to exactly half of an even number of models.
 
     Models come in pairs: a random half, and the other half. With an odd number of candidates the first of a pair gets
@@ -81,7 +81,7 @@ def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Ten
     Args:
         count: number of candidates.
         models: number of models; even, at least 2.
-        coins: generator, on the CPU.
+        generator: source of randomness, on the CPU.
 
     Raises:
         ValueError: an odd number of models, or fewer than two candidates.
@@ -90,7 +90,7 @@ def balanced_halves(count: int, models: int, coins: torch.Generator) -> Bool[Ten
         raise ValueError(f"shadows must be an even number, at least 2: they halve the candidates, got {models}")
     if count < 2:
         raise ValueError(f"candidates to be halved must be at least 2, got {count}")
-    ranks = torch.stack([torch.randperm(count, generator=coins) for _ in range(models // 2)])
+    ranks = torch.stack([torch.randperm(count, generator=generator) for _ in range(models // 2)])
     sizes = (count + torch.arange(models // 2) % 2) // 2
     first = ranks < sizes[:, None]
     return torch.stack([first, ~first], dim=1).flatten(0, 1)

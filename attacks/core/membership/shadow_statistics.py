@@ -58,7 +58,7 @@ def target_answers(target: ModelAccess, examples: Examples, views: int, batch_si
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     inputs = viewed(examples.inputs, views).flatten(0, 1)
     with torch.no_grad():
-        logits = torch.cat([target.logits(some).double() for some in inputs.split(batch_size)])
+        logits = torch.cat([target.logits(batch).double() for batch in inputs.split(batch_size)])
     if not logits.isfinite().all():
         raise ValueError("logits of the target must be finite, got NaN or infinity: its training diverged")
     return logits.unflatten(0, (len(examples), views))

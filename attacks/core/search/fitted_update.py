@@ -37,7 +37,7 @@ def check_search(iterations: int, restarts: int, lr: float) -> None:
 
 def fitted_update(
     target: Observation,
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     labels: Tensor | None,
     iterations: int,
@@ -48,7 +48,7 @@ def fitted_update(
 
     Args:
         target: a shared update; its batch size and noise are read.
-        coins: generator of the starts.
+        generator: source of the starts.
         labels: labels of the batch, int64 [b], kept fixed; None to search for class probabilities, too.
         iterations: L-BFGS steps of each start.
         restarts: independent starts; the result has the smallest distance.
@@ -77,7 +77,7 @@ def fitted_update(
     def start() -> list[Tensor]:
         # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
         def drawn(*shape: int) -> Tensor:
-            return torch.randn(batch_size, *shape, generator=coins, dtype=torch.float64).to(target.released)
+            return torch.randn(batch_size, *shape, generator=generator, dtype=torch.float64).to(target.released)
 
         point = SPREAD * drawn(*target.input_shape)
         return [point] if labels is not None else [point, drawn(target.classes)]

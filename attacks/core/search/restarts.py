@@ -153,7 +153,7 @@ def signed_adams(
 def jittered_adams(
     objectives: Objective,
     starts: Sequence[Tensor],
-    coins: torch.Generator,
+    generator: torch.Generator,
     *,
     iterations: int,
     lr: float,
@@ -165,7 +165,7 @@ def jittered_adams(
     Args:
         objectives: as for `signed_adams`; the value of a start may depend on the others.
         starts: the first iterates [r, ...] of each unknown; written into.
-        coins: generator of the noise.
+        generator: source of the noise.
         iterations: steps, at least 1; a tenth of them, 50 at most, are the warm-up.
         lr: largest step length, in units of the unknowns.
         jitter: standard deviation of the noise, in step lengths: it decays as they do.
@@ -183,7 +183,7 @@ def jittered_adams(
 
     def disturb_(unknown: Tensor, step_length: float) -> None:
         # Drawn on the CPU in float64: a seed gives the same search on every device and in every dtype.
-        drawn = torch.randn(unknown.shape, generator=coins, dtype=torch.float64)
+        drawn = torch.randn(unknown.shape, generator=generator, dtype=torch.float64)
         unknown.add_(drawn.to(unknown), alpha=jitter * step_length)
 
     return _adams(

@@ -14,23 +14,23 @@ from torch import Tensor
 
 from ..targets.observation import Observation
 
-DRAWN = 4
+PERTURBATIONS = 4
 """Number of inputs drawn within the errors of a guess, to estimate the error of its contribution."""
 
-ABOVE = 3.0
+LARGEST_RATIO = 3.0
 """Largest accepted residual of a guess on its coordinates, over its root mean square under noise, errors and gaps."""
 
-TOLD = 0.2
+AMBIGUOUS = 0.2
 """Largest part of the release on a guess's coordinates that noise or another guess may cause; above it, the assignment
 of these coordinates to an example is ambiguous.
 """
 
-OPEN = 12**-0.5
+UNIFORM_STD = 12**-0.5
 """Standard deviation of an entry of which only the range is known (uniform), over the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPlaces:
+class SingleExampleRows:
     """Residuals of guessed inputs, each on its own coordinates of the release: those attributed to it alone.
 
     Attributes:
@@ -46,30 +46,30 @@ class OwnPlaces:
     expected: Float[Tensor, " n"]
     shared: Float[Tensor, "n n"]
 
-    def __getitem__(self, kept: Tensor) -> "OwnPlaces":
+    def __getitem__(self, kept: Tensor) -> "SingleExampleRows":
         own = {name: values[kept] for name, values in vars(self).items()}
-        return OwnPlaces(**own | {"shared": own["shared"][:, kept]})
+        return SingleExampleRows(**own | {"shared": own["shared"][:, kept]})
 
     def fits(self, rounding: float) -> Bool[Tensor, " n"]:
         """Returns whether the residual is no larger than noise and errors of the input explain."""
-        return self.unexplained <= (ABOVE * self.expected).clamp(min=rounding)
+        return self.unexplained <= (LARGEST_RATIO * self.expected).clamp(min=rounding)
 
     def decided(self, rounding: float) -> Bool[Tensor, " n"]:
         """Returns whether a guess fits, another example would be noticed, and no other guess shares its coordinates."""
-        alone = (torch.maximum(self.shared, self.shared.T) <= TOLD).all(dim=1)
-        return self.fits(rounding) & (ABOVE * self.expected <= TOLD) & alone
+        alone = (torch.maximum(self.shared, self.shared.T) <= AMBIGUOUS).all(dim=1)
+        return self.fits(rounding) & (LARGEST_RATIO * self.expected <= AMBIGUOUS) & alone
 
     def unclaimed(self) -> Bool[Tensor, " n"]:
         """Returns a mask without the guesses to whose coordinates an earlier, confident guess contributes."""
-        sure = ABOVE * self.expected <= TOLD
+        sure = LARGEST_RATIO * self.expected <= AMBIGUOUS
         kept = torch.ones_like(sure)
         for number in range(1, len(kept)):  # guesses, about as many as examples
             earlier = (kept & sure)[:number]
-            kept[number] = not bool((earlier & (self.shared[number, :number] > TOLD)).any())
+            kept[number] = not bool((earlier & (self.shared[number, :number] > AMBIGUOUS)).any())
         return kept
 
 
-def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
+def best_labels(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
     """Returns the class under which each input explains its own coordinates best, and the relative residual.
 
     Args:
@@ -89,9 +89,9 @@ def labelled(target: Observation, inputs: Tensor, own: Bool[Tensor, "n m"]) -> t
     return labels, best
 
 
-def explained(
-    target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, coins: torch.Generator
-) -> OwnPlaces:
+def checked_on_own_rows(
+    target: Observation, inputs: Tensor, errors: Tensor, own: Tensor, noise_std: Tensor, generator: torch.Generator
+) -> SingleExampleRows:
     """Computes the residuals of inputs on their coordinates, and those expected from their errors and the noise.
 
     Args:
@@ -100,27 +100,27 @@ def explained(
         errors: standard errors of the inputs, in their shape; infinite for unknown entries.
         own: bool [n, m], coordinates of the release that are attributed to each input alone.
         noise_std: [m], on the undivided sums.
-        coins: generator of the inputs that are drawn within the errors.
+        generator: source of the inputs that are drawn within the errors.
     """
-    labels, unexplained = labelled(target, inputs, own)
+    labels, unexplained = best_labels(target, inputs, own)
     if not len(inputs):
-        return OwnPlaces(
+        return SingleExampleRows(
             labels=labels, unexplained=unexplained, expected=unexplained, shared=unexplained.new_zeros(0, 0)
         )
     low, high = target.input_low, target.input_high
     entries = own.to(target.released)
     size = (target.released * target.expected_batch * entries).norm(dim=1)
-    given = target.contributions(inputs, labels)
-    spread = errors.clamp(max=OPEN * (high - low)).to(inputs)
+    contributions = target.contributions(inputs, labels)
+    spread = errors.clamp(max=UNIFORM_STD * (high - low)).to(inputs)
     off = torch.zeros_like(size)
-    for _ in range(DRAWN):
-        steps = torch.randn(inputs.shape, generator=coins, dtype=torch.float64).to(inputs)
+    for _ in range(PERTURBATIONS):
+        steps = torch.randn(inputs.shape, generator=generator, dtype=torch.float64).to(inputs)
         moved = target.contributions((inputs + spread * steps).clamp(low, high), labels)
-        off += ((moved - given) * entries).square().sum(dim=1) / DRAWN
+        off += ((moved - contributions) * entries).square().sum(dim=1) / PERTURBATIONS
     noise = (noise_std.to(entries).square() * entries).sum(dim=1)
     # [coordinates of a guess, contributions of another]
-    between = (entries @ given.square().T).sqrt() / size[:, None]
-    return OwnPlaces(
+    between = (entries @ contributions.square().T).sqrt() / size[:, None]
+    return SingleExampleRows(
         labels=labels,
         unexplained=unexplained,
         expected=(off + noise).sqrt() / size,

@@ -146,12 +146,12 @@ def _view_class(kind: type) -> type:
                 for target_class in Target.__subclasses__()
                 if name in vars(target_class).get("__dataclass_fields__", {})
             ]
-            way = (
+            hint = (
                 f": {' and '.join(target_class.__name__ for target_class in others)} has, by another access"
                 if others
                 else ""
             )
-            raise AttributeError(f"{kind.__name__} has no {name!r}{way}") from None
+            raise AttributeError(f"{kind.__name__} has no {name!r}{hint}") from None
 
     def shown(self: Any) -> str:
         return f"<narrowed {kind.__name__}, without {', '.join(sorted(self._withheld)) or 'nothing'}>"

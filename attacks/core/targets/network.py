@@ -116,14 +116,14 @@ class SharedGradient:
     group: Tensor
 
     @property
-    def seen(self) -> Tensor:
+    def observed(self) -> Tensor:
         """Bool, in the parameter's shape: released coordinates."""
         return self.group >= 0
 
     @property
     def whole(self) -> bool:
         """True if every coordinate was released."""
-        return bool(self.seen.all())
+        return bool(self.observed.all())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,14 +198,14 @@ class Structure:
         for number, part in enumerate(parts):
             if part.coordinates is None:
                 raise ValueError("coordinates must be given of a part of coordinates, got None")
-            here, shown = part.coordinates.to(released.device), released[part.start : part.stop]
+            coordinates, shown = part.coordinates.to(released.device), released[part.start : part.stop]
             if part.factors is not None:
                 # A coordinate that was multiplied by 0 is only noise.
                 factors = part.factors.to(released)
-                shown, here = shown[factors != 0] / factors[factors != 0], here[factors != 0]
-            if bool((group[here] >= 0).any()):
+                shown, coordinates = shown[factors != 0] / factors[factors != 0], coordinates[factors != 0]
+            if bool((group[coordinates] >= 0).any()):
                 raise NotApplicable("the update must release a coordinate once, and it releases some in two parts")
-            values[here], group[here] = shown, number
+            values[coordinates], group[coordinates] = shown, number
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
         spans = zip(self.names, self.shapes, values.split(sizes), group.split(sizes), strict=True)
         return {n: SharedGradient(values=v.view(shape), group=g.view(shape)) for n, shape, v, g in spans}

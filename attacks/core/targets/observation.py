@@ -239,10 +239,10 @@ class ModelAccess(Target):
         ):
             if answers is None:
                 continue
-            shape, wanted = (answers.shape[1], answers.shape[-1]), (answers.shape[1] if of is None else len(of))
-            if shape != (wanted, self.classes):
+            shape, examples = (answers.shape[1], answers.shape[-1]), (answers.shape[1] if of is None else len(of))
+            if shape != (examples, self.classes):
                 raise ValueError(
-                    f"shadow models must answer about the same {name} and classes, {wanted} and {self.classes}, "
+                    f"shadow models must answer about the same {name} and classes, {examples} and {self.classes}, "
                     f"got {shape[0]} and {shape[1]}"
                 )
 

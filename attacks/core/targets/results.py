@@ -164,10 +164,10 @@ class LabelEstimate:
 
     def __post_init__(self) -> None:
         for name in ("counts", "lower", "upper", "observed", "posterior"):
-            values, wanted = getattr(self, name), _OF_LABELS.get(name, torch.int64)
-            if values.dtype != wanted or values.shape != self.counts.shape or values.ndim != 1:
+            values, dtype = getattr(self, name), _OF_LABELS.get(name, torch.int64)
+            if values.dtype != dtype or values.shape != self.counts.shape or values.ndim != 1:
                 raise ValueError(
-                    f"{name} must be {wanted} of shape [classes], got {values.dtype} of shape {list(values.shape)}"
+                    f"{name} must be {dtype} of shape [classes], got {values.dtype} of shape {list(values.shape)}"
                 )
         if not ((self.lower >= 0) & (self.lower <= self.counts) & (self.counts <= self.upper)).all():
             raise ValueError("counts must be between lower and upper, which must be at least 0")

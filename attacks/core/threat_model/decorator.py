@@ -1,7 +1,7 @@
 """Decorator that turns a function into an attack: declares needs, narrows the target, checks settings.
 
 @attack(access=Access.UPDATE, knows=Knows.LABELS)
-def method(target: Observation, coins: torch.Generator, *, steps: int = 100) -> Reconstruction: ...
+def method(target: Observation, generator: torch.Generator, *, steps: int = 100) -> Reconstruction: ...
 """
 
 import difflib
@@ -19,6 +19,8 @@ from ..targets.target import Target
 from .requires import Access, AccessError, Controls, Knows, Requirements
 
 R = TypeVar("R")
+
+_FIRST = (["target", "generator"], ["target", "coins"])  # `coins`: of attacks written before the name changed
 
 
 class Attack(Generic[R]):
@@ -38,9 +40,9 @@ class Attack(Generic[R]):
         parameters = [*inspect.signature(function).parameters.values()]
         first, settings = parameters[:2], parameters[2:]
         misplaced = [p.name for p in settings if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
-        if misplaced or [p.name for p in first] != ["target", "coins"]:
+        if misplaced or [p.name for p in first] not in _FIRST:
             raise TypeError(
-                f"{function.__name__} must be written (target, coins, *, setting=default, ...), "
+                f"{function.__name__} must be written (target, generator, *, setting=default, ...), "
                 f"got {', '.join(misplaced) or ', '.join(p.name for p in first) or 'no arguments'}"
             )
         hints = get_type_hints(function)
@@ -70,22 +72,22 @@ class Attack(Generic[R]):
         self._types = {p.name: hints.get(p.name) for p in settings}
         self._function = function
 
-    def settings(self, **given: Any) -> dict[str, Any]:
+    def settings(self, **chosen: Any) -> dict[str, Any]:
         """Returns all settings of a call, the given values over the defaults.
 
         Raises:
             ValueError: a setting that this attack does not have, or a value of the wrong type.
         """
-        for name, value in given.items():
+        for name, value in chosen.items():
             if name not in self.defaults:
                 near = difflib.get_close_matches(name, self.defaults, n=1)
                 known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.defaults) or 'none'}"
                 raise ValueError(f"{self.name} has no setting {name!r}; {known}")
-            wanted = self._types[name]
+            declared = self._types[name]
             # Unions and sequences are the method's own to check.
-            if wanted in (int, float, str, bool) and not _is_a(value, wanted):
-                raise ValueError(f"{name} of {self.name} must be of type {wanted.__name__}, got {value!r}")
-        return {**self.defaults, **given}
+            if declared in (int, float, str, bool) and not _is_a(value, declared):
+                raise ValueError(f"{name} of {self.name} must be of type {declared.__name__}, got {value!r}")
+        return {**self.defaults, **chosen}
 
     def check(self, target: Target | Requirements) -> str | None:
         """Returns the reason, a sentence, if this attack does not apply, else None; runs nothing.
@@ -118,12 +120,12 @@ class Attack(Generic[R]):
             return f"{self.name} needs {' and '.join(enabled_by(need) for need in missing)}, which is withheld"
         return None
 
-    def __call__(self, target: Target, coins: torch.Generator | None = None, **settings: Any) -> R:
+    def __call__(self, target: Target, generator: torch.Generator | None = None, **settings: Any) -> R:
         """Runs the attack on the fields that it declared to need, and on no others.
 
         Args:
             target: narrowed before the method sees it.
-            coins: the attack's own generator, on the CPU; by default with seed 0.
+            generator: the attack's own generator, on the CPU; by default with seed 0.
             **settings: the method's settings.
 
         Returns:
@@ -140,20 +142,20 @@ class Attack(Generic[R]):
         if (problem := self.check(target)) is not None:
             raise AccessError(problem)
         # On the CPU, whose stream does not depend on the target's device.
-        coins = torch.Generator().manual_seed(0) if coins is None else coins
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
         # Made before the attack runs, because it may write into its target, the ids of the candidates included.
         checked = RESULTS[self.kind].expected(target)
-        return cast(R, checked(self.on_view(narrow(target, self.requires), coins, resolved)))
+        return cast(R, checked(self.on_view(narrow(target, self.requires), generator, resolved)))
 
-    def on_view(self, view: Target, coins: torch.Generator, settings: Mapping[str, Any]) -> object:
+    def on_view(self, view: Target, generator: torch.Generator, settings: Mapping[str, Any]) -> object:
         """Returns the method's result, unchecked.
 
         Args:
             view: a narrowed target.
-            coins: the attack's own generator.
+            generator: the attack's own generator.
             settings: all settings.
         """
-        return self._function(view, coins, **settings)
+        return self._function(view, generator, **settings)
 
     def __repr__(self) -> str:
         return f"<attack {self.name}: {self.requires.to_dict()}>"
@@ -179,8 +181,8 @@ def _target_of(access: Access) -> str:
     return next(kinds, f"a subclass of Target with {access} among its accesses")
 
 
-def _is_a(value: Any, wanted: type) -> bool:
-    if wanted is float:
+def _is_a(value: Any, declared: type) -> bool:
+    if declared is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     # bool is a subclass of int: `restarts = true` must not pass for 1.
-    return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    return isinstance(value, declared) and (declared is bool or not isinstance(value, bool))

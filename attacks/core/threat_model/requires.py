@@ -54,7 +54,11 @@ Access.ONE_OFF = Access("ONE_OFF", "releases on all the data beside the steps, a
 
 
 class Knows(Flag):
-    """Side knowledge of the adversary, besides its access."""
+    """Side knowledge of the adversary, besides its access.
+
+    Every access includes the map of a release (mask, basis, bound), as far as it is public. `DEFENSE` grants the scale
+    of its noise alone, and keeps its name because records store it.
+    """
 
     NOTHING = 0
     LABELS = auto()

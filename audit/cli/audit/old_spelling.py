@@ -42,25 +42,19 @@ _FILES = {
 }
 _ALL = _FILES | _TRANSCRIPT | _UPDATE
 
-_WORDS = {
-    "scores must be a file that": "--scores must be a file that",
-    "; use leakbench audit transcript DIR": "; pass --transcript DIR",
-}
-"""Clauses of refusals that name a new command -> the option that the old spelling has instead."""
-
 
 def old_spelling(**values: Any) -> int:
     """Audits as before there was a command for each kind of audit."""
     # An explicit default value counts as not given.
-    given = {name: value for name, value in values.items() if value != _ALL[name].default}
-    _refuse(given)
+    chosen = {name: value for name, value in values.items() if value != _ALL[name].default}
+    _refuse(chosen)
     checkpoint = values["checkpoint"]
-    if "update" in given:
+    if "update" in chosen:
         name, command, options = "update FILE --checkpoint FILE", update, _UPDATE
         files = {"file": values["update"], "checkpoint": checkpoint}
-    elif "scores" in given:
+    elif "scores" in chosen:
         name, command, options, files = "scores FILE", scores, _SCORES, {"file": values["scores"]}
-    elif "transcript" in given:
+    elif "transcript" in chosen:
         name, command, options = "transcript DIR --checkpoint FILE", transcript, _TRANSCRIPT
         files = {"folder": values["transcript"], "checkpoint": checkpoint}
     else:
@@ -69,21 +63,18 @@ def old_spelling(**values: Any) -> int:
     try:
         return command(**files, **{option: values[option] for option in options})
     except ValueError as error:
-        text = str(error)
-        for new, old in _WORDS.items():
-            text = text.replace(new, old)
-        if text == str(error):
-            raise
-        raise ValueError(text) from None
+        if str(error).startswith("scores must be a file that"):  # an argument of the new command, an option of this one
+            raise ValueError(f"--{error}") from None
+        raise
 
 
 old_spelling.__signature__ = inspect.Signature([*_ALL.values()])  # pyright: ignore[reportFunctionMemberAccess] -- read by typer
 old_spelling.__annotations__ = {name: one.annotation for name, one in _ALL.items()}
 
 
-def _refuse(given: Mapping[str, Any]) -> None:
+def _refuse(chosen: Mapping[str, Any]) -> None:
     """Refuses kinds of audit that exclude one another, options that a kind ignores, and missing options."""
-    names = given.keys()
+    names = chosen.keys()
     of_update = [name for name in _UPDATE if name not in _TRANSCRIPT]
     if "update" in names:
         if not {"checkpoint", "model", "batch_size"} <= names:
@@ -98,7 +89,7 @@ def _refuse(given: Mapping[str, Any]) -> None:
         if names & {"checkpoint", "model", "members"}:
             raise ValueError("--scores is instead of a checkpoint and its examples, got both")
         _refuse_others("--scores", names - _SCORES.keys() - {"scores"})
-    elif "checkpoint" not in names or ("model" not in names and not given["checkpoint"].is_dir()):
+    elif "checkpoint" not in names or ("model" not in names and not chosen["checkpoint"].is_dir()):
         raise ValueError("a checkpoint and --model must be given, or --scores; see leakbench audit --help")
     elif "transcript" in names and "claim" not in names:
         raise ValueError("--transcript is held against a claim; give --claim epsilon=...,noise_multiplier=...")

@@ -161,6 +161,6 @@ class JudgementOptions:
         )
 
 
-def given(*groups: Any) -> list[str]:
+def chosen_options(*groups: Any) -> list[str]:
     """Returns the names of options whose value is not the default."""
     return [field.name for group in groups for field in fields(group) if getattr(group, field.name) != field.default]

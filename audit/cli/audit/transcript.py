@@ -18,7 +18,7 @@ from .option_groups import (
     ModelOptions,
     ShadowOptions,
     SharedGradients,
-    given,
+    chosen_options,
 )
 from .results import finish, finish_plan
 
@@ -50,8 +50,8 @@ def transcript(
     from ...external.transcript import command
 
     if checkpoint is None:
-        options = [name for name in given(judgement) if name not in ("claim", "level", "delta")]
-        options += given(model, examples, shadows, attacking) + ["describe"] * describe
+        options = [name for name in chosen_options(judgement) if name not in ("claim", "level", "delta")]
+        options += chosen_options(model, examples, shadows, attacking) + ["describe"] * describe
         if options or not gradients:
             option = options[0].replace("_", "-") if options else "no-gradients"
             raise ValueError(f"--{option} is of the model, and a transcript alone has none; give --checkpoint")

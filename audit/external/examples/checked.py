@@ -31,8 +31,8 @@ def checked(source: str, raw: StoredExamples, reading: Reading) -> StoredExample
     if inputs.ndim < 2 or 0 in inputs.shape:
         raise ValueError(f"inputs of {source} must be [examples, ...] and not empty, got shape {list(inputs.shape)}")
     if len(labels) != len(inputs) or (ids is not None and len(ids) != len(inputs)):
-        got = f"{len(inputs)} inputs, {len(labels)} labels" + ("" if ids is None else f" and {len(ids)} ids")
-        raise ValueError(f"{source} must have one label and at most one id an input, got {got}")
+        counts = f"{len(inputs)} inputs, {len(labels)} labels" + ("" if ids is None else f" and {len(ids)} ids")
+        raise ValueError(f"{source} must have one label and at most one id an input, got {counts}")
     _refuse_not_finite(source, inputs)
     classes = whole_labels(source, labels)
     placed, how = _placed(source, inputs, reading)

@@ -88,9 +88,9 @@ class Preprocess:
             return cls()
         statistics: dict[str, tuple[float, ...]] = {}
         for part in text.split(","):
-            name, equals, rest = part.partition("=")
+            name, equals, values_text = part.partition("=")
             try:
-                values = tuple(float(value) for value in rest.split("/"))
+                values = tuple(float(value) for value in values_text.split("/"))
             except ValueError:
                 values = ()
             if not equals or name.strip() not in ("mean", "std") or name.strip() in statistics or not values:
@@ -166,15 +166,15 @@ def groups_of(
     Raises:
         ValueError: shapes, column names, types of stored numbers, or classes of folders differ.
     """
-    given: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
-    wanted, made, names = tuple(members.inputs.shape[1:]), {}, {}
-    for name, file in given.items():
+    files: dict[str, DataFile | None] = {"members": members, "non_members": non_members, "population": population}
+    shape, groups, names = tuple(members.inputs.shape[1:]), {}, {}
+    for name, file in files.items():
         if file is None:
             continue
-        file = given[name] = in_order(file, members)
-        if tuple(file.inputs.shape[1:]) != wanted:
+        file = files[name] = in_order(file, members)
+        if tuple(file.inputs.shape[1:]) != shape:
             raise ValueError(
-                f"{file.source} must have inputs of the members' shape, {list(wanted)}, got "
+                f"{file.source} must have inputs of the members' shape, {list(shape)}, got "
                 f"{list(file.inputs.shape[1:])}"
             )
         if file.stored != members.stored:
@@ -188,15 +188,15 @@ def groups_of(
                 "their order"
             )
         inputs = file.inputs if preprocess is None else preprocess(file.inputs)
-        made[name] = Examples(ids=content_ids(inputs, file.labels), inputs=inputs, labels=file.labels)
-        names |= {i: f"{name}:{own}" for i, own in zip(made[name].ids.tolist(), file.names, strict=True)}
+        groups[name] = Examples(ids=content_ids(inputs, file.labels), inputs=inputs, labels=file.labels)
+        names |= {i: f"{name}:{own}" for i, own in zip(groups[name].ids.tolist(), file.names, strict=True)}
     return Groups(
-        members=made["members"],
-        non_members=made["non_members"],
-        population=made.get("population"),
+        members=groups["members"],
+        non_members=groups["non_members"],
+        population=groups.get("population"),
         sources={
             name: ExamplesSource(source=file.source, sha256=file.sha256, n=len(file.labels), notes=file.notes)
-            for name, file in given.items()
+            for name, file in files.items()
             if file is not None
         },
         names=names,
@@ -226,9 +226,12 @@ def in_order(file: DataFile, members: DataFile) -> DataFile:
         )
     lacking, strange = [name for name in ours if name not in theirs], [name for name in theirs if name not in ours]
     if lacking or strange:
-        got = [f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names]
+        differences = [
+            f"{verb} {', '.join(names[:3])}" for verb, names in (("lacks", lacking), ("has", strange)) if names
+        ]
         raise ValueError(
-            f"{file.source} must have the columns of {members.source}, whatever their order, and {' and '.join(got)}"
+            f"{file.source} must have the columns of {members.source}, whatever their order, "
+            f"and {' and '.join(differences)}"
         )
     places = torch.tensor([theirs.index(name) for name in ours])
     inputs = file.inputs.flatten(1)[:, places].reshape(file.inputs.shape)
@@ -313,11 +316,11 @@ def read_named(name: str, split_file: Path) -> dict[str, DataFile]:
     order = ids.argsort(stable=True)
     files = {}
     for group, listed in table.items():
-        wanted = torch.tensor(listed, dtype=torch.int64)
-        places = torch.searchsorted(ids[order], wanted).clamp(max=len(ids) - 1)
+        listed_ids = torch.tensor(listed, dtype=torch.int64)
+        places = torch.searchsorted(ids[order], listed_ids).clamp(max=len(ids) - 1)
         chosen = order[places]
-        if bool((strange := ids[chosen] != wanted).any()):
-            raise ValueError(f"{name} has no example with id {int(wanted[strange][0])}, which {split_file} names")
+        if bool((strange := ids[chosen] != listed_ids).any()):
+            raise ValueError(f"{name} has no example with id {int(listed_ids[strange][0])}, which {split_file} names")
         files[group] = DataFile(
             source=f"{name} by {split_file.name}",
             sha256=digest,

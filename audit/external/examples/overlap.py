@@ -69,13 +69,13 @@ def without_shared(groups: Groups) -> Groups:
     Raises:
         ValueError: a group is left empty.
     """
-    given = {name: getattr(groups, name) for name in ("members", "non_members", "population")}
-    given = {name: group for name, group in given.items() if group is not None}
-    own = dict(zip(given, contents([group.inputs for group in given.values()]), strict=True))
+    by_name = {name: getattr(groups, name) for name in ("members", "non_members", "population")}
+    by_name = {name: group for name, group in by_name.items() if group is not None}
+    own = dict(zip(by_name, contents([group.inputs for group in by_name.values()]), strict=True))
     both = np.intersect1d(own["members"], own["non_members"])
     candidates = np.union1d(own["members"], own["non_members"])
     remaining, sources = {}, dict(groups.sources)
-    for name, group in given.items():
+    for name, group in by_name.items():
         kept = ~np.isin(own[name], candidates if name == "population" else both)
         if not kept.any():
             raise ValueError(f"{name} must have examples that no other group has, got none: all {len(kept)} are shared")
@@ -100,22 +100,22 @@ def near_duplicates(inside: Tensor, outside: Tensor, *, seed: int = 0) -> NearDu
     """
     if inside[0].numel() < LEAST_NUMBERS:
         return NearDuplicates(0, 0, len(inside))
-    coins = torch.Generator().manual_seed(seed)
-    first, second = (_some(group, coins) for group in (inside, outside))
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (_subsample(group, generator) for group in (inside, outside))
     # The mean is common to both groups: shared content, such as a background, then makes no two examples similar.
     mean = torch.cat([first.mean(0, keepdim=True), second.mean(0, keepdim=True)]).float().mean(0, keepdim=True)
-    short, other = (_shortened(group.float() - mean, coins) for group in (first, second))
-    squares, places = _nearest(short, other)
-    sizes = torch.maximum(short.square().sum(1), other[places].square().sum(1))
+    shortened, candidates = (_shortened(group.float() - mean, generator) for group in (first, second))
+    squares, places = _nearest(shortened, candidates)
+    sizes = torch.maximum(shortened.square().sum(1), candidates[places].square().sum(1))
     matches = torch.nonzero(squares <= NEAR**2 * sizes).flatten()
-    if len(short) > 1 and len(matches):
-        own, _ = _nearest(short[matches], short, apart_from=matches)
+    if len(shortened) > 1 and len(matches):
+        own, _ = _nearest(shortened[matches], shortened, apart_from=matches)
         matches = matches[squares[matches] <= NEARER**2 * own]
     pairs = ((first[matches].float() - mean).flatten(1), (second[places[matches]].float() - mean).flatten(1))
     norms = torch.maximum(*(part.norm(dim=1) for part in pairs))
     distance = (pairs[0] - pairs[1]).norm(dim=1)
     # Averaging reduces noise, so the full inputs may differ by more than their shortened forms.
-    close = (distance > 0) & (distance <= (2 * NEAR if short.shape[1] < first[0].numel() else NEAR) * norms)
+    close = (distance > 0) & (distance <= (2 * NEAR if shortened.shape[1] < first[0].numel() else NEAR) * norms)
     return NearDuplicates(int(close.sum()), len(first), len(inside))
 
 
@@ -140,20 +140,20 @@ def _nearest(
     return torch.cat(least), torch.cat(places)
 
 
-def _some(inputs: Tensor, coins: torch.Generator) -> Tensor:
+def _subsample(inputs: Tensor, generator: torch.Generator) -> Tensor:
     if len(inputs) <= LARGEST:
         return inputs
-    return inputs[torch.randperm(len(inputs), generator=coins)[:LARGEST].sort().values.to(inputs.device)]
+    return inputs[torch.randperm(len(inputs), generator=generator)[:LARGEST].sort().values.to(inputs.device)]
 
 
-def _shortened(inputs: Tensor, coins: torch.Generator) -> Float[Tensor, "n d"]:
+def _shortened(inputs: Tensor, generator: torch.Generator) -> Float[Tensor, "n d"]:
     """Reduces inputs to about a thousand numbers at most, nearly preserving distances."""
     if inputs[0].numel() <= _WIDE:
         return inputs.flatten(1)
     if inputs.ndim == 4 and inputs.shape[1] <= 4 and min(inputs.shape[2:]) >= _SIDE:
         return nn.functional.adaptive_avg_pool2d(inputs, _SIDE).flatten(1)
     # The same seed for each group, so that both are projected alike.
-    axes = torch.randn(inputs[0].numel(), 256, generator=torch.Generator().manual_seed(coins.initial_seed()))
+    axes = torch.randn(inputs[0].numel(), 256, generator=torch.Generator().manual_seed(generator.initial_seed()))
     return inputs.flatten(1) @ axes.to(inputs.device) / 16
 
 

@@ -22,30 +22,30 @@ def main(order: Path) -> None:
         order: names source, target, path, tensors [name, shape] in their order, limits by name, bytes that loading may
             take (`room`), and folders that packages may be imported from.
     """
-    wanted = json.loads(order.read_text(encoding="utf-8"))
-    for limit, most in wanted["limits"].items():
+    request = json.loads(order.read_text(encoding="utf-8"))
+    for limit, most in request["limits"].items():
         _limit(getattr(resource, limit), most)
     _leave_network()
-    sys.path += [folder for folder in wanted["folders"] if folder not in sys.path]
+    sys.path += [folder for folder in request["folders"] if folder not in sys.path]
 
     import torch
     from safetensors.torch import save_file
 
     torch.set_num_threads(1)
-    _limit_memory(wanted["room"])
+    _limit_memory(request["room"])
     # After the imports, since libraries start threads then. (The system does not hold root to this limit.)
     _limit(resource.RLIMIT_NPROC, 0)
-    checkpoint = torch.load(wanted["source"], map_location="cpu", weights_only=True)
-    for name in wanted["path"]:
+    checkpoint = torch.load(request["source"], map_location="cpu", weights_only=True)
+    for name in request["path"]:
         checkpoint = checkpoint[name]
     tensors = {}
-    for name, shape in wanted["tensors"]:
+    for name, shape in request["tensors"]:
         tensor = checkpoint[name].detach()
         if list(tensor.shape) != shape:
             sys.exit(f"{name!r} has another shape than its pickle says")
         # Clones separate views and shared storages: in safetensors each tensor has its own bytes.
         tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
-    save_file(tensors, wanted["target"])
+    save_file(tensors, request["target"])
 
 
 def _limit(limit: int, most: int) -> None:

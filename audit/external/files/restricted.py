@@ -70,8 +70,8 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
     command = [sys.executable, "-I", "-W", "ignore", str(program), str(order)]
     environment = {"HOME": str(target.parent), "TMPDIR": str(target.parent), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     # A file has limited size; a pipe would be read without end.
-    said = target.with_name("said.txt")
-    with said.open("xb") as words:
+    loader_message = target.with_name("said.txt")
+    with loader_message.open("xb") as words:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, on a program and an order of our own
             command,
             env=environment,
@@ -91,7 +91,7 @@ def converted(source: Path, target: Path, checked: Checked) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if code or target.is_symlink() or not target.is_file():
-        raise FileRefused(f"PyTorch's restricted loader refuses it: {_last_line(said) or f'exit {code}'}")
+        raise FileRefused(f"PyTorch's restricted loader refuses it: {_last_line(loader_message) or f'exit {code}'}")
 
 
 def _last_line(file: Path) -> str:

@@ -93,7 +93,7 @@ def read_sharded(index: Path, *, allow_pickle_tensors: bool = False) -> StateFil
         if lacking := [name for name in names if name not in own]:
             problem = f"{index.name} says that {shard} has {shown(lacking[0])}, and it lacks it"
             raise FileRefused(f"cannot read {folder}: {problem}")
-        elsewhere = {name for other, others in shards.items() if other != shard for name in others}
+        elsewhere = {name for file, tensor_names in shards.items() if file != shard for name in tensor_names}
         if doubled := [name for name in own if name in tensors or name in elsewhere]:
             raise FileRefused(f"cannot read {folder}: {shown(doubled[0])} is in {shard} and in another shard")
         tensors |= own

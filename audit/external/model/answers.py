@@ -96,15 +96,15 @@ def refuse_rounded(answers: Float[Tensor, "... outputs"], form: Form) -> None:
         return
     if form in ("probabilities", "one probability", "percentages"):
         digits = values / (100 if form == "percentages" else 1) * 1000
-        what = "of three digits or fewer"
+        precision = "of three digits or fewer"
     else:
-        digits, what = values, "of whole numbers"
+        digits, precision = values, "of whole numbers"
     # Large floats have no fractional digits, and tiny ones all round to a single number.
     whole = digits.round()
     if float((digits - whole).abs().max()) < 1e-3 and len(whole.unique()) > 2 and float(whole.abs().max()) < 2**20:
         raise NoLogits(
-            f"model must answer with more digits, got {form} {what}, of which attacks learn little: give the answers "
-            "before they are rounded, or audit labels alone"
+            f"model must answer with more digits, got {form} {precision}, of which attacks learn little: give the "
+            "answers before they are rounded, or audit labels alone"
         )
 
 
@@ -124,8 +124,8 @@ def as_logits(answers: Float[Tensor, "... outputs"], form: Form) -> Float[Tensor
             return torch.cat([torch.zeros_like(answers), answers], dim=-1)
         case "one probability":
             # Rounding near 1 is half the precision of the type, so 1 - p is at least that.
-            other = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
-            return torch.cat([other, whole.clamp(min=tiny)], dim=-1).log()
+            complement = (1 - whole).clamp(min=torch.finfo(answers.dtype).eps / 2)
+            return torch.cat([complement, whole.clamp(min=tiny)], dim=-1).log()
         case "odds":
             return (whole / (1 + whole)).clamp(min=tiny).log()
         case "logits of each class":
@@ -148,9 +148,9 @@ def reading(model: nn.Module, form: Form, factor: float = 1.0) -> nn.Module:
         form: format of its answers.
         factor: positive factor of the logits.
     """
-    taken = copy.deepcopy(model)
-    taken.register_forward_hook(partial(_as_logits, form=form, factor=factor))
-    return taken
+    wrapped = copy.deepcopy(model)
+    wrapped.register_forward_hook(partial(_as_logits, form=form, factor=factor))
+    return wrapped
 
 
 def _as_logits(_model: nn.Module, _inputs: Any, outputs: Any, *, form: Form, factor: float) -> Tensor:
@@ -227,41 +227,41 @@ def answering_logits(
         NoLogits: an answer of another shape, or rounded to few digits.
     """
     # Two examples, so that shape [2] means a number per example, not the logits of a single example.
-    some = inputs[:2]
+    probe = inputs[:2]
     with torch.no_grad():
-        outputs = model(some)
+        outputs = model(probe)
     plain, scores = isinstance(outputs, Tensor), scores_in(outputs)
-    single = scores.is_floating_point() and scores.shape in ((len(some),), (len(some), 1))
+    single = scores.is_floating_point() and scores.shape in ((len(probe),), (len(probe), 1))
     if not single and (scores.ndim != 2 or scores.shape[1] < 2):
-        got = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
+        form_of_scores = f"{list(scores.shape)} of {scores.dtype}".replace("torch.", "")
         raise NoLogits(
-            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got {got} for "
-            f"{len(some)} examples"
+            f"model must answer with logits [n, classes], or of two classes with one [n] or [n, 1], got "
+            f"{form_of_scores} for {len(probe)} examples"
         )
-    said = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
+    remarks = [] if plain else [f"it answers with {type(outputs).__name__}, of which its logits are taken"]
     if single:
         if labels is not None:
             _refuse_more_than_two(labels)
         answers = logits_of(reading(model, "one logit"), inputs)[:, 1:]
         form = form_of(answers)
-        taken = reading(model, form)
-        said.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
+        wrapped = reading(model, form)
+        remarks.append(f"it answers with one number an example, which is taken for the {_SINGLE[form]} of class 1")
         refuse_rounded(answers, form)
     else:
-        taken = model if plain else reading(model, "logits")
-        answers = logits_of(taken, inputs)
+        wrapped = model if plain else reading(model, "logits")
+        answers = logits_of(wrapped, inputs)
         form = form_of(answers)
         refuse_rounded(answers, form)
         if form != "logits":
-            taken = reading(model, form)
-            said.append(f"it answers with {form}, which are read as logarithms of probabilities")
+            wrapped = reading(model, form)
+            remarks.append(f"it answers with {form}, which are read as logarithms of probabilities")
     logits = as_logits(answers, form)
     if labels is None or int(labels.max()) >= logits.shape[1]:
-        return taken, "; ".join(said)
+        return wrapped, "; ".join(remarks)
     if (factor := unusual_factor(logits, labels)) != 1:
-        taken = reading(model, form, factor)
-        said.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
-    return taken, "; ".join(said)
+        wrapped = reading(model, form, factor)
+        remarks.append(f"its logits are multiplied by {factor:.3g}, the size at which labels are likeliest")
+    return wrapped, "; ".join(remarks)
 
 
 def _refuse_more_than_two(labels: Int[Tensor, " n"]) -> None:

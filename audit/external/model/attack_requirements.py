@@ -68,9 +68,9 @@ def applicable(
         white_box: whether the model's parameters are given.
         transcript: whether the updates of its training are given, with the scale of their noise.
     """
-    given = {Knows.POPULATION: population, Knows.SHADOWS: shadows, Knows.DEFENSE: transcript}
+    offered = {Knows.POPULATION: population, Knows.SHADOWS: shadows, Knows.DEFENSE: transcript}
     knows = Knows.NOTHING
-    for knowledge, available in given.items():
+    for knowledge, available in offered.items():
         knows |= knowledge if available else Knows.NOTHING
     applicabilities = []
     for name in attacks:

@@ -37,7 +37,7 @@ from ...scoring.score import score
 from ...scoring.truth import GroundTruth
 from ...subjects.outcome import join
 from ...targets.candidates import Candidates, copied
-from ...targets.observe import FinalView, World, logits_of
+from ...targets.observe import FinalView, PublicKnowledge, logits_of
 from .shadow_answers import AnsweredBank
 
 
@@ -70,10 +70,10 @@ class Audited:
                 raise ValueError(f"{name} must hold at least one example, got none")
 
     @property
-    def world(self) -> World:
+    def public_knowledge(self) -> PublicKnowledge:
         """Public knowledge: shapes, and the range of the candidates' inputs."""
         ends = [(group.inputs.min(), group.inputs.max()) for group in (self.members, self.non_members)]
-        return World(
+        return PublicKnowledge(
             input_shape=tuple(self.members.inputs.shape[1:]),
             classes=self.classes,
             low=float(min(low for low, _ in ends)),
@@ -147,9 +147,9 @@ def run_attacks(
         An outcome per attack, in their order.
     """
     knows = audited.offered | (Knows.NOTHING if bank is None else Knows.SHADOWS)
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**_sized(attack, given, bank))
+        settings = attack.settings(**_sized(attack, chosen, bank))
         if attack.kind != "membership" or not reads_no_step(attack.requires.access):
             why = f"{name} needs access to {attack.requires.access.value}, and a finished model shows no step"
             yield AttackOutcome(
@@ -158,9 +158,9 @@ def run_attacks(
             continue
 
         def asks(
-            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+            attack: Attack[Any], candidates: Candidates, seed: int, settings: Mapping[str, Any]
         ) -> MembershipScores:
-            return attack(_target(audited, attack.requires, candidates, bank), keyed(coins), **settings)
+            return attack(_target(audited, attack.requires, candidates, bank), keyed(seed), **settings)
 
         yield outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
 
@@ -204,17 +204,17 @@ def outcome_of(
     return AttackOutcome(**about, metrics=metrics, scores=scores, seconds=time.perf_counter() - begun)
 
 
-def _sized(attack: Attack, given: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
+def _sized(attack: Attack, chosen: Mapping[str, Any], bank: AnsweredBank | None) -> Mapping[str, Any]:
     """Returns settings with as many shadow models as there are, unless a number is given."""
-    if bank is None or "shadows" in given or "shadows" not in attack.defaults:
-        return given
-    return {**given, "shadows": bank.models}
+    if bank is None or "shadows" in chosen or "shadows" not in attack.defaults:
+        return chosen
+    return {**chosen, "shadows": bank.models}
 
 
 def _target(audited: Audited, requires: Requirements, candidates: Candidates, bank: AnsweredBank | None) -> Target:
     """Returns the attack's target: copies, and functions over them."""
     shadows = bank.of(candidates.ids) if bank is not None and Knows.SHADOWS in requires.knows else None
-    view = FinalView(copy.deepcopy(audited.model), audited.world, candidates.given, shadows)
+    view = FinalView(copy.deepcopy(audited.model), audited.public_knowledge, candidates.given, shadows)
     row = threat_model("membership", requires.access)
     assert row is not None and row.build is not None  # noqa: S101  by `reads_no_step`
     return row.build(view)

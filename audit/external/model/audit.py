@@ -218,8 +218,8 @@ def audit_model(
     return audit_groups(audited, audit_settings, shift=looked.shift, bank=bank, transcript=transcript, report=report)
 
 
-def _examples(name: str, given: LabelledData) -> Examples:
-    inputs, labels = as_tensors(_dataset(name, given), name, None)
+def _examples(name: str, data: LabelledData) -> Examples:
+    inputs, labels = as_tensors(_dataset(name, data), name, None)
     if inputs.dtype in (torch.bfloat16, torch.float16, torch.float64):
         inputs = inputs.float()
     if not inputs.is_floating_point():
@@ -228,23 +228,23 @@ def _examples(name: str, given: LabelledData) -> Examples:
             "as fractions, divide them by 255"
         )
     if inputs.ndim < 2 or not bool(inputs.isfinite().all()):
-        got = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
-        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {got}")
+        fault = f"shape {list(inputs.shape)}" if inputs.ndim < 2 else "NaN or infinite ones"
+        raise ValueError(f"inputs of {name} must be finite floats [n, ...], as the model is fed, got {fault}")
     plain = labels.detach().cpu()
     plain = plain.float() if plain.dtype == torch.bfloat16 else plain  # NumPy has no bfloat16
     classes = torch.from_numpy(whole_labels(name, plain.numpy())).to(inputs.device)
     return Examples(ids=content_ids(inputs, classes).to(inputs.device), inputs=inputs.detach(), labels=classes)
 
 
-def _dataset(name: str, given: LabelledData) -> LabelledData:
+def _dataset(name: str, data: LabelledData) -> LabelledData:
     """Returns the dataset of a loader that yields each of its examples once, unchanged, in any order."""
-    if not isinstance(given, DataLoader):
-        return given
-    whole = type(given.sampler) is SequentialSampler or (
-        type(given.sampler) is RandomSampler and not given.sampler.replacement
+    if not isinstance(data, DataLoader):
+        return data
+    whole = type(data.sampler) is SequentialSampler or (
+        type(data.sampler) is RandomSampler and not data.sampler.replacement
     )
-    if whole and given.collate_fn is default_collate and len(given.sampler) == len(given.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
-        return given.dataset
+    if whole and data.collate_fn is default_collate and len(data.sampler) == len(data.dataset):  # pyright: ignore[reportArgumentType]  samplers of these kinds know it
+        return data.dataset
     raise ValueError(
         f"{name} must be a dataset or tensors, got a DataLoader with a sampler or a collate_fn of its own; give the "
         "examples that it takes as (inputs, labels)"

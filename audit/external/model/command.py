@@ -233,7 +233,10 @@ def _untested(audit: ModelAudit, request: ModelAuditRequest, *, transcript: bool
     if excluded := [name for name in known_attacks(transcript) if name not in ran]:
         reasons.append(f"{', '.join(excluded)}: left out by --attacks")
     if not transcript:
-        reasons.append("updates as they were shared in training: pass --transcript DIR, which `leakbench.watch` writes")
+        reasons.append(
+            "updates as they were shared in training: use leakbench audit transcript DIR --checkpoint FILE, "
+            "with DIR by `leakbench.watch`"
+        )
     if request.settings.split != "random":
         reasons.append("epsilon: nobody says that members were drawn at random; pass --split random where they were")
     return reasons

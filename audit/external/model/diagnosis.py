@@ -72,13 +72,13 @@ class Unsteady:
 
     Attributes:
         moved: number of examples whose answer changed.
-        asked: number of examples that were queried again.
-        told: how the model was queried, and the likely cause.
+        compared: number of examples that were queried again.
+        condition: how the model was queried, and the likely cause.
     """
 
     moved: int
-    asked: int
-    told: str
+    compared: int
+    condition: str
 
 
 def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
@@ -90,19 +90,19 @@ def unsteady(model: nn.Module, inputs: Tensor) -> Unsteady | None:
         model: in evaluation mode, as far as its owner has set it.
         inputs: preprocessed as for the model.
     """
-    some = inputs[:ASKED_AGAIN]
-    half = max(1, len(some) // 2)
-    first, again = logits_of(model, some), logits_of(model, some)
-    alone = torch.cat([logits_of(model, part) for part in (some[:half], some[half:]) if len(part)])
+    queried = inputs[:ASKED_AGAIN]
+    half = max(1, len(queried) // 2)
+    first, again = logits_of(model, queried), logits_of(model, queried)
+    alone = torch.cat([logits_of(model, part) for part in (queried[:half], queried[half:]) if len(part)])
     spread = _SAME * float(first.std()) if len(first) > 1 else 0.0
     if not spread > 0:  # constant and undefined answers have remarks of their own
         return None
-    for other, cause in (
+    for repeated, cause in (
         (again, "asked again: its dropout or another noise is on, which whoever asks often averages away"),
         (alone, "asked about fewer at a time: its answers depend on the batch, as by statistics of that alone"),
     ):
-        if moved := int(((first - other).abs().amax(1) > spread).sum()):
-            return Unsteady(moved, len(some), cause)
+        if moved := int(((first - repeated).abs().amax(1) > spread).sum()):
+            return Unsteady(moved, len(queried), cause)
     return None
 
 
@@ -150,7 +150,7 @@ def another_order(guesses: Tensor, labels: Tensor, classes: int) -> AnotherOrder
 
 
 def other_inputs(
-    model: nn.Module, inputs: Tensor, labels: Tensor, given: Preprocess
+    model: nn.Module, inputs: Tensor, labels: Tensor, own_preprocess: Preprocess
 ) -> tuple[Preprocess, float, float] | None:
     """Returns the preprocessing that makes a model right far more often, with accuracy before and after; else None.
 
@@ -158,18 +158,18 @@ def other_inputs(
         model: in evaluation mode.
         inputs: preprocessed as for the model.
         labels: of these inputs.
-        given: preprocessing that was applied already; the result replaces it.
+        own_preprocess: preprocessing that was applied already; the result replaces it.
     """
     chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:TRIED].to(labels.device)
-    some, true = inputs[chosen].to(torch.float32), labels[chosen]
-    now = logits_of(model, some).argmax(1) == true
+    sample, true = inputs[chosen].to(torch.float32), labels[chosen]
+    now = logits_of(model, sample).argmax(1) == true
     best: tuple[Preprocess, Tensor] | None = None
     # Indices into an embedding have no scale, and on a GPU an index outside the table makes the device unusable for
     # this process.
     tables = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules())
     tries = [] if tables else _scales(inputs)
     for preprocess in tries:
-        guesses = _guesses(model, preprocess(some))
+        guesses = _guesses(model, preprocess(sample))
         if guesses is not None and (best is None or int((guesses == true).sum()) > int(best[1].sum())):
             best = preprocess, guesses == true
     if best is None:
@@ -185,7 +185,7 @@ def other_inputs(
     # preprocessing.
     if share < min(1.5 * float(now.double().mean()), float(now.double().mean()) + 0.1):
         return None
-    return given.then(scale), float(now.double().mean()), share
+    return own_preprocess.then(scale), float(now.double().mean()), share
 
 
 def _guesses(model: nn.Module, inputs: Tensor) -> Tensor | None:
@@ -200,14 +200,14 @@ def _scales(inputs: Tensor) -> list[Preprocess]:
     axes = [0, *range(2, inputs.ndim)] if inputs.ndim > 2 else [0, 1]
     mean, std = inputs.mean(axes).reshape(-1), inputs.std(axes).reshape(-1)
     moments = [(0.0, 255.0), (0.0, 1 / 255), (0.5, 0.5), (127.5, 127.5), (-1.0, 2.0)]
-    made = [Preprocess((m,), (s,)) for m, s in moments]
+    scales = [Preprocess((m,), (s,)) for m, s in moments]
     if bool((std > 0).all()) and bool(mean.isfinite().all()):
-        made.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
+        scales.append(Preprocess(tuple(mean.tolist()), tuple(std.tolist())))
     if inputs.ndim == 4 and inputs.shape[1] == 3:
         usual = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        made.append(Preprocess(*usual))
-        made.append(Preprocess(*(tuple(255 * value for value in part) for part in usual)))
-    return made
+        scales.append(Preprocess(*usual))
+        scales.append(Preprocess(*(tuple(255 * value for value in part) for part in usual)))
+    return scales
 
 
 def _assigned(predictions: ndarray, true: ndarray, classes: int) -> ndarray:
@@ -225,9 +225,9 @@ def _associated(guessed: ndarray, true: ndarray) -> bool:
     """Returns whether guesses agree with labels more often than permuted guesses: a permutation test at 1 %."""
     if len(true) < 2:
         return False
-    coins = np.random.default_rng(0)
-    chosen = coins.permutation(len(true))[:5000]
+    generator = np.random.default_rng(0)
+    chosen = generator.permutation(len(true))[:5000]
     guessed, true = guessed[chosen], true[chosen]
     reached = int((guessed == true).sum())
-    as_many = sum(int((coins.permutation(guessed) == true).sum() >= reached) for _ in range(500))
+    as_many = sum(int((generator.permutation(guessed) == true).sum() >= reached) for _ in range(500))
     return (1 + as_many) / 501 < 0.01

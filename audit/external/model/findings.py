@@ -27,7 +27,7 @@ from ...evidence.audit import audit_random_split
 from ...evidence.one_run import Guesses, one_run
 from ...evidence.pairs import seed_of_split
 from ...scoring.membership import auc
-from ...scoring.random_split import SHARE
+from ...scoring.random_split import PAIRS_PER_GUESS
 from .attacks import AttackOutcome
 
 COMPARED = ("auc", "tpr_at_1pct_fpr")
@@ -118,10 +118,10 @@ def epsilon_bound(
     for outcome in ran:
         inside, outside, seed = _groups(outcome, members)
         pairs = min(len(inside), len(outside))
-        if pairs < SHARE:
-            return f"a bound needs at least {SHARE} pairs of a member and a non-member, got {pairs}"
+        if pairs < PAIRS_PER_GUESS:
+            return f"a bound needs at least {PAIRS_PER_GUESS} pairs of a member and a non-member, got {pairs}"
         lower_bound = audit_random_split(
-            inside, outside, method="one_run", answered=[pairs // SHARE], delta=delta, level=each, seed=seed
+            inside, outside, method="one_run", answered=[pairs // PAIRS_PER_GUESS], delta=delta, level=each, seed=seed
         )
         guesses = Guesses(*(int(lower_bound.detail[key]) for key in ("coins", "guessed", "correct")))  # pyright: ignore[reportArgumentType] -- counts
         if best is None or lower_bound.value > best[0]:

@@ -96,15 +96,19 @@ def refuse_other_columns(model: torch.nn.Module, columns: Sequence[str] | None, 
     Raises:
         ValueError: another name, or another order.
     """
-    given = [getattr(model, name, None) for name in ("feature_names", "feature_names_in_")]
-    wanted = next(
-        ([*map(str, feature_names)] for feature_names in given if isinstance(feature_names, list | tuple | np.ndarray)),
+    feature_lists = [getattr(model, name, None) for name in ("feature_names", "feature_names_in_")]
+    expected = next(
+        (
+            [*map(str, feature_names)]
+            for feature_names in feature_lists
+            if isinstance(feature_names, list | tuple | np.ndarray)
+        ),
         None,
     )
-    if wanted is None or columns is None or wanted == list(columns):
+    if expected is None or columns is None or expected == list(columns):
         return
-    place = next((i for i, pair in enumerate(zip(wanted, columns, strict=False)) if pair[0] != pair[1]), len(columns))
-    named = [str(names[place]) if place < len(names) else "none" for names in (wanted, columns)]
+    place = next((i for i, pair in enumerate(zip(expected, columns, strict=False)) if pair[0] != pair[1]), len(columns))
+    named = [str(names[place]) if place < len(names) else "none" for names in (expected, columns)]
     raise ValueError(
         f"columns of {of} must be the feature_names of the model, in their order, and column {place + 1} is "
         f"{named[1]} instead of {named[0]}; write the table in the order of the training"

@@ -163,8 +163,10 @@ def _built(
         known = transformers.AutoConfig.for_model(kind).to_dict()
     except ValueError:
         raise FileRefused(f"cannot read {folder}: transformers has no model_type {shown(kind)}") from None
-    given = {name: value for name, value in settings.items() if not name.startswith("_") and name not in _IGNORED}
-    used = {name: value for name, value in given.items() if name in known}
+    public_settings = {
+        name: value for name, value in settings.items() if not name.startswith("_") and name not in _IGNORED
+    }
+    used = {name: value for name, value in public_settings.items() if name in known}
     if labels:
         used["num_labels"] = labels
     with _of_transformers(folder):
@@ -195,7 +197,7 @@ def _built(
     wrong = [f"{kind.replace('_', ' ')}: {_listed(names)}" for kind, names in sorted(outcome.items()) if names]
     if wrong:
         raise ValueError(f"the weights of {folder} do not fit its {_CONFIG}: {'; '.join(wrong)}")
-    return model, sorted(given.keys() - known.keys())
+    return model, sorted(public_settings.keys() - known.keys())
 
 
 def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> StateFile:
@@ -204,10 +206,10 @@ def _with_adapter(model: nn.Module, adapter: Adapter, whole: StateFile) -> State
     state = adapter.merged(whole, own)
     strange = [name for name, tensor in state.tensors.items() if name not in own or own[name].shape != tensor.shape]
     if strange:
-        got = list(state.tensors[strange[0]].shape)
+        shape = list(state.tensors[strange[0]].shape)
         raise FileRefused(
-            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(got)} does not fit the network of its base "
-            f"model; {MERGE}"
+            f"cannot read {adapter.folder}: its {shown(strange[0])} {shown(shape)} does not fit the network of its "
+            f"base model; {MERGE}"
         )
     model.load_state_dict(state.tensors)
     return state
@@ -222,10 +224,10 @@ def _network(folder: Path, mapping: Any, config: Any, settings: Mapping[str, Any
     named = settings.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
     if name not in classes:
-        rest = f"; transformers has {', '.join(classes)}" if classes else ""
+        hint = f"; transformers has {', '.join(classes)}" if classes else ""
         raise FileRefused(
             f"cannot read {folder}: architectures in {_CONFIG} must name one image classifier of "
-            f"{shown(settings['model_type'])}, got {shown(named)}{rest}"
+            f"{shown(settings['model_type'])}, got {shown(named)}{hint}"
         )
     if not classes[name].__module__.startswith("transformers."):
         raise FileRefused(f"cannot read {folder}: {name} was registered by another package than transformers")

@@ -91,9 +91,9 @@ def read_sources(request: ModelAuditRequest) -> dict[str, DataFile]:
         if missing := [name for name in ("members", "non_members") if name not in groups]:
             raise ValueError(f"{files.split_file} must name {missing[0]}, and has none")
         return groups
-    given = {"members": files.members, "non_members": files.non_members, "population": files.population}
+    sources = {"members": files.members, "non_members": files.non_members, "population": files.population}
     return {
-        name: read_examples(source, reading=request.reading) for name, source in given.items() if source is not None
+        name: read_examples(source, reading=request.reading) for name, source in sources.items() if source is not None
     }
 
 

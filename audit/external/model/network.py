@@ -95,17 +95,17 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
         ValueError: the file holds the model more than once, as with a moving average.
     """
     own, _ = without_wrappers(_state(model))
-    given, _ = without_wrappers(tensors)
+    stored_tensors, _ = without_wrappers(tensors)
     # All possible prefixes: tied tensors may be absent, and a tensor may be missing or renamed.
     before = sorted(
         {
             name.removesuffix(own_name)
             for own_name in own
-            for name in given
+            for name in stored_tensors
             if name == own_name or name.endswith("." + own_name)
         }
     )
-    whole = [prefix for prefix in before if _holds(given, prefix, own)]
+    whole = [prefix for prefix in before if _holds(stored_tensors, prefix, own)]
     if len(whole) > 1:
         named = " and ".join(repr(prefix) if prefix else "no prefix" for prefix in whole)
         raise ValueError(
@@ -113,23 +113,25 @@ def own_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict[s
         )
     if not whole:
         # Remove the prefix of most tensors, so that the report lists only those that differ.
-        shared = {prefix: sum(prefix + name in given for name in own) for prefix in before}
+        shared = {prefix: sum(prefix + name in stored_tensors for name in own) for prefix in before}
         prefix = max(shared, key=lambda candidate: shared[candidate], default="")
         if not prefix or 2 * shared[prefix] <= len(own):
-            return given, ()
-        return {name.removeprefix(prefix): tensor for name, tensor in given.items()}, ()
+            return stored_tensors, ()
+        return {name.removeprefix(prefix): tensor for name, tensor in stored_tensors.items()}, ()
     (prefix,) = whole
-    stored = {name: given[prefix + name] for name in own if prefix + name in given}
+    stored = {name: stored_tensors[prefix + name] for name in own if prefix + name in stored_tensors}
     notes = [f"The prefix {prefix!r} was taken off the names of the model's tensors."] if prefix else []
-    if others := [name for name in given if name.removeprefix(prefix) not in own or not name.startswith(prefix)]:
-        some = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
-        notes.append(f"Tensors beside the model's were left out: {some}.")
+    if others := [
+        name for name in stored_tensors if name.removeprefix(prefix) not in own or not name.startswith(prefix)
+    ]:
+        left_out = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else "")
+        notes.append(f"Tensors beside the model's were left out: {left_out}.")
     return stored, tuple(notes)
 
 
-def _holds(given: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
+def _holds(stored: Mapping[str, Tensor], prefix: str, own: Mapping[str, Tensor]) -> bool:
     """Returns whether a file has all of a model's tensors behind a prefix, and no others of its modules."""
-    under = {name.removeprefix(prefix): tensor.shape for name, tensor in given.items() if name.startswith(prefix)}
+    under = {name.removeprefix(prefix): tensor.shape for name, tensor in stored.items() if name.startswith(prefix)}
     complete = all(
         under[name] == tensor.shape if name in under else any(o is tensor and n in under for n, o in own.items())
         for name, tensor in own.items()
@@ -161,13 +163,13 @@ def filled(model: nn.Module, tensors: Mapping[str, Tensor], *, own_code: bool = 
             finite.
     """
     own, _ = without_wrappers(_state(model))
-    given, _ = own_tensors(model, tensors)
-    missing = [name for name in own if name not in given and not _tied(own, name, given)]
-    unexpected = [name for name in given if name not in own]
-    misshapen = [name for name in given if name in own and given[name].shape != own[name].shape]
+    stored, _ = own_tensors(model, tensors)
+    missing = [name for name in own if name not in stored and not _tied(own, name, stored)]
+    unexpected = [name for name in stored if name not in own]
+    misshapen = [name for name in stored if name in own and stored[name].shape != own[name].shape]
     if missing or unexpected or misshapen:
-        raise ValueError(_report(own, given, missing, unexpected, misshapen, own_code))
-    converted = {name: _converted(tensor, own[name], name) for name, tensor in given.items()}
+        raise ValueError(_report(own, stored, missing, unexpected, misshapen, own_code))
+    converted = {name: _converted(tensor, own[name], name) for name, tensor in stored.items()}
     with torch.no_grad():
         for name, tensor in converted.items():
             own[name].copy_(tensor)
@@ -202,14 +204,14 @@ def _full(name: str) -> str:
     return prefixed
 
 
-def _tied(own: Mapping[str, Tensor], name: str, given: Mapping[str, Tensor]) -> bool:
+def _tied(own: Mapping[str, Tensor], name: str, stored: Mapping[str, Tensor]) -> bool:
     """Returns whether the model ties the tensor of that name to another that is given."""
-    return any(other in given and tensor is own[name] for other, tensor in own.items() if other != name)
+    return any(alias in stored and tensor is own[name] for alias, tensor in own.items() if alias != name)
 
 
 def _report(
     own: Mapping[str, Tensor],
-    given: Mapping[str, Tensor],
+    stored: Mapping[str, Tensor],
     missing: list[str],
     unexpected: list[str],
     misshapen: list[str],
@@ -217,28 +219,28 @@ def _report(
 ) -> str:
     lines = [
         f"the file does not fit the model: {len(missing)} of its {len(own)} tensors are missing, {len(unexpected)} of "
-        f"the file's {len(given)} are unexpected, {len(misshapen)} have another shape"
+        f"the file's {len(stored)} are unexpected, {len(misshapen)} have another shape"
     ]
     lines += _listed("missing", [f"{name} {_shape(own[name])}" for name in missing])
-    lines += _listed("unexpected", [f"{name} {_shape(given[name])}" for name in unexpected])
+    lines += _listed("unexpected", [f"{name} {_shape(stored[name])}" for name in unexpected])
     lines += _listed(
         "misshapen",
-        [f"{name} {_shape(given[name])} in the file, {_shape(own[name])} in the model" for name in misshapen],
+        [f"{name} {_shape(stored[name])} in the file, {_shape(own[name])} in the model" for name in misshapen],
     )
     way_out = "the function must build a network whose tensors have the names and shapes of the file's"
-    return "\n".join([*lines, way_out if own_code else _closest(given)])
+    return "\n".join([*lines, way_out if own_code else _closest(stored)])
 
 
-def _listed(what: str, tensors: list[str]) -> list[str]:
+def _listed(title: str, tensors: list[str]) -> list[str]:
     more = [f"and {len(tensors) - _SHOWN} more"] if len(tensors) > _SHOWN else []
-    return [f"  {what}: {'; '.join([*tensors[:_SHOWN], *more])}"] if tensors else []
+    return [f"  {title}: {'; '.join([*tensors[:_SHOWN], *more])}"] if tensors else []
 
 
-def _closest(given: Mapping[str, Tensor]) -> str:
+def _closest(stored: Mapping[str, Tensor]) -> str:
     """Returns a sentence on the known network that is most like the file."""
-    shapes = _shapes(given)
+    shapes = _shapes(stored)
     heads = [shape for shape in shapes.values() if len(shape) == 2]
-    scores = {name: _alike(shapes, known) for name, known in _known(heads[-1][0] if heads else None).items()}
+    scores = {name: _shared_fraction(shapes, known) for name, known in _known(heads[-1][0] if heads else None).items()}
     best = max(scores, key=lambda name: scores[name])
     if scores[best] < 0.5:
         return (
@@ -271,10 +273,10 @@ def _known(classes: int | None) -> dict[str, dict[str, tuple[int, ...]]]:
     return shapes
 
 
-def _alike(these: Mapping[str, tuple[int, ...]], those: Mapping[str, tuple[int, ...]]) -> float:
+def _shared_fraction(shapes: Mapping[str, tuple[int, ...]], others: Mapping[str, tuple[int, ...]]) -> float:
     """Returns the share of names that both have with equal shape, among the names of either."""
-    both = sum(those.get(name) == shape for name, shape in these.items())
-    return both / len(these.keys() | those.keys())
+    both = sum(others.get(name) == shape for name, shape in shapes.items())
+    return both / len(shapes.keys() | others.keys())
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -186,8 +186,8 @@ def _of_steadiness(model: nn.Module, inputs: Tensor) -> list[Remark]:
     if (unsteadiness := unsteady(model, inputs)) is None:
         return []
     sentence = (
-        f"the model answers {unsteadiness.moved} of {unsteadiness.asked} members otherwise when it is "
-        f"{unsteadiness.told}; audit it in evaluation mode (--accept unsteady where it is used like this)"
+        f"the model answers {unsteadiness.moved} of {unsteadiness.compared} members otherwise when it is "
+        f"{unsteadiness.condition}; audit it in evaluation mode (--accept unsteady where it is used like this)"
     )
     return [Remark(kind="unsteady", stop=True, sentence=sentence)]
 
@@ -227,20 +227,20 @@ def _of_inputs(groups: Groups) -> list[Remark]:
 
 def _of_copies(groups: Groups) -> list[Remark]:
     """Returns remarks on examples that are in two groups, or twice in a group."""
-    given = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
-    present = {name: group for name, group in given.items() if group is not None}
+    by_name = {"members": groups.members, "non-members": groups.non_members, "population": groups.population}
+    present = {name: group for name, group in by_name.items() if group is not None}
     keys = dict(zip(present, contents([group.inputs for group in present.values()]), strict=True))
     remarks = []
-    for first, other in (("members", "non-members"), ("population", "members"), ("population", "non-members")):
-        if first not in keys or other not in keys:
+    for first, second in (("members", "non-members"), ("population", "members"), ("population", "non-members")):
+        if first not in keys or second not in keys:
             continue
-        shared = len(np.intersect1d(keys[first], keys[other]))
+        shared = len(np.intersect1d(keys[first], keys[second]))
         if not shared:
             continue
-        smaller = min(len(np.unique(keys[first])), len(np.unique(keys[other])))
+        smaller = min(len(np.unique(keys[first])), len(np.unique(keys[second])))
         words = "the very same examples" if shared == smaller else f"{shared} examples in common"
         way_out = "" if shared == smaller else "; leave them out (--drop-overlap)"
-        sentence = f"{first} and {other} have {words}; an example is in one group{way_out}"
+        sentence = f"{first} and {second} have {words}; an example is in one group{way_out}"
         remarks.append(Remark(kind="overlap", stop=True, sentence=sentence))
     for name, own in keys.items():
         if (twice := len(own) - len(np.unique(own))) > 0:
@@ -281,9 +281,9 @@ def _of_accuracies(accuracy: dict[str, Metric]) -> list[Remark]:
     """Returns a remark if accuracy is lower on members than on non-members, by Fisher's exact test."""
     inside, outside = accuracy["members"], accuracy["non_members"]
     counts = [(CountDetail.of(metric.detail).correct, int(metric.n or 0)) for metric in (inside, outside)]
-    (right, n), (other, among) = counts
+    (right, n), (right_outside, n_outside) = counts
     # Hypergeometric, given the total number of right answers.
-    if float(stats.hypergeom.cdf(right, n + among, right + other, n)) >= 1e-3:
+    if float(stats.hypergeom.cdf(right, n + n_outside, right + right_outside, n)) >= 1e-3:
         return []
     return [
         Remark(
@@ -347,8 +347,8 @@ def _of_knowledge(
     if knows.known and not weak and share >= 0.9:
         return []
     inputs = torch.cat([groups.members.inputs, groups.non_members.inputs])
-    if (other := other_inputs(model, inputs, labels, groups.preprocess)) is not None:
-        scale, now, then = other
+    if (rescaled := other_inputs(model, inputs, labels, groups.preprocess)) is not None:
+        scale, now, then = rescaled
         summary = f"{summary}: with --preprocess {scale} it is right on {then:.1%} of some, and as it is on {now:.1%}"
         return [Remark(kind="preprocessing", stop=True, sentence=summary)]
     if knows.known and not weak:

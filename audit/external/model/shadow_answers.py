@@ -148,12 +148,12 @@ def read_bank(
     models, examples = len(logits), len(ids)
     # Models of two classes may have a single output.
     outputs = 1 if classes == 2 and logits.shape[-1] == 1 else classes
-    wanted = (
+    shape = (
         f"[models, {examples}, {classes}]: {len(owned.members)} members, then {len(owned.non_members)} non-members, in "
         "the order of their files"
     )
     if logits.ndim != 4 or tuple(logits.shape[1:2]) + tuple(logits.shape[3:]) != (examples, outputs):
-        raise ValueError(f"logits of --bank must be {wanted}; got {list(tensors['logits'].shape)}")
+        raise ValueError(f"logits of --bank must be {shape}; got {list(tensors['logits'].shape)}")
     if models < 2 or models % 2:
         raise ValueError(f"--bank must have answers of an even number of models, at least 2, got {models}")
     if tuple(halves.shape) != (models, examples) or not bool(((halves == 0) | (halves == 1)).all()):

@@ -23,7 +23,7 @@ from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of
 from ...scoring.score import score
-from ...targets.observe import World
+from ...targets.observe import PublicKnowledge
 from ...targets.simulated_update import simulate_share
 from ...targets.structure import structure
 from .attacks import Audited
@@ -37,7 +37,7 @@ class GradientLeak:
         name: of the attack.
         settings: all of them.
         psnr: of each image, dB, capped at 120.
-        found: reconstructions [n, *shape]; None if it did not run.
+        reconstructions: [n, *shape]; None if it did not run.
         why_not: why it did not run, in a sentence; empty if it ran.
         seconds: wall clock.
     """
@@ -45,7 +45,7 @@ class GradientLeak:
     name: str
     settings: Mapping[str, Any]
     psnr: tuple[float, ...] = ()
-    found: Tensor | None = None
+    reconstructions: Tensor | None = None
     why_not: str = ""
     seconds: float = 0.0
 
@@ -91,24 +91,29 @@ def shared_gradients(
     order = torch.randperm(len(audited.members), generator=keyed(seed_of({"seed": seed}, "shared gradients")))
     chosen = order[:images].to(audited.members.inputs.device)
     inputs, labels = audited.members.inputs[chosen], audited.members.labels[chosen]
-    return inputs, [_attacked(audited, defense, name, given, inputs, labels, seed) for name, given in attacks]
+    return inputs, [_attacked(audited, defense, name, settings, inputs, labels, seed) for name, settings in attacks]
 
 
 def _attacked(
-    audited: Audited, defense: Defense, name: str, given: Mapping[str, Any], inputs: Tensor, labels: Tensor, seed: int
+    audited: Audited, defense: Defense, name: str, chosen: Mapping[str, Any], inputs: Tensor, labels: Tensor, seed: int
 ) -> GradientLeak:
     attack = catalog.attack(name)
-    settings = attack.settings(**given)
-    world: World = audited.world
+    settings = attack.settings(**chosen)
+    public_knowledge: PublicKnowledge = audited.public_knowledge
     begun, reconstructions, values = time.perf_counter(), [], []
     try:
         for place in range(len(inputs)):
             batch = slice(place, place + 1)
             shared = simulate_share(
-                audited.model, inputs[batch], labels[batch], defense, world=world, population=world.population
+                audited.model,
+                inputs[batch],
+                labels[batch],
+                defense,
+                public_knowledge=public_knowledge,
+                population=public_knowledge.population,
             )
-            coins = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
-            result = attack(shared.observation, coins, **copy.deepcopy(settings))
+            generator = keyed(seed_of({"attack": name, "seed": seed, "place": place}, "shared gradient"))
+            result = attack(shared.observation, generator, **copy.deepcopy(settings))
             metric = score(result, shared.truth)["psnr"]
             if metric.value is None:
                 return GradientLeak(name=name, settings=settings, why_not=f"{name}: {metric.reason}")
@@ -123,6 +128,6 @@ def _attacked(
         name=name,
         settings=settings,
         psnr=tuple(values),
-        found=torch.stack(reconstructions),
+        reconstructions=torch.stack(reconstructions),
         seconds=time.perf_counter() - begun,
     )

@@ -10,7 +10,7 @@ from leakbench.leaderboard.records.details import AucDetail
 
 from ...evidence.one_run import Guesses, one_run
 from ...scoring.membership import FPRS, auc, tpr_at_fpr
-from ...scoring.random_split import SHARE
+from ...scoring.random_split import PAIRS_PER_GUESS
 
 POWER = 0.8
 """Power at which the smallest detectable leak would show."""
@@ -32,8 +32,8 @@ def smallest_leak(
     detail = AucDetail.of(auc(np.zeros(halves[0]), np.zeros(halves[1])).detail)
     pairs = min(members, non_members)
     ceiling = None
-    if pairs >= SHARE:
-        answered = pairs // SHARE
+    if pairs >= PAIRS_PER_GUESS:
+        answered = pairs // PAIRS_PER_GUESS
         ceiling = one_run(Guesses(pairs, answered, answered), delta, 1 - (1 - level) / max(1, attacks))
     one_percent, tenth_of_it = (_least_tpr(members, non_members, fpr) for fpr in FPRS.values())
     return SmallestLeak(

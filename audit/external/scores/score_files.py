@@ -174,12 +174,12 @@ def _scores_of(table: Any, labels: Tensor | None, path: Path) -> dict[str, np.nd
                 f"logits of {path.name} must be of two classes at least, got {logits[0]} alone; for a classifier with "
                 "one output z give 0 as logit_0 and z as logit_1, or loss"
             )
-        wanted = [f"logit_{number}" for number in range(len(logits))]
-        if sorted(logits) != sorted(wanted) or labels is None:
-            raise ValueError(f"logits of {path.name} must be {wanted[0]} to {wanted[-1]}, with a column label")
-        values = torch.from_numpy(np.stack([_numbers(table, name, path) for name in wanted], axis=1))
-        if int(labels.min()) < 0 or int(labels.max()) >= len(wanted):
-            raise ValueError(f"label of {path.name} must be in [0, {len(wanted)}), got {int(labels.max())}")
+        expected = [f"logit_{number}" for number in range(len(logits))]
+        if sorted(logits) != sorted(expected) or labels is None:
+            raise ValueError(f"logits of {path.name} must be {expected[0]} to {expected[-1]}, with a column label")
+        values = torch.from_numpy(np.stack([_numbers(table, name, path) for name in expected], axis=1))
+        if int(labels.min()) < 0 or int(labels.max()) >= len(expected):
+            raise ValueError(f"label of {path.name} must be in [0, {len(expected)}), got {int(labels.max())}")
         columns["loss_of_logits"] = -nn.functional.cross_entropy(values, labels, reduction="none").numpy()
     for name, values in columns.items():
         if len(values) > 1 and bool((values == values[0]).all()):

@@ -61,9 +61,9 @@ def run_on_transcript(
     """
     knows = audited.offered | Knows.DEFENSE
     read = min(max(1, MOST_GRADIENTS // (len(audited.members) + len(audited.non_members))), len(transcript))
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**given)
+        settings = attack.settings(**chosen)
         if Knows.OTHERS in attack.requires.knows & ~knows:
             why = f"{name} needs what everybody else contributed to each update, which is in no transcript"
             yield AttackOutcome(
@@ -72,9 +72,9 @@ def run_on_transcript(
             continue
 
         def asks(
-            attack: Attack[Any], candidates: Candidates, coins: int, settings: Mapping[str, Any]
+            attack: Attack[Any], candidates: Candidates, seed: int, settings: Mapping[str, Any]
         ) -> MembershipScores:
-            return _scores(attack, _view(audited, transcript, candidates.given, claim, read), coins, settings)
+            return _scores(attack, _view(audited, transcript, candidates.given, claim, read), seed, settings)
 
         outcome = outcome_of(audited, attack, settings, asks, knows=knows, delta=delta, seed=seed)
         yield (
@@ -92,7 +92,7 @@ def _view(
     return TranscriptView(
         transcript=transcript,
         model=audited.model,
-        world=audited.world,
+        public_knowledge=audited.public_knowledge,
         candidates=Examples(ids=candidates.ids.cpu(), inputs=candidates.inputs.cpu(), labels=candidates.labels.cpu()),
         sample_rate=1.0 if claim is None or claim.sample_rate is None or everybody else claim.sample_rate,
         independent=claim is None or claim.sampling in ("", "poisson", "full"),

@@ -120,12 +120,12 @@ class CanaryScores:
         """
         if step.noise_std == 0:
             return
-        here = replace(
+        completed = replace(
             step,
             released=step.released.to(self._device),
             parameters=None if step.parameters is None else step.parameters.to(self._device),
         )
-        observation = Observed(executed(here, self._header, self._rate), self._model, self._layout, self._loss)
+        observation = Observed(executed(completed, self._header, self._rate), self._model, self._layout, self._loss)
         whitened = observation.sums.double() / step.noise_std**2
         at_once = max(1, _NUMBERS // self._layout.dim)
         scores = []

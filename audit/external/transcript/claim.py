@@ -241,7 +241,9 @@ def judge_transcript(
             f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
             "than stated, or these coordinates have a gradient after all."
         )
-    bound = None if scores is None or canaries is None else _asked(scores, canaries, claim, share, refuted, skipped)
+    bound = (
+        None if scores is None or canaries is None else _canary_bound(scores, canaries, claim, share, refuted, skipped)
+    )
     return TranscriptVerdict(
         word="violation" if refuted else "no verdict" if problems else "no violation found",
         refuted=tuple(refuted),
@@ -410,7 +412,7 @@ def _too_little(
     )
 
 
-def _asked(
+def _canary_bound(
     scores: CanaryScores,
     canaries: GradientCanaries,
     claim: StatedClaim,

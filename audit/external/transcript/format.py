@@ -114,29 +114,29 @@ class TranscriptHeader:
             raise ValueError(f"it has the unknown field {unknown[0]!r}; fields are {', '.join(sorted(known))}")
         if missing := [name for name in ("format", "version", "names", "shapes") if name not in header]:
             raise ValueError(f"it must have the field {missing[0]!r}")
-        given = dict(header)
-        names, shapes = given["names"], given["shapes"]
+        values = dict(header)
+        names, shapes = values["names"], values["shapes"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("names must be a list of strings")
         if not isinstance(shapes, list) or not all(
             isinstance(shape, list) and all(type(n) is int for n in shape) for shape in shapes
         ):
             raise ValueError("shapes must be a list of lists of whole numbers")
-        given |= {"names": tuple(names), "shapes": tuple(tuple(shape) for shape in shapes)}
+        values |= {"names": tuple(names), "shapes": tuple(tuple(shape) for shape in shapes)}
         for name in ("clip_norm", "noise_multiplier", "expected_batch"):
-            value = given.get(name)
+            value = values.get(name)
             if value is not None and type(value) not in (int, float):
                 raise ValueError(f"{name} must be a number or null, got {value!r}")
-            given[name] = None if value is None else float(value)
+            values[name] = None if value is None else float(value)
         for name in ("optimizer", "clipping", "parameters", "format"):
-            if name in given and not isinstance(given[name], str):
-                raise ValueError(f"{name} must be a string, got {given[name]!r}")
+            if name in values and not isinstance(values[name], str):
+                raise ValueError(f"{name} must be a string, got {values[name]!r}")
         for name, words in (("clipping", get_args(Clipping)), ("parameters", get_args(KeptParameters))):
-            if name in given and given[name] not in words:
-                raise ValueError(f"{name} must be one of {', '.join(words)}, got {given[name]!r}")
-        if type(given["version"]) is not int:
-            raise ValueError(f"version must be a whole number, got {given['version']!r}")
-        return cls(**given)
+            if name in values and values[name] not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {values[name]!r}")
+        if type(values["version"]) is not int:
+            raise ValueError(f"version must be a whole number, got {values['version']!r}")
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class WatchedTranscript:
     header: TranscriptHeader
     numbers: tuple[int, ...]
     lost: tuple[int, ...] = ()
-    taken: int | None = None
+    steps_taken: int | None = None
     remarks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class WatchedTranscript:
     @property
     def steps_counted(self) -> int:
         """Number of updates released, as far as the folder shows: steps present, lost or not written."""
-        return max(len(self.numbers) + len(self.lost), self.taken or 0)
+        return max(len(self.numbers) + len(self.lost), self.steps_taken or 0)
 
     def __iter__(self) -> Iterator[WatchedStep]:
         """Yields steps in order, as stored, with parameters derived from earlier steps.
@@ -285,16 +285,17 @@ def read_transcript(folder: str | Path) -> WatchedTranscript:
             f"steps of a transcript must be numbered from 0 without a gap, got none of number {missing[0]} in {folder}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         )
-    taken = _taken(folder)
-    if taken is None:
+    steps_taken = _steps_taken(folder)
+    if steps_taken is None:
         remarks.append("It was not closed: the training may have gone on, or was stopped.")
-    elif taken < len(whole) + len(lost):
-        raise TranscriptRefused(f"{END} of {folder} says {taken} steps, and there are {len(whole) + len(lost)}")
-    elif taken > len(whole) + len(lost):
+    elif steps_taken < len(whole) + len(lost):
+        raise TranscriptRefused(f"{END} of {folder} says {steps_taken} steps, and there are {len(whole) + len(lost)}")
+    elif steps_taken > len(whole) + len(lost):
         remarks.append(
-            f"The training took {taken} steps, of which {len(whole) + len(lost)} were written before the limit of disk."
+            f"The training took {steps_taken} steps, of which {len(whole) + len(lost)} were written before the "
+            "limit of disk."
         )
-    return WatchedTranscript(folder, header, tuple(whole), tuple(sorted(lost)), taken, tuple(remarks))
+    return WatchedTranscript(folder, header, tuple(whole), tuple(sorted(lost)), steps_taken, tuple(remarks))
 
 
 def read_header_file(folder: Path) -> TranscriptHeader:
@@ -378,7 +379,7 @@ def _read_step(path: Path, number: int, header: TranscriptHeader) -> WatchedStep
     )
 
 
-def _taken(folder: Path) -> int | None:
+def _steps_taken(folder: Path) -> int | None:
     if not (folder / END).exists():
         return None
     steps = _json(folder / END).get("steps")

@@ -107,7 +107,10 @@ class NoiseTests:
         looks = [look for look in looks if look[3] > 0]
         each = (1 - level) / max(len(looks), 1)
         return tuple(
-            sorted((_found(*look, each) for look in looks), key=lambda one: (one.p_value, one.high, one.centred))
+            sorted(
+                (_tested(*look, each) for look in looks),
+                key=lambda compared: (compared.p_value, compared.high, compared.centred),
+            )
         )
 
     @property
@@ -153,7 +156,7 @@ class NoiseTests:
             self._degrees[row, tensors] += self._zero.numel()
 
 
-def _found(where: str, centred: bool, energy: float, degrees: int, share: float) -> NoiseFound:
+def _tested(where: str, centred: bool, energy: float, degrees: int, share: float) -> NoiseFound:
     exact = where == ZERO and not centred
     low = math.sqrt(energy / float(stats.chi2.ppf(1 - share, degrees))) if exact else None
     return NoiseFound(
@@ -200,12 +203,12 @@ def zero_coordinates(model: nn.Module, layout: Layout, inputs: Float[Tensor, "n 
                 model(part.to(device))
                 if not reached:
                     return "no layer with parameters is reached"
-                first, given = reached[0]
+                first, first_noise = reached[0]
                 if not isinstance(first, nn.Linear):
                     return f"the first layer with parameters is a {type(first).__name__}, and not linear"
                 if sum(module is first for module, _ in reached) > 1:
                     return "the first linear layer is used twice"
-                dead = (given == 0).flatten(0, -2).all(0)
+                dead = (first_noise == 0).flatten(0, -2).all(0)
                 zero = dead if zero is None else zero & dead
     finally:
         for handle in handles:

@@ -27,7 +27,7 @@ from leakbench.attacks.core import (
 )
 from leakbench.defenses.core import Block, Everything, Layout, NoisyPlan, Step, StepPlan, clip
 
-from ...targets.observe import FinalView, World, model_access, observe
+from ...targets.observe import FinalView, PublicKnowledge, model_access, observe
 from .format import TranscriptHeader, WatchedStep, WatchedTranscript
 
 
@@ -38,7 +38,7 @@ class TranscriptView:
     Attributes:
         transcript: read from disk.
         model: gives the architecture, frozen parameters and buffers; trained parameters are read from the transcript.
-        world: public knowledge.
+        public_knowledge: public knowledge.
         candidates: of the membership attacks; None without membership attacks.
         sample_rate: probability that a record is in a step's batch; 1 for full batches.
         independent: whether records are sampled independently, as under Poisson sampling.
@@ -47,7 +47,7 @@ class TranscriptView:
 
     transcript: WatchedTranscript
     model: nn.Module
-    world: World
+    public_knowledge: PublicKnowledge
     candidates: Examples | None = None
     sample_rate: float = 1.0
     independent: bool = True
@@ -76,7 +76,7 @@ class TranscriptView:
                 executed(step, self.transcript.header, self.sample_rate),
                 model,
                 layout,
-                self.world,
+                self.public_knowledge,
                 sample_rate=self.sample_rate,
                 participation="known" if self.sample_rate == 1 else "independent" if self.independent else "dependent",
                 candidates=self.candidates,
@@ -85,7 +85,7 @@ class TranscriptView:
     def seen(self) -> SeenTranscript:
         """Returns the view of `Access.ALL_STEPS`: every release, and queries to the given model."""
         model = copy.deepcopy(self.model).cpu().eval()
-        final = model_access(FinalView(model, self.world, self.candidates))
+        final = model_access(FinalView(model, self.public_knowledge, self.candidates))
         steps = Steps(self.observations, lambda: self.steps_read)
         return SeenTranscript(steps=steps, candidates=self.candidates, final=final)
 
@@ -105,11 +105,11 @@ class TranscriptView:
             raise NotApplicable("scores need candidates, members and non-members; give both")
         total = torch.zeros(len(self.candidates), dtype=torch.float64)
         for number, observed in enumerate(self.observations()):
-            coins = torch.Generator().manual_seed(number)
-            given = self.candidates
+            generator = torch.Generator().manual_seed(number)
+            examples = self.candidates
             # Copied for each step: an attack may write into its input.
-            own = Examples(ids=given.ids.clone(), inputs=given.inputs.clone(), labels=given.labels.clone())
-            scores = attack(replace(observed, candidates=own), coins, **settings).scores.cpu()
+            own = Examples(ids=examples.ids.clone(), inputs=examples.inputs.clone(), labels=examples.labels.clone())
+            scores = attack(replace(observed, candidates=own), generator, **settings).scores.cpu()
             total += subsampled(scores, self.sample_rate) if log_ratio else scores
         return MembershipScores(ids=self.candidates.ids, scores=total, exact=False, dependence="per_model")
 

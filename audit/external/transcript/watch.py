@@ -136,11 +136,11 @@ class Watch:
             step["absent"] = torch.tensor(absent)
         numbers = self._scales.now() | ({} if (lr := _plain_lr(self._inner)) is None else {"lr": lr})
         for name, value in numbers.items():
-            said = getattr(self.header, name, None)
-            if said is not None and value != said:
+            first_value = getattr(self.header, name, None)
+            if first_value is not None and value != first_value:
                 raise ValueError(
-                    f"{name} of the watched optimizer changed from {said} to {value}; watch it with varies=True, in a "
-                    "folder of its own"
+                    f"{name} of the watched optimizer changed from {first_value} to {value}; watch it with varies=True,"
+                    " in a folder of its own"
                 )
             step[name] = torch.tensor([value], dtype=torch.float64)
         return save(step)
@@ -258,11 +258,11 @@ def _prepare(folder: Path, header: TranscriptHeader) -> None:
         return
     existing = read_header_file(folder)
     for field in fields(header):
-        stored, here = getattr(existing, field.name), getattr(header, field.name)
-        if field.name != "optimizer" and stored != here:
+        stored, requested = getattr(existing, field.name), getattr(header, field.name)
+        if field.name != "optimizer" and stored != requested:
             raise TranscriptRefused(
-                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got {_brief(here)}; "
-                "name another folder for another run"
+                f"{field.name} of the transcript in {folder} must be as it was, {_brief(stored)}, got "
+                f"{_brief(requested)}; name another folder for another run"
             )
 
 
@@ -279,7 +279,7 @@ def _resumed(folder: Path, header: TranscriptHeader) -> tuple[int, int]:
     sessions = 0
     if whole:
         transcript = read_transcript(folder)
-        if transcript.taken is not None and transcript.taken > len(transcript) + len(transcript.lost):
+        if transcript.steps_taken is not None and transcript.steps_taken > len(transcript) + len(transcript.lost):
             raise TranscriptRefused(
                 f"the transcript in {folder} stopped at its limit of disk, and steps are missing; name another folder"
             )

@@ -50,14 +50,14 @@ class _OpacusScales(StatedScales):
         self._before: Any = None
 
     def stated(self) -> dict[str, float]:
-        made = self._optimizer
+        optimizer = self._optimizer
         divisor = 1.0
-        if made.loss_reduction == "mean":
+        if optimizer.loss_reduction == "mean":
             # Each process divides by its own share, and the sum over processes by their number.
-            divisor = float(made.expected_batch_size) * getattr(made, "world_size", 1)
+            divisor = float(optimizer.expected_batch_size) * getattr(optimizer, "world_size", 1)
         return {
-            "noise_multiplier": float(made.noise_multiplier),
-            "clip_norm": float(made.max_grad_norm),
+            "noise_multiplier": float(optimizer.noise_multiplier),
+            "clip_norm": float(optimizer.max_grad_norm),
             "expected_batch": divisor,
         }
 
@@ -84,12 +84,12 @@ class _OpacusScales(StatedScales):
         if self.adaptive and self._optimizer.step_hook == self._note:
             self._optimizer.step_hook = self._before
 
-    def _note(self, made: Any) -> None:
+    def _note(self, optimizer: Any) -> None:
         if self._before is not None:
-            self._before(made)
-        sigma, clip_norm = float(made.noise_multiplier), float(made.max_grad_norm)
+            self._before(optimizer)
+        sigma, clip_norm = float(optimizer.noise_multiplier), float(optimizer.max_grad_norm)
         # Part of the noise multiplier pays for the count of gradients below the bound (Andrew et al. 2021, Theorem 1).
-        own = (sigma**-2 - (2 * made.unclipped_num_std) ** -2) ** -0.5 if sigma > 0 else 0.0
+        own = (sigma**-2 - (2 * optimizer.unclipped_num_std) ** -2) ** -0.5 if sigma > 0 else 0.0
         self._noted = clip_norm, own * clip_norm
 
 
@@ -112,13 +112,13 @@ def scales_of(
     Raises:
         ValueError: a scale is given for an optimizer with its own, missing for one without, or out of range.
     """
-    given = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "expected_batch": expected_batch}
+    by_name = {"noise_multiplier": noise_multiplier, "clip_norm": clip_norm, "expected_batch": expected_batch}
     if hasattr(optimizer, "original_optimizer"):
-        if known := [name for name, value in (given | {"clipping": clipping}).items() if value is not None]:
+        if known := [name for name, value in (by_name | {"clipping": clipping}).items() if value is not None]:
             raise ValueError(f"{known[0]} must not be given for an optimizer of Opacus, which has its own")
         return _OpacusScales(optimizer)
     stated: dict[str, float] = {}
-    for name, value in given.items():
+    for name, value in by_name.items():
         if value is None:
             raise ValueError(f"{name} must be given for an optimizer of PyTorch, which does not know it")
         if not (math.isfinite(value) and (value > 0 or (value == 0 and name == "noise_multiplier"))):

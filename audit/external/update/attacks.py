@@ -37,7 +37,7 @@ from ...catalog import methods as catalog
 from ...catalog.messages import in_one_line
 from ...plan.request import seed_of
 from ...subjects.outcome import join
-from ...targets.observe import World, observe
+from ...targets.observe import PublicKnowledge, observe
 from ..examples.exchangeable import unlike
 from .convention import Convention, Declared, UpdateIs, mean_gradient
 from .scale import logit_layer
@@ -155,12 +155,12 @@ def read_update(
         noise_multiplier=noise_multiplier,
     )
     own = copy.deepcopy(model).eval()
-    given, notes = parameters_of(own, tensors)
-    given, still = moved_parameters(own, given)
+    sent, notes = parameters_of(own, tensors)
+    sent, still = moved_parameters(own, sent)
     notes += still
-    lacking = freeze_others(own, given)
+    lacking = freeze_others(own, sent)
     layout = Layout.of(own)
-    moved = statistics_moved(own, given)
+    moved = statistics_moved(own, sent)
     computed, in_training = own, training_mode or bool(moved)
     if in_training:
         computed = of_batches(own)
@@ -178,7 +178,7 @@ def read_update(
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
         probe = torch.zeros(2, *input_shape, device=device)
-    vector, convention = mean_gradient(computed, layout, given, declared, probe=probe, public=public)
+    vector, convention = mean_gradient(computed, layout, sent, declared, probe=probe, public=public)
     return SharedFile(
         model=own,
         gradient=vector.to(device),
@@ -190,19 +190,23 @@ def read_update(
         convention=convention,
         lacking=lacking,
         in_training=computed if in_training else None,
-        batch_statistics=batch_statistics(own, given) if moved else {},
+        batch_statistics=batch_statistics(own, sent) if moved else {},
         notes=(*notes, *convention.notes),
     )
 
 
 def observed(
-    shared: SharedFile, world: World, candidates: Examples | None = None, *, kind: str = "membership"
+    shared: SharedFile,
+    public_knowledge: PublicKnowledge,
+    candidates: Examples | None = None,
+    *,
+    kind: str = "membership",
 ) -> Observation:
     """Builds the observation of an update that attacks receive.
 
     Args:
         shared: the update.
-        world: public knowledge, with public examples.
+        public_knowledge: public knowledge, with public examples.
         candidates: possible members of the batch.
         kind: of the attack. For a step in training mode, membership attacks get the target in evaluation mode, which
             keeps ranks among decoys valid; others get a target with batch statistics.
@@ -222,7 +226,7 @@ def observed(
         step,
         shared.model,
         shared.layout,
-        world,
+        public_knowledge,
         labels=shared.labels,
         batch_size=shared.batch_size,
         candidates=candidates,
@@ -231,17 +235,17 @@ def observed(
     if model is None or kind == "membership":
         return target
     if kind == "reconstruction":
-        return observed_in_training(target, model, shared.layout, world.loss, size, shared.batch_statistics)
-    probe = shared.gradient.new_zeros(2, *world.input_shape)
+        return observed_in_training(target, model, shared.layout, public_knowledge.loss, size, shared.batch_statistics)
+    probe = shared.gradient.new_zeros(2, *public_knowledge.input_shape)
     return labels_in_training(target, model, shared.layout, logit_layer(model, probe, None), size)
 
 
-def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFile:
+def with_labels(shared: SharedFile, public_knowledge: PublicKnowledge, *, seed: int = 0) -> SharedFile:
     """Adds the labels recovered by a label attack, for attacks on inputs that need labels.
 
     Args:
         shared: the update.
-        world: public knowledge, with public examples.
+        public_knowledge: public knowledge, with public examples.
         seed: of the generator.
 
     Returns:
@@ -250,7 +254,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
     if shared.labels is not None or shared.convention.unreadable:
         return shared
     named = next(name for name in catalog.names("attacks") if catalog.attack(name).kind == "labels")
-    (finding,) = attack_update(shared, world, [(named, {})], seed=seed)
+    (finding,) = attack_update(shared, public_knowledge, [(named, {})], seed=seed)
     result = finding.result
     if not isinstance(result, LabelEstimate) or int(result.counts.sum()) != shared.batch_size:
         return shared
@@ -264,7 +268,7 @@ def with_labels(shared: SharedFile, world: World, *, seed: int = 0) -> SharedFil
 
 def attack_update(
     shared: SharedFile,
-    world: World,
+    public_knowledge: PublicKnowledge,
     attacks: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     candidates: Examples | None = None,
@@ -274,26 +278,26 @@ def attack_update(
 
     Args:
         shared: the update.
-        world: public knowledge. For membership attacks its population is split in two: half is known to the attack,
-            the other half serve as decoys.
+        public_knowledge: public knowledge. For membership attacks its population is split in two: half is known to the
+            attack, the other half serve as decoys.
         attacks: names of attacks, each with its settings.
         candidates: possible members of the batch; None without membership attacks.
         seed: of the generators and of that split.
     """
     findings = []
-    for name, given in attacks:
+    for name, chosen in attacks:
         attack = catalog.attack(name)
-        settings = attack.settings(**given)
+        settings = attack.settings(**chosen)
         about: dict[str, Any] = {"name": name, "settings": settings, "kind": attack.kind}
-        coins = keyed(seed_of({"attack": name, "seed": seed}, "update"))
-        own, everybody = world, candidates
+        generator = keyed(seed_of({"attack": name, "seed": seed}, "update"))
+        own, everybody = public_knowledge, candidates
         try:
             if shared.convention.unreadable:
                 raise NotApplicable(shared.convention.unreadable)
             if attack.kind == "membership":
-                own, everybody = _with_decoys(world, candidates, seed)
+                own, everybody = _with_decoys(public_knowledge, candidates, seed)
             target = observed(shared, own, everybody, kind=attack.kind)
-            result = _trusted(attack(target, coins, **copy.deepcopy(settings)), shared)
+            result = _trusted(attack(target, generator, **copy.deepcopy(settings)), shared)
         except (NotApplicable, AccessError) as error:
             findings.append(UpdateFinding(**about, why_not=f"{name} does not apply: {error}{_lacks(shared)}"))
         except (ValueError, RuntimeError, NotImplementedError) as error:
@@ -307,8 +311,8 @@ def attack_update(
 
 def _lacks(shared: SharedFile) -> str:
     """Names the missing parameters, as a suffix of the reason why an attack does not apply."""
-    some = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
-    return f"; the update lacks {some}" if shared.lacking else ""
+    names = ", ".join(map(repr, shared.lacking[:4])) + (" and others" if len(shared.lacking) > 4 else "")
+    return f"; the update lacks {names}" if shared.lacking else ""
 
 
 def _trusted(result: Any, shared: SharedFile) -> Any:
@@ -327,9 +331,11 @@ def _trusted(result: Any, shared: SharedFile) -> Any:
     return result if sure or not doubted else replace(result, status="degraded")
 
 
-def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[World, Examples]:
-    """Returns a world with half of the public examples, and candidates followed by the other half."""
-    public = world.population
+def _with_decoys(
+    public_knowledge: PublicKnowledge, candidates: Examples | None, seed: int
+) -> tuple[PublicKnowledge, Examples]:
+    """Returns public knowledge with half of the public examples, and candidates followed by the other half."""
+    public = public_knowledge.population
     if candidates is None:
         raise NotApplicable("nobody is asked about; give --candidates")
     if public is None:
@@ -338,15 +344,15 @@ def _with_decoys(world: World, candidates: Examples | None, seed: int) -> tuple[
         raise NotApplicable(why)
     order = torch.randperm(len(public), generator=keyed(seed_of({"seed": seed}, "decoys"))).to(public.ids.device)
     known, decoys = (
-        Examples(ids=public.ids[some], inputs=public.inputs[some], labels=public.labels[some])
-        for some in order.tensor_split(2)
+        Examples(ids=public.ids[half], inputs=public.inputs[half], labels=public.labels[half])
+        for half in order.tensor_split(2)
     )
-    own = World(
-        input_shape=world.input_shape,
-        classes=world.classes,
-        low=world.low,
-        high=world.high,
-        loss=world.loss,
+    own = PublicKnowledge(
+        input_shape=public_knowledge.input_shape,
+        classes=public_knowledge.classes,
+        low=public_knowledge.low,
+        high=public_knowledge.high,
+        loss=public_knowledge.loss,
         population=known,
     )
     return own, join(candidates, decoys)

@@ -40,7 +40,7 @@ from ..report import ranks_report
 from ..request import UpdateAuditRequest, attack_names
 from .attacks import SharedFile, UpdateFinding, attack_update, observed, with_labels
 from .loaded_update import LoadedUpdate, load_update
-from .public_guesses import beside_guesses
+from .public_guesses import compared_with_guesses
 from .verdict import contradicted_labels, rate_of, shown_places, verdict_of
 
 
@@ -69,23 +69,25 @@ def _attacked(
 ) -> tuple[SharedFile, list[UpdateFinding]]:
     """Returns the update with labels, recovered if an attack needs them, and the results of the attacks."""
     needy = [name for name, _ in attacks if Knows.LABELS in catalog.attack(name).requires.knows]
-    informed = with_labels(loaded.shared, loaded.world, seed=request.seed) if needy else loaded.shared
+    informed = with_labels(loaded.shared, loaded.public_knowledge, seed=request.seed) if needy else loaded.shared
     findings = []
     for attack in attacks:
         tell(attack[0])
         shared = informed if attack[0] in needy else loaded.shared
-        findings += attack_update(shared, loaded.world, [attack], candidates=loaded.candidates, seed=request.seed)
+        findings += attack_update(
+            shared, loaded.public_knowledge, [attack], candidates=loaded.candidates, seed=request.seed
+        )
     return informed, findings
 
 
 def _compared(loaded: LoadedUpdate, findings: Sequence[UpdateFinding], seed: int) -> dict[str, GuessComparison]:
     """Compares the reconstructions of each attack with guesses."""
-    target = observed(loaded.shared, loaded.world, kind="reconstruction")
+    target = observed(loaded.shared, loaded.public_knowledge, kind="reconstruction")
     return {
         finding.name: comparison
         for finding in findings
         if isinstance(finding.result, Reconstruction)
-        and (comparison := beside_guesses(target, finding.result, seed=seed)) is not None
+        and (comparison := compared_with_guesses(target, finding.result, seed=seed)) is not None
     }
 
 
@@ -93,8 +95,8 @@ def _report(
     request: UpdateAuditRequest, loaded: LoadedUpdate, informed: SharedFile, findings: Sequence[UpdateFinding]
 ) -> UpdateReport:
     """Judges the results, and returns the whole report."""
-    shared, world, sources, names = loaded.shared, loaded.world, loaded.sources, loaded.names
-    equations = ranks(loaded.model, world.input_shape, seed=request.seed)
+    shared, public_knowledge, sources, names = loaded.shared, loaded.public_knowledge, loaded.sources, loaded.names
+    equations = ranks(loaded.model, public_knowledge.input_shape, seed=request.seed)
     compared, rate = _compared(loaded, findings, request.seed), rate_of(findings)
     read = shared.convention.unreadable or shared.convention.ambiguous
     return UpdateReport(
@@ -115,9 +117,9 @@ def _report(
             name: DataSource(source=source.source, sha256=source.sha256, n=len(source.labels))
             for name, source in sources.items()
         },
-        input_shape=world.input_shape,
-        input_range=(world.low, world.high),
-        classes=world.classes,
+        input_shape=public_knowledge.input_shape,
+        input_range=(public_knowledge.low, public_knowledge.high),
+        classes=public_knowledge.classes,
         parameters=sum(parameter.numel() for parameter in loaded.model.parameters()),
         seed=request.seed,
         attacks=tuple(result_of(finding, compared.get(finding.name), names, rate) for finding in findings),
@@ -216,8 +218,8 @@ def _attacks(request: UpdateAuditRequest) -> list[tuple[str, Mapping[str, Any]]]
             if name not in on_updates:
                 raise ValueError(no_such("attack on an update", name, sorted(on_updates)))
         return [(name, {}) for name in chosen]
-    wanted = {"labels"} | ({"membership"} if request.candidates is not None else set())
-    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in wanted)]
+    kinds = {"labels"} | ({"membership"} if request.candidates is not None else set())
+    return [*gradient_attacks(), *((name, {}) for name, kind in sorted(on_updates.items()) if kind in kinds)]
 
 
 def _write(folder: Path, report: UpdateReport, findings: Sequence[UpdateFinding], names: Sequence[str]) -> UpdateReport:

@@ -242,10 +242,10 @@ def _evidence(layer: LogitLayer | None, layout: Layout, values: Tensor, declared
         added = multiple * float(layer.values[:, -1].sum())
         sparing = abs(added) > 10 * rounding and abs(float(shown[:, -1].sum())) < 0.3 * abs(added)
     if multiple:
-        taken = multiple * layer.values
+        decay_term = multiple * layer.values
         if sparing:
-            taken[:, -1] = 0.0
-        shown = shown - taken
+            decay_term[:, -1] = 0.0
+        shown = shown - decay_term
     rounding = max(digits * abs(shown).max() / 2, residual * rounding)
     clipped = declared.clip_norm is not None
     fits = by_examples(layer, shown, declared.batch_size, rounding, clipped=clipped)
@@ -332,13 +332,13 @@ def _of_clipped(evidence: _Evidence, declared: Declared, named: Mapping[str, flo
     within = [name for name, factor in named.items() if length <= abs(factor) * most and factor * sign >= 0]
     name = "gradient" if "gradient" in within else next(iter(within or named), "")
     known = bool(within) and not evidence.excluded and (sign != 0 or declared.update_is is not None)
-    said = f"--update-is {declared.update_is} or --lr" if declared.update_is else "a convention"
+    statement = f"--update-is {declared.update_is} or --lr" if declared.update_is else "a convention"
     return Convention(
         words=_WORDS.get(name, _WORDS["difference"]),
         factor=named.get(name, sign or 1.0),
         ambiguous=""
         if known
-        else f"{said} must give the mean of gradients no longer than --clip-norm {declared.clip_norm:g}, and "
+        else f"{statement} must give the mean of gradients no longer than --clip-norm {declared.clip_norm:g}, and "
         f"{'the sign cannot be told' if within and not evidence.excluded else 'by length and sign none does'}; "
         f"{_OPTION}, until then no result is to be trusted",
     )

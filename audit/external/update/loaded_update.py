@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leakbench.attacks.core import Examples
 from leakbench.benchmarks import models
 
-from ...targets.observe import World
+from ...targets.observe import PublicKnowledge
 from ..examples.groups import DataFile, in_order, read_examples
 from ..examples.identity import content_ids
 from ..files import read_tensors
@@ -33,7 +33,7 @@ class LoadedUpdate:
         after: file of the update.
         shared: the update.
         labels: of the batch, as the owner gives them; None if unknown.
-        world: shape and range of inputs, number of classes, public examples.
+        public_knowledge: shape and range of inputs, number of classes, public examples.
         sources: public examples and candidates as their files have them, those that are given.
         candidates: as fed to the model; None for none.
     """
@@ -43,7 +43,7 @@ class LoadedUpdate:
     after: StateFile
     shared: SharedFile
     labels: list[int] | None
-    world: World
+    public_knowledge: PublicKnowledge
     sources: Mapping[str, DataFile]
     candidates: Examples | None
 
@@ -101,7 +101,7 @@ def load_update(request: UpdateAuditRequest) -> LoadedUpdate:
         after=after,
         shared=shared,
         labels=labels,
-        world=World(input_shape=shape, classes=classes, low=low, high=high, population=public),
+        public_knowledge=PublicKnowledge(input_shape=shape, classes=classes, low=low, high=high, population=public),
         sources=sources,
         candidates=groups.get("candidates"),
     )

@@ -32,7 +32,7 @@ DEVIATIONS = 4.0
 """Standard deviations of chi-square by which a reconstruction must be nearer than the fit of noise alone makes it."""
 
 
-def beside_guesses(target: Observation, reconstruction: Reconstruction, *, seed: int) -> GuessComparison | None:
+def compared_with_guesses(target: Observation, reconstruction: Reconstruction, *, seed: int) -> GuessComparison | None:
     """Compares a reconstruction with guesses.
 
     Args:
@@ -49,9 +49,9 @@ def beside_guesses(target: Observation, reconstruction: Reconstruction, *, seed:
     if not match.scale > 0:
         return None
     labels = reconstruction.labels.to(target.released.device)
-    coins = keyed(seed_of({"seed": seed}, "guesses"))
-    residual = match.left(reconstruction.inputs.to(target.released), labels)
-    guessed = min(match.left(_guess(target, labels, coins), labels) for _ in range(GUESSES))
+    generator = keyed(seed_of({"seed": seed}, "guesses"))
+    residual = match.squared_residual(reconstruction.inputs.to(target.released), labels)
+    guessed = min(match.squared_residual(_guess(target, labels, generator), labels) for _ in range(GUESSES))
     return GuessComparison(
         unexplained=residual / match.scale,
         guessed=guessed / match.scale,
@@ -69,14 +69,14 @@ def _nearer(residual: float, guessed: float, *, noise: float, free: int) -> bool
     return guessed - residual > fitted + DEVIATIONS * math.sqrt(2 * noise)
 
 
-def _guess(target: Observation, labels: Tensor, coins: torch.Generator) -> Tensor:
+def _guess(target: Observation, labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draws inputs [b, *input_shape]: public examples of each label, or of any label if it has none."""
     population = target.population
     if population is None:
         low, high = target.input_low, target.input_high
-        drawn = torch.rand(len(labels), *target.input_shape, generator=coins, dtype=torch.float64)
+        drawn = torch.rand(len(labels), *target.input_shape, generator=generator, dtype=torch.float64)
         return (low + (high - low) * drawn).to(target.released)
     own = (population.labels[None] == labels.to(population.labels)[:, None]).double()
     weights = torch.where(own.any(dim=1, keepdim=True), own, torch.ones_like(own))
-    chosen = torch.multinomial(weights.cpu(), 1, generator=coins)[:, 0]
+    chosen = torch.multinomial(weights.cpu(), 1, generator=generator)[:, 0]
     return population.inputs[chosen.to(population.inputs.device)].to(target.released)

@@ -101,8 +101,8 @@ def logit_layer(model: nn.Module, probe: Tensor, public: Examples | None) -> Log
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
     def entering(name: str):
-        def hook(_: nn.Module, given: tuple[Tensor, ...], answer: Tensor) -> None:
-            entered[name] = (given[0].detach(), answer.detach())
+        def hook(_: nn.Module, arguments: tuple[Tensor, ...], answer: Tensor) -> None:
+            entered[name] = (arguments[0].detach(), answer.detach())
 
         return hook
 
@@ -215,8 +215,8 @@ def _starts(layer: LogitLayer, right: ndarray) -> ndarray:
     if len(layer.inputs):
         chosen = layer.inputs[np.linspace(0, len(layer.inputs) - 1, _STARTS).astype(int)]
         return layer.extended(chosen) @ right.T
-    coins = torch.randn(_STARTS, len(right), generator=keyed(0), dtype=torch.float64)
-    return coins.numpy() * math.sqrt(right.shape[1] / len(right))
+    starts = torch.randn(_STARTS, len(right), generator=keyed(0), dtype=torch.float64)
+    return starts.numpy() * math.sqrt(right.shape[1] / len(right))
 
 
 def _example(
@@ -346,9 +346,9 @@ def by_size(layer: LogitLayer, shown: ndarray, batch: int) -> ScaleRange:
     kinds = [np.flatnonzero(layer.labels == kind) for kind in np.unique(layer.labels)]
     for draw in range(_DRAWS):
         pool = np.arange(len(inputs)) if draw % 2 else kinds[draw // 2 % len(kinds)]
-        some = pool[torch.randint(len(pool), (batch,), generator=generator).numpy()]
-        products.append(float(along[some].mean()))
-        lengths.append(float(np.linalg.norm(errors[some].T @ inputs[some]) / batch))
+        sample = pool[torch.randint(len(pool), (batch,), generator=generator).numpy()]
+        products.append(float(along[sample].mean()))
+        lengths.append(float(np.linalg.norm(errors[sample].T @ inputs[sample]) / batch))
     size = float(np.linalg.norm(shown))
     low, high = size / max(lengths), size / max(min(lengths), 1e-300)
     product = float((shown * mean).sum())

@@ -41,37 +41,37 @@ def parameters_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[dict
     return parameters, tuple(notes)
 
 
-def moved_parameters(model: nn.Module, given: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def moved_parameters(model: nn.Module, sent: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the tensors without parameters unchanged by the step, and a sentence that names these.
 
     A frozen parameter is unchanged in new weights and 0 in a difference, whereas simulated updates would move it.
     """
-    own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in given}
+    own = {name: parameter.detach() for name, parameter in model.named_parameters() if name in sent}
     still = [
-        name for name, value in own.items() if not bool(given[name].any()) or torch.equal(given[name].to(value), value)
+        name for name, value in own.items() if not bool(sent[name].any()) or torch.equal(sent[name].to(value), value)
     ]
     if not still or len(still) == len(own):
-        return given, ()
-    some = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
-    note = f"The step did not move {some}, which is taken to be frozen."
-    return {name: tensor for name, tensor in given.items() if name not in still}, (note,)
+        return sent, ()
+    names = ", ".join(still[:8]) + (f" and {len(still) - 8} more" if len(still) > 8 else "")
+    note = f"The step did not move {names}, which is taken to be frozen."
+    return {name: tensor for name, tensor in sent.items() if name not in still}, (note,)
 
 
-def freeze_others(model: nn.Module, given: Collection[str]) -> tuple[str, ...]:
+def freeze_others(model: nn.Module, sent: Collection[str]) -> tuple[str, ...]:
     """Freezes the parameters that an update lacks, so that no attack simulates them, and returns their names.
 
     Raises:
         ValueError: the update has no parameter of the model.
     """
     parameters = dict(model.named_parameters())
-    if not any(name in given for name in parameters):
+    if not any(name in sent for name in parameters):
         raise ValueError(
             f"the update must have a parameter of the model, as {next(iter(parameters), '')!r}, and has "
-            f"{', '.join(map(repr, sorted(given)[:3]))}"
+            f"{', '.join(map(repr, sorted(sent)[:3]))}"
         )
     # If all shared parameters are frozen in the model, they were trained nevertheless.
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-    trained = trained if trained & set(given) else set(parameters)
+    trained = trained if trained & set(sent) else set(parameters)
     for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained and name in given)
-    return tuple(name for name in parameters if name in trained and name not in given)
+        parameter.requires_grad_(name in trained and name in sent)
+    return tuple(name for name in parameters if name in trained and name not in sent)

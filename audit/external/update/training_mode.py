@@ -99,7 +99,7 @@ def observed_in_training(
         tracked, entered = torch.is_grad_enabled(), dict[str, Tensor]()
 
         def entering(name: str) -> Callable[..., None]:
-            return lambda _, given: entered.__setitem__(name, given[0])
+            return lambda _, arguments: entered.__setitem__(name, arguments[0])
 
         handles = [model.get_submodule(name).register_forward_pre_hook(entering(name)) for name in statistics]
         try:
@@ -165,13 +165,13 @@ def labels_in_training(
 
     def contributions(inputs: Tensor, labels: Tensor) -> Tensor:
         entered: list[Tensor] = []
-        handle = last.register_forward_pre_hook(lambda _, given: entered.append(given[0].detach()))
+        handle = last.register_forward_pre_hook(lambda _, arguments: entered.append(arguments[0].detach()))
         try:
             logits = _by_batch(model, inputs, batch_size)
         finally:
             handle.remove()
-        wanted = nn.functional.one_hot(labels, logits.shape[1]).to(logits)
-        errors, features = logits.softmax(dim=1) - wanted, torch.cat(entered)[: len(inputs)]
+        targets = nn.functional.one_hot(labels, logits.shape[1]).to(logits)
+        errors, features = logits.softmax(dim=1) - targets, torch.cat(entered)[: len(inputs)]
         rows = target.released.new_zeros(len(inputs), len(target.released))
         for name, values in ((layer.weight, torch.einsum("nc,nf->ncf", errors, features)), (layer.bias, errors)):
             if name in spans:
@@ -186,4 +186,4 @@ def _by_batch(model: nn.Module, inputs: Tensor, batch_size: int) -> Tensor:
     missing = -len(inputs) % batch_size
     full = torch.cat([inputs, inputs[torch.arange(missing, device=inputs.device) % len(inputs)]])
     with torch.no_grad():
-        return torch.cat([model(some) for some in full.split(batch_size)])[: len(inputs)]
+        return torch.cat([model(batch) for batch in full.split(batch_size)])[: len(inputs)]

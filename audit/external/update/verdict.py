@@ -73,20 +73,22 @@ def _certain(findings: Sequence[UpdateFinding], names: Sequence[str], rate: floa
         if isinstance(finding.result, Reconstruction) and finding.result.certified is not None
     }
     best = max(proved, key=lambda name: proved[name], default="")
-    shown, said = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
+    shown, sentences = set[int]().union(*(shown_places(finding, rate) for finding in findings)), []
     if best and proved[best]:
-        said.append(f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})")
+        sentences.append(
+            f"{_counted(proved[best], 'input')} of the batch reconstructed and proved to be in it ({best})"
+        )
     if shown:
-        said.append(
+        sentences.append(
             f"{len(shown)} of {len(names)} candidates shown to have been in the batch, at a false discovery rate of "
             f"{FALSE_DISCOVERIES:.0%}"
         )
-    return said
+    return sentences
 
 
 def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessComparison]) -> list[str]:
     """Lists unproved results better than a public guess: labels, then the inputs that explain the update best."""
-    said = []
+    sentences = []
     for finding in findings:
         if not isinstance(finding.result, LabelEstimate):
             continue
@@ -94,7 +96,7 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
         counts = finding.result.counts if finding.result.status == "ok" else finding.result.lower
         if named := [label for label, count in enumerate(counts.tolist()) for _ in range(count)]:
             labels = ", ".join(map(str, named[:_LABELS])) + (", ..." if len(named) > _LABELS else "")
-            said.append(f"{_counted(len(named), 'label')} recovered by {finding.name}: {labels}")
+            sentences.append(f"{_counted(len(named), 'label')} recovered by {finding.name}: {labels}")
     better = {name: comparison for name, comparison in compared.items() if comparison.better}
     # Proved inputs are already reported, and inspection adds nothing to a proof.
     proved = {
@@ -111,12 +113,12 @@ def _recovered(findings: Sequence[UpdateFinding], compared: Mapping[str, GuessCo
             for finding in findings
             if isinstance(finding.result, Reconstruction)
         }
-        rest = [name for name in unproved if name != best]
-        said.append(
-            f"look at the {_counted(counts[best], 'input')} of {best}{_besides(rest)}, which "
+        other_attacks = [name for name in unproved if name != best]
+        sentences.append(
+            f"look at the {_counted(counts[best], 'input')} of {best}{_other_attacks_words(other_attacks)}, which "
             f"{left_words(unproved[best])}"
         )
-    return said
+    return sentences
 
 
 _LABELS = 12
@@ -132,28 +134,28 @@ def left_words(comparison: GuessComparison) -> str:
     )
 
 
-def _besides(rest: Sequence[str]) -> str:
-    return f" (and of {', '.join(rest)})" if rest else ""
+def _other_attacks_words(names: Sequence[str]) -> str:
+    return f" (and of {', '.join(names)})" if names else ""
 
 
-def contradicted_labels(findings: Sequence[UpdateFinding], given: Sequence[int] | None) -> str:
+def contradicted_labels(findings: Sequence[UpdateFinding], stated: Sequence[int] | None) -> str:
     """Returns why the owner's labels cannot be those of the batch; empty if they can.
 
     Args:
         findings: results of the attacks.
-        given: labels of the batch; None if the owner gave none.
+        stated: labels of the batch; None if the owner gave none.
     """
     for finding in findings:
-        if given is None or not isinstance(finding.result, LabelEstimate):
+        if stated is None or not isinstance(finding.result, LabelEstimate):
             continue
-        counts = torch.bincount(torch.tensor(list(given)), minlength=len(finding.result.counts)).to(
+        counts = torch.bincount(torch.tensor(list(stated)), minlength=len(finding.result.counts)).to(
             finding.result.counts
         )
         if len(counts) > len(finding.result.counts) or bool(
             ((counts < finding.result.lower) | (counts > finding.result.upper)).any()
         ):
             return (
-                f"--labels {', '.join(map(str, given))} cannot be those of the batch, by {finding.name}, which names "
+                f"--labels {', '.join(map(str, stated))} cannot be those of the batch, by {finding.name}, which names "
                 f"{', '.join(map(str, finding.result.labels.tolist())) or 'none of them'}; attacks were given wrong "
                 "labels"
             )
@@ -170,8 +172,8 @@ def shown_places(finding: UpdateFinding, rate: float) -> set[int]:
     return {place for place, q in enumerate(finding.q_values) if q <= rate}
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def _capital(text: str) -> str:

@@ -24,7 +24,7 @@ import torch
 
 from leakbench.malloc import give_memory_back, keep_freed_memory
 
-from ...progress_events import Listener, listen, told_to
+from ...progress_events import Listener, listen, with_listener
 from ..graph import Graph, Item, Result
 from .parent_death import children_end_with_us, end_with_runner
 
@@ -59,7 +59,7 @@ class Local:
         graph.check()
         count = min(self._places(), len(graph))
         if count <= 1:
-            return _here(graph, work, self.say)
+            return _in_this_process(graph, work, self.say)
         return _in_processes(graph, work, count, self.drafts, self.say)
 
     def _places(self) -> int:
@@ -68,7 +68,7 @@ class Local:
         return self.jobs or (1 if self.device.type == "cuda" else min(cores, MOST_JOBS))
 
 
-def _here(
+def _in_this_process(
     graph: Graph[Item], work: Callable[[Item], Result], say: Listener | None
 ) -> Generator[tuple[Item, Result], None, None]:
     """Runs units sequentially in this process."""
@@ -76,7 +76,7 @@ def _here(
     torch.set_num_threads(_THREADS)
     try:
         while (name := graph.take()) is not None:
-            with told_to(say):
+            with with_listener(say):
                 result = _worked(work, graph.items[name])
             graph.finish(name)
             yield graph.items[name], result

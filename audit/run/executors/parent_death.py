@@ -45,7 +45,7 @@ def end_with_runner() -> None:
         threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
 
 
-def tie() -> None:
+def end_with_parent() -> None:
     """Asks the Linux kernel to end this process with its runner, if a runner started it."""
     # Importing `audit` in a user's program must have no such effect.
     if multiprocessing.current_process().name == "MainProcess":
@@ -65,4 +65,4 @@ def _end_after(sentinel: int) -> None:
     os._exit(1)  # not sys.exit, which ends a thread and leaves the process
 
 
-tie()
+end_with_parent()

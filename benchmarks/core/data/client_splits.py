@@ -51,15 +51,15 @@ def client_splits(
     # Dealt on the CPU by NumPy, so that a seed gives the same clients on every device.
     labels = labels.cpu()
     _check(len(labels), clients, how, seed, alpha, classes_per_client, smallest)
-    coins = np.random.Generator(np.random.Philox(seed))
-    shuffled = coins.permutation(len(labels))
+    generator = np.random.Generator(np.random.Philox(seed))
+    shuffled = generator.permutation(len(labels))
     if how == "iid":
         parts = np.array_split(shuffled, clients)
     elif how == "by_class":
-        parts = _by_class(labels.numpy(), shuffled, clients, classes_per_client, coins)
+        parts = _by_class(labels.numpy(), shuffled, clients, classes_per_client, generator)
     else:
-        parts = _dirichlet(labels.numpy(), shuffled, clients, alpha, coins)
-    _top_up(parts, smallest, coins)
+        parts = _dirichlet(labels.numpy(), shuffled, clients, alpha, generator)
+    _top_up(parts, smallest, generator)
     return [torch.from_numpy(np.sort(part)).to(torch.int64) for part in parts]
 
 
@@ -90,35 +90,35 @@ def _check(
 
 
 def _by_class(
-    labels: np.ndarray, shuffled: np.ndarray, clients: int, classes_per_client: int, coins: np.random.Generator
+    labels: np.ndarray, shuffled: np.ndarray, clients: int, classes_per_client: int, generator: np.random.Generator
 ) -> list[np.ndarray]:
     """Shards of the examples sorted by class (in random order within a class), dealt at random."""
     # Stable, so that examples of a class stay in random order.
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
     shards = np.array_split(by_label, clients * classes_per_client)
-    dealt = coins.permutation(len(shards)).reshape(clients, classes_per_client)
+    dealt = generator.permutation(len(shards)).reshape(clients, classes_per_client)
     return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
 
 
 def _dirichlet(
-    labels: np.ndarray, shuffled: np.ndarray, clients: int, alpha: float, coins: np.random.Generator
+    labels: np.ndarray, shuffled: np.ndarray, clients: int, alpha: float, generator: np.random.Generator
 ) -> list[np.ndarray]:
     """Splits each class, in random order, at the cumulative sums of its proportions."""
     cuts = []
     for label in np.unique(labels):
         members = shuffled[labels[shuffled] == label]
         # Without the last cumulative proportion: it is the whole class, up to the rounding of its sum.
-        ends = np.cumsum(coins.dirichlet(np.full(clients, alpha)))[:-1]
+        ends = np.cumsum(generator.dirichlet(np.full(clients, alpha)))[:-1]
         cuts.append(np.split(members, np.round(ends * len(members)).astype(np.int64)))
     return [np.concatenate(hand) for hand in zip(*cuts, strict=True)]
 
 
-def _top_up(parts: list[np.ndarray], smallest: int, coins: np.random.Generator) -> None:
+def _top_up(parts: list[np.ndarray], smallest: int, generator: np.random.Generator) -> None:
     """Fills clients below `smallest` with random examples of the client that has the most."""
     for poor in range(len(parts)):
         while (short := smallest - len(parts[poor])) > 0:
             rich = max(range(len(parts)), key=lambda client: len(parts[client]))
-            given = coins.permutation(parts[rich])
+            shuffled = generator.permutation(parts[rich])
             # The giver must keep `smallest` examples itself.
-            taken = min(short, len(given) - smallest)
-            parts[rich], parts[poor] = given[taken:], np.concatenate([parts[poor], given[:taken]])
+            moved = min(short, len(shuffled) - smallest)
+            parts[rich], parts[poor] = shuffled[moved:], np.concatenate([parts[poor], shuffled[:moved]])

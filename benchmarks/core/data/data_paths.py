@@ -60,12 +60,12 @@ def data_folder() -> Path:
     return folder
 
 
-def existing(path: str, *, what: str, file: bool | None = None) -> Path:
+def existing(path: str, *, noun: str, file: bool | None = None) -> Path:
     """Returns the absolute path of an existing file or folder; `path` may start with ~.
 
     Args:
         path: as the user wrote it.
-        what: kind of data set, for errors.
+        noun: kind of data set, for errors.
         file: True requires a file, False a folder; None accepts either.
 
     Raises:
@@ -73,9 +73,9 @@ def existing(path: str, *, what: str, file: bool | None = None) -> Path:
     """
     located = Path(path).expanduser().absolute()
     if not located.exists():
-        raise ValueError(f"path of {what} must be there, and nothing is at {located}")
+        raise ValueError(f"path of {noun} must be there, and nothing is at {located}")
     if file is not None and located.is_file() != file:
-        raise ValueError(f"path of {what} must be a {'file' if file else 'folder'}, got {located}")
+        raise ValueError(f"path of {noun} must be a {'file' if file else 'folder'}, got {located}")
     return located
 
 

@@ -39,7 +39,7 @@ class LabelledImages:
         labels: Int64[Tensor, " examples"],
         *,
         train: int,
-        what: str,
+        noun: str,
         source: str = "",
     ) -> "LabelledImages":
         """Wraps a user's own data; labels with gaps are renumbered from 0, in their order.
@@ -48,7 +48,7 @@ class LabelledImages:
             pixels: see `LabelledImages`.
             labels: any whole numbers from 0.
             train: see `LabelledImages`.
-            what: noun for the data, in errors.
+            noun: noun for the data, in errors.
             source: see `LabelledImages`.
 
         Raises:
@@ -57,16 +57,16 @@ class LabelledImages:
         if len(labels) and int(labels.min()) < 0:
             first = int((labels < 0).nonzero()[0])
             raise ValueError(
-                f"labels of {what} must be whole numbers from 0, got {int(labels[first])} for example {first}; "
+                f"labels of {noun} must be whole numbers from 0, got {int(labels[first])} for example {first}; "
                 "leave out a part that has no labels"
             )
         known = labels[:train].unique()
         if len(known) < 2:
-            raise ValueError(f"{what} must have at least two classes, got {len(known)}: a classifier needs two")
+            raise ValueError(f"{noun} must have at least two classes, got {len(known)}: a classifier needs two")
         strange = (~torch.isin(labels, known)).nonzero()
         if len(strange):
             raise ValueError(
-                f"{what} must have every class in its training part, got class {int(labels[strange[0]])} in the test "
+                f"{noun} must have every class in its training part, got class {int(labels[strange[0]])} in the test "
                 "part alone"
             )
         # `unique` sorts, so the position of a label among the known labels is its new number.
@@ -109,9 +109,9 @@ class LabelledImages:
         salt = name.partition(":")[0]
         everyone = torch.arange(self.train)
         (public,) = choose(everyone, [counts["public"]], salt=f"{salt}/public")
-        rest = everyone[~torch.isin(self._looks, self._looks[public])]
+        remaining = everyone[~torch.isin(self._looks, self._looks[public])]
         # Copies are known only after the public pool is, so sizes are computed again without them.
-        if copies := self.train - len(public) - len(rest):
+        if copies := self.train - len(public) - len(remaining):
             counts = pool_sizes(
                 replace(sizes, public=len(public)),
                 defaults,
@@ -119,7 +119,7 @@ class LabelledImages:
                 name=f"{name}, without {copies} images that equal public ones,",
                 tested=len(tested) > 0,
             )
-        private, non_member = choose(rest, [counts["private"], counts["non_member"]], salt=f"{salt}/{seed}")
+        private, non_member = choose(remaining, [counts["private"], counts["non_member"]], salt=f"{salt}/{seed}")
         return Splits.cut(
             self.pixels,
             self.labels,

@@ -69,10 +69,10 @@ def checked(
     kind = getattr(torchvision(name), dataset)
     # SVHN takes a part by name, CIFAR by a flag.
     by_name = hasattr(kind, "split_list")
-    which = [{"split": part} if by_name else {"train": part == "train"} for part in ("train", "test")]
+    part_settings = [{"split": part} if by_name else {"train": part == "train"} for part in ("train", "test")]
 
     def parts(download: bool) -> list[Any]:
-        return [kind(folder / below, download=download, **part) for part in which]
+        return [kind(folder / below, download=download, **part) for part in part_settings]
 
     read = obtain(parts, name=name, folder=folder, files=files)
     # SVHN has its channels first; CIFAR does not.

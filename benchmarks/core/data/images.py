@@ -52,8 +52,8 @@ def decode(
     Raises:
         ValueError: an image cannot be read or differs from the first, or all together would not fit into memory.
     """
-    rest = iter(images)
-    first = next(rest, None)
+    remaining = iter(images)
+    first = next(remaining, None)
     if first is None:
         raise ValueError(f"{address} must hold images, got none")
     name, read = first
@@ -74,7 +74,7 @@ def decode(
     workers = (os.cpu_count() or 1) if start[0].size >= WORTH_A_THREAD or size is not None else 1
     with ThreadPoolExecutor(workers) as pool:
         # In rounds, so that only a few chunks wait; errors come in order, so the first bad image is named.
-        for chunks in _batched(enumerate(_batched(rest, CHUNK)), 4 * workers):
+        for chunks in _batched(enumerate(_batched(remaining, CHUNK)), 4 * workers):
             pending = [pool.submit(fill, 1 + i * CHUNK, chunk) for i, chunk in chunks]
             try:
                 for task in pending:
@@ -178,6 +178,6 @@ def reason(error: Exception) -> str:
 
 
 def _batched(items: Iterable, length: int) -> Iterator[list]:
-    rest = iter(items)
-    while batch := list(islice(rest, length)):
+    remaining = iter(items)
+    while batch := list(islice(remaining, length)):
         yield batch

@@ -111,10 +111,10 @@ class Splits:
         if chosen.dtype == torch.uint8:
             chosen = chosen.float().div_(255)  # in place: another float copy would double the peak of memory
         ends = [0, *accumulate(len(pool) for pool in dealt)]
-        private, non_member, public, *rest = (
+        private, non_member, public, *tests = (
             Split(ids=order[a:b], inputs=chosen[a:b], labels=classed[a:b]) for a, b in pairwise(ends)
         )
-        tested = rest[0] if rest else None
+        tested = tests[0] if tests else None
         return Splits(
             name=name,
             private=private,
@@ -187,7 +187,7 @@ def content_digest(*contents: Tensor | str) -> str:
     return digest.hexdigest()
 
 
-def verify(digest: str, expected: str, *, what: str, way_out: str) -> None:
+def verify(digest: str, expected: str, *, noun: str, way_out: str) -> None:
     """Refuses data whose digest differs from the recorded one, under which results are published.
 
     Raises:
@@ -195,6 +195,6 @@ def verify(digest: str, expected: str, *, what: str, way_out: str) -> None:
     """
     if digest != expected:
         raise ValueError(
-            f"SHA-256 of {what} must be {expected[:16]}..., got {digest[:16]}...: "
+            f"SHA-256 of {noun} must be {expected[:16]}..., got {digest[:16]}...: "
             f"results on it could not be compared with anybody's; {way_out}"
         )

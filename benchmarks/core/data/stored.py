@@ -115,16 +115,16 @@ AS_IS = Reading()
 """Options that leave every source in its stored layout."""
 
 
-def named(known: Sequence[str], there: Sequence[str], what: str, source: str) -> str:
+def named(known: Sequence[str], present: Sequence[str], noun: str, source: str) -> str:
     """Finds the known name under which a source has an array or column.
 
     Raises:
         ValueError: it has none of them, or several.
     """
-    matches = [name for name in there if name.lower() in known]
+    matches = [name for name in present if name.lower() in known]
     if len(matches) != 1:
-        got = ", ".join(there) or "nothing"
-        raise ValueError(f"{source} must have {what} under one of the names {', '.join(known)}, got {got}")
+        names = ", ".join(present) or "nothing"
+        raise ValueError(f"{source} must have {noun} under one of the names {', '.join(known)}, got {names}")
     return matches[0]
 
 

@@ -31,14 +31,14 @@ class LoRALayer(nn.Module):
         name: of that layer, for errors.
         rank: of the product, for each group of channels.
         scale: factor of the product (dimensionless).
-        coins: generator of the initial weights of `down`.
+        generator: source of the initial weights of `down`.
 
     Raises:
         ValueError: `rank` exceeds that of the layer.
     """
 
     def __init__(
-        self, frozen: nn.Linear | nn.Conv2d, name: str, *, rank: int, scale: float, coins: torch.Generator
+        self, frozen: nn.Linear | nn.Conv2d, name: str, *, rank: int, scale: float, generator: torch.Generator
     ) -> None:
         super().__init__()
         entering, leaving = frozen.weight[0].numel(), len(frozen.weight)
@@ -65,7 +65,7 @@ class LoRALayer(nn.Module):
         with torch.no_grad():
             # Variance 1 / fan-in keeps the entries of A x as large as those of x. Drawn on the CPU, so that a seed
             # gives the same weights on every device.
-            drawn = torch.randn(self.down.weight.shape, generator=coins) / math.sqrt(entering)
+            drawn = torch.randn(self.down.weight.shape, generator=generator) / math.sqrt(entering)
             self.down.weight.copy_(drawn)
             nn.init.zeros_(self.up.get_parameter("weight"))
         self.to(frozen.weight)
@@ -75,7 +75,7 @@ class LoRALayer(nn.Module):
         return self.frozen(inputs) + self.scale * self.up(self.down(inputs))
 
 
-def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: torch.Generator) -> nn.Module:
+def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, generator: torch.Generator) -> nn.Module:
     """Freezes a model except its head, and adds a product to each other linear layer and convolution, in place.
 
     Args:
@@ -83,24 +83,24 @@ def adapt(model: nn.Module, head: nn.Module, *, rank: int, scale: float, coins: 
         head: layer of it that is trained in full, because a new task needs a new head.
         rank: of the products.
         scale: of the products.
-        coins: generator of their initial weights.
+        generator: source of their initial weights.
 
     Raises:
         ValueError: the rank exceeds that of a layer, or there is no other layer.
     """
     model.requires_grad_(False)
-    made: dict[nn.Module, LoRALayer] = {}  # a layer used in several places stays a single layer
+    adapted: dict[nn.Module, LoRALayer] = {}  # a layer used in several places stays a single layer
     # Constructors' draws are discarded, and must not advance the caller's generator.
     with torch.random.fork_rng(devices=[]):
         for above, parent in list(model.named_modules()):
             for name, layer in parent._modules.items():
                 if layer is head or not _known(layer):
                     continue
-                if layer not in made:
+                if layer not in adapted:
                     full = f"{above}.{name}" if above else name
-                    made[layer] = LoRALayer(layer, full, rank=rank, scale=scale, coins=coins)
-                parent._modules[name] = made[layer]
-    if not made:
+                    adapted[layer] = LoRALayer(layer, full, rank=rank, scale=scale, generator=generator)
+                parent._modules[name] = adapted[layer]
+    if not adapted:
         raise ValueError("there must be a linear layer or convolution before the last layer, got none")
     head.requires_grad_(True)
     return model

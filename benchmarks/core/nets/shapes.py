@@ -81,12 +81,12 @@ def refuse_misfit(
     finally:
         for module, training in modes.items():
             module.training = training
-    got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    answer = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if classes is None and isinstance(outputs, Tensor) and outputs.shape[:1] == (2,) and outputs.is_floating_point():
         return
-    if got != (2, classes) and (got, classes) != ((2,), 1):
-        wanted = "numbers of each" if classes is None else f"[2, {classes}]"
-        raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to {wanted}, got {got}")
+    if answer != (2, classes) and (answer, classes) != ((2,), 1):
+        rule = "numbers of each" if classes is None else f"[2, {classes}]"
+        raise ValueError(f"model {name!r} must map [2, {str(input_shape)[1:-1]}] to {rule}, got {answer}")
 
 
 def first_line(error: BaseException) -> str:

@@ -38,11 +38,11 @@ def check(name: str) -> None:
     """
     vision = optional("torchvision.models", needed_by=f"model {name!r}")
     # `module` excludes detection and segmentation, whose models are in modules of their own.
-    wanted, known = name.removeprefix(TORCHVISION), vision.list_models(module=vision)
-    if wanted not in known:
-        near = difflib.get_close_matches(wanted, known, n=1)
+    network, known = name.removeprefix(TORCHVISION), vision.list_models(module=vision)
+    if network not in known:
+        near = difflib.get_close_matches(network, known, n=1)
         hint = f"did you mean '{TORCHVISION}{near[0]}'?" if near else f"there are {', '.join(known)}"
-        raise ValueError(f"no classifier named {wanted!r} in torchvision; {hint}")
+        raise ValueError(f"no classifier named {network!r} in torchvision; {hint}")
 
 
 def describe(name: str) -> str:
@@ -72,13 +72,13 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int, settings: Ma
     for setting in DECIDED:
         if setting in settings:
             raise ValueError(f"model {name!r} has no setting {setting!r}; it is built untrained, for {classes} classes")
-    wanted = name.removeprefix(TORCHVISION)
-    arguments = {**_SINGLE_HEADED.get(wanted, {}), **settings, "weights": None, "num_classes": classes}
+    network = name.removeprefix(TORCHVISION)
+    arguments = {**_SINGLE_HEADED.get(network, {}), **settings, "weights": None, "num_classes": classes}
     if arguments.get("aux_logits"):
         raise ValueError(f"aux_logits of {name} must be false, got true: a model must put out one tensor of logits")
     make = optional("torchvision.models", needed_by=f"model {name!r}").get_model
     try:
-        model = make(wanted, **arguments)
+        model = make(network, **arguments)
     except Exception as error:  # a builder may raise anything on unknown settings
         raise ValueError(f"model {name!r} cannot be built with {dict(settings)}: {first_line(error)}") from error
     # Only shapes: a forward pass of the largest classifiers takes seconds on a CPU.
@@ -103,11 +103,13 @@ def published(name: str, *, download: bool = True) -> tuple[nn.Module, nn.Module
     """
     check(name)
     vision = optional("torchvision.models", needed_by=f"encoder {name!r}")
-    wanted = name.removeprefix(TORCHVISION)
-    weights = vision.get_model_weights(wanted).DEFAULT
+    network = name.removeprefix(TORCHVISION)
+    weights = vision.get_model_weights(network).DEFAULT
     with torch.device("cpu"):
         # Keeps the auxiliary heads, which the weights include; torchvision warns unless `init_weights` is given.
-        model = vision.get_model(wanted, weights=None, **({"init_weights": False} if wanted in _SINGLE_HEADED else {}))
+        model = vision.get_model(
+            network, weights=None, **({"init_weights": False} if network in _SINGLE_HEADED else {})
+        )
     if download:
         try:
             # Loads tensors only, checked by the hash in the file's name.

@@ -54,26 +54,26 @@ def features(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_S
         ValueError: the file is damaged, its arrays are not finite vectors and classes, or there are no public
         statistics.
     """
-    file = existing(path, what="features", file=True)
-    dataset, given = _read(file, address, stamp([file]))
+    file = existing(path, noun="features", file=True)
+    dataset, stored_statistics = _read(file, address, stamp([file]))
     splits = dataset.deal(name=f"features:{file.stem}", about="", seed=seed, sizes=sizes)
-    if given is None and not len(splits.public):
+    if stored_statistics is None and not len(splits.public):
         raise ValueError(
             f"features of {address} must have public examples to be standardised by, got none; set task.public, or put "
             "arrays mean and std of other, public data into the file"
         )
-    mean, std = statistics(splits.public.inputs) if given is None else given
+    mean, std = statistics(splits.public.inputs) if stored_statistics is None else stored_statistics
     # By identity, because without non-members two pools are the test set, which must be standardised only once.
     pools = {id(pool): pool for pool in (splits.private, splits.non_member, splits.public, splits.test) if pool}
     for pool in pools.values():
         standardise_(pool.inputs, mean, std)
-    by = "its public pool" if given is None else "statistics in the file"
+    by = "its public pool" if stored_statistics is None else "statistics in the file"
     return replace(
         splits,
         low=-LARGEST,
         high=LARGEST,
         digest=content_digest(splits.digest, mean, std),
-        scaled_by_public=given is None,
+        scaled_by_public=stored_statistics is None,
         about=f"features of one's own, {len(dataset.labels)} of {len(mean)} numbers, standardised by {by}",
     )
 
@@ -102,18 +102,18 @@ def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statist
         pairs.append(array_pair(file, arrays, TEST_NAMES))
     rows = [_vectors(file, x, arrays[x]) for x, _ in pairs]
     classes = [
-        class_array(file, y, arrays[y], len(part), what="example") for (_, y), part in zip(pairs, rows, strict=True)
+        class_array(file, y, arrays[y], len(part), noun="example") for (_, y), part in zip(pairs, rows, strict=True)
     ]
     if len({part.shape[1] for part in rows}) > 1:
-        got = " and ".join(str(part.shape[1]) for part in rows)
-        raise ValueError(f"features of {file} must be as many in training as in test, got {got}")
+        dimensions = " and ".join(str(part.shape[1]) for part in rows)
+        raise ValueError(f"features of {file} must be as many in training as in test, got {dimensions}")
     dataset = LabelledImages.renumbered(
         torch.from_numpy(np.concatenate(rows)),
         torch.from_numpy(np.concatenate(classes)),
         train=len(rows[0]),
-        what=address,
+        noun=address,
     )
-    return dataset, _given(file, arrays, rows[0].shape[1])
+    return dataset, _stored_statistics(file, arrays, rows[0].shape[1])
 
 
 def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
@@ -131,7 +131,7 @@ def _vectors(file: Path, name: str, array: np.ndarray) -> np.ndarray:
     return narrow
 
 
-def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
+def _stored_statistics(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | None:
     """Statistics of the file; None if it has none."""
     names = [name for name in STATISTICS if name in arrays]
     if not names:
@@ -139,8 +139,8 @@ def _given(file: Path, arrays: dict[str, np.ndarray], dim: int) -> Statistics | 
     for name in STATISTICS:
         array = arrays.get(name)
         if array is None or array.shape != (dim,) or not np.issubdtype(array.dtype, np.floating):
-            got = "none" if array is None else f"{array.dtype} of shape {list(array.shape)}"
-            raise ValueError(f"{name} of {file} must be floats [{dim}], one a feature, got {got}")
+            description = "none" if array is None else f"{array.dtype} of shape {list(array.shape)}"
+            raise ValueError(f"{name} of {file} must be floats [{dim}], one a feature, got {description}")
         if not np.isfinite(array).all() or (name == "std" and not (array > 0).all()):
             rule = "finite" if name == "mean" else "finite and positive, 1 for a constant feature"
             raise ValueError(f"{name} of {file} must be {rule}, got values from {array.min():g} to {array.max():g}")

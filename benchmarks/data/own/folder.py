@@ -50,7 +50,7 @@ def folder(
     Raises:
         ValueError: there are fewer than two classes, or an image cannot be used.
     """
-    root = existing(path, what="folder", file=False)
+    root = existing(path, noun="folder", file=False)
     files, labels, train = listed(root)
     dataset = _decoded(tuple(files), tuple(labels), train, address, size, channels, stamp(files))
     return dataset.deal(
@@ -86,8 +86,12 @@ def _two_or_more(root: Path) -> list[str]:
     names = _classes(root)
     if len(names) < 2:
         loose = sum(entry.suffix.lower() in SUFFIXES for entry in _entries(root))
-        got = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(loose)
-        raise ValueError(f"{root} must hold one folder a class, at least two of them: a classifier needs two; {got}")
+        contents = f"got {len(names)} folder{'' if len(names) == 1 else 's'}" + f" and {loose} loose images" * bool(
+            loose
+        )
+        raise ValueError(
+            f"{root} must hold one folder a class, at least two of them: a classifier needs two; {contents}"
+        )
     return names
 
 
@@ -122,7 +126,7 @@ def _decoded(
 ) -> LabelledImages:
     encoded: list[Encoded] = [(str(file), file.read_bytes) for file in files]
     pixels = torch.from_numpy(decode(encoded, len(files), size=size, channels=channels, address=address))
-    return LabelledImages.renumbered(pixels, torch.tensor(labels), train=train, what=address)
+    return LabelledImages.renumbered(pixels, torch.tensor(labels), train=train, noun=address)
 
 
 def read_examples(source: str, root: Path, reading: Reading) -> tuple[StoredExamples, str]:
@@ -197,8 +201,8 @@ def _by_file(source: str, labels: Path, images: set[str]) -> tuple[list[str], li
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"labels {labels.name} must be a CSV file of UTF-8, got {error}") from error
     if not rows or not {"file", "label"} <= set(rows[0]):
-        got = ", ".join(map(str, rows[0])) if rows else "no row"
-        raise ValueError(f"labels {labels.name} must have columns file and label, got {got}")
+        header = ", ".join(map(str, rows[0])) if rows else "no row"
+        raise ValueError(f"labels {labels.name} must have columns file and label, got {header}")
     strange = [row["file"] for row in rows if row["file"] not in images]
     if strange:
         raise ValueError(f"files of {labels.name} must be images of {source}, got {strange[0]!r}")

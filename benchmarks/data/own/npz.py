@@ -53,7 +53,7 @@ def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES)
     Raises:
         ValueError: the file is damaged, or its arrays are not images and classes.
     """
-    file = existing(path, what="npz", file=True)
+    file = existing(path, noun="npz", file=True)
     dataset = _decoded(file, address, stamp([file]))
     about = f"NumPy arrays of one's own, {len(dataset.labels)} images"
     return dataset.deal(name=f"npz:{file.stem}", about=about, seed=seed, sizes=sizes)
@@ -71,17 +71,17 @@ def _decoded(file: Path, address: str, state: int) -> LabelledImages:
         images.append(_images(file, x_name, arrays[x_name]))
         labels.append(class_array(file, y_name, arrays[y_name], len(images[-1])))
     if any(part.shape[1:] != images[0].shape[1:] or part.dtype != images[0].dtype for part in images):
-        got = " and ".join(
+        shapes = " and ".join(
             f"{name} {part.dtype}{list(part.shape)}" for (name, _), part in zip(parts, images, strict=True)
         )
-        raise ValueError(f"images of {file} must be alike in training and test, got {got}")
+        raise ValueError(f"images of {file} must be alike in training and test, got {shapes}")
     total = sum(len(part) for part in images)
     refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address)
     return LabelledImages.renumbered(
         torch.from_numpy(np.concatenate(images)),
         torch.from_numpy(np.concatenate(labels)),
         train=len(images[0]),
-        what=address,
+        noun=address,
     )
 
 
@@ -129,7 +129,7 @@ def read_examples(source: str, file: IO[bytes], reading: Reading) -> StoredExamp
     return StoredExamples(inputs=inputs, labels=labels, ids=names)
 
 
-def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
+def read_archive(file: Path, names: Set[str]) -> dict[str, np.ndarray]:
     """Reads the arrays of these names; other arrays appear as empty arrays under their names.
 
     Raises:
@@ -139,7 +139,7 @@ def read_archive(file: Path, wanted: Set[str]) -> dict[str, np.ndarray]:
     with file.open("rb") as opened, _opened(str(file), opened, ValueError) as (archive, entries):
         # Other arrays keep their names, for the error, and are not read because they may be large.
         return {
-            name: _array(str(file), archive, name, entry) if name in wanted else np.empty(0)
+            name: _array(str(file), archive, name, entry) if name in names else np.empty(0)
             for name, entry in entries.items()
         }
 
@@ -237,7 +237,7 @@ def array_pair(file: Path, arrays: Mapping[str, np.ndarray], names: Sequence[tup
     raise ValueError(f"{file} must have arrays {known} (one pair of them), got {', '.join(arrays) or 'none'}")
 
 
-def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, what: str = "image") -> np.ndarray:
+def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, noun: str = "image") -> np.ndarray:
     """Classes as int64 [n].
 
     Args:
@@ -245,7 +245,7 @@ def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, what
         name: of the array.
         array: as stored.
         examples: number of examples.
-        what: noun for an example, in errors.
+        noun: noun for an example, in errors.
 
     Raises:
         ValueError: the classes are no whole numbers, or their number is not that of the examples.
@@ -254,8 +254,8 @@ def class_array(file: Path, name: str, array: np.ndarray, examples: int, *, what
         array = array[:, 0]
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
-            f"{name} of {file} must be one whole number an {what}, got {array.dtype} of shape {list(array.shape)}"
+            f"{name} of {file} must be one whole number an {noun}, got {array.dtype} of shape {list(array.shape)}"
         )
     if len(array) != examples:
-        raise ValueError(f"{name} of {file} must have one class an {what}, got {len(array)} for {examples} {what}s")
+        raise ValueError(f"{name} of {file} must have one class an {noun}, got {len(array)} for {examples} {noun}s")
     return array.astype(np.int64)

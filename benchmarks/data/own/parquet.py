@@ -57,7 +57,7 @@ def parquet(
     Raises:
         ValueError: a file is damaged or has other columns, or an image cannot be used.
     """
-    root = existing(path, what="parquet")
+    root = existing(path, noun="parquet")
     dataset = read(root, address=address, size=size, channels=channels)
     about = f"Parquet of one's own, {len(dataset.labels)} rows"
     return dataset.deal(name=f"parquet:{root.stem}", about=about, seed=seed, sizes=sizes)
@@ -125,7 +125,7 @@ def _decoded(
     # After `decode`, which draws from `images` and so fills `labels` and `source`.
     classes = torch.from_numpy(np.concatenate(labels))
     trained = sum(counts[file] for file in train)
-    return LabelledImages.renumbered(pixels, classes, train=trained, what=address, source=source.hexdigest())
+    return LabelledImages.renumbered(pixels, classes, train=trained, noun=address, source=source.hexdigest())
 
 
 def _table(file: Path) -> pq.ParquetFile:
@@ -159,8 +159,8 @@ def _columns(file: Path, schema: pa.Schema) -> tuple[str, str]:
             f"got {schema.field(image).type}"
         )
     if not pa.types.is_integer(schema.field(label).type):
-        got = schema.field(label).type
-        raise ValueError(f"column {label} of {file} must hold whole numbers, got {got}; number the classes from 0")
+        dtype = schema.field(label).type
+        raise ValueError(f"column {label} of {file} must hold whole numbers, got {dtype}; number the classes from 0")
     return image, label
 
 
@@ -202,10 +202,10 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> StoredExample
     columns = own or [name for name in schema.names if name not in (label, ids)]
     others = [name for name in columns if not own and not _is_number(schema.field(name).type)]
     if not columns or others:
-        got = f"{others[0]} of {schema.field(others[0]).type}" if others else ", ".join(schema.names)
+        columns_of_other_types = f"{others[0]} of {schema.field(others[0]).type}" if others else ", ".join(schema.names)
         raise ValueError(
             f"{source} must have inputs as one column ({', '.join(INPUT_NAMES)}) of lists or images, or as columns of "
-            f"numbers, got {got}"
+            f"numbers, got {columns_of_other_types}"
         )
     # Checked before any row is read: a constant column of any length takes almost no space in the file.
     reading.refuse_large(rows * len(columns), 8, source)
@@ -216,17 +216,17 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> StoredExample
     reading.refuse_large(long, 4, source)
     packed = sum(group.total_byte_size for group in groups)
     reading.refuse_large(packed // 8, 8, source)
-    labels, names, inputs, taken = [], [], [], 0
-    wanted = [*columns, label, *([ids] if ids else [])]
-    for batch in _batches(source, table, wanted, max(1, min(ROWS, ROWS**2 * rows // max(1, long)))):
+    labels, names, inputs, count = [], [], [], 0
+    column_names = [*columns, label, *([ids] if ids else [])]
+    for batch in _batches(source, table, column_names, max(1, min(ROWS, ROWS**2 * rows // max(1, long)))):
         labels.append(_plain(batch[label]))
         if ids:
             names.append(_plain(batch[ids]))
         encoded = _is_encoded(schema.field(columns[0]).type)
         inputs.append(batch[columns[0]].to_pylist() if encoded else _numbers(source, batch, columns))
         # Declared list lengths may be wrong: values are counted as they arrive, so that the limit holds.
-        taken += sum(map(len, inputs[-1])) // 4 if isinstance(inputs[-1], list) else inputs[-1].size
-        reading.refuse_large(taken, 4, source)
+        count += sum(map(len, inputs[-1])) // 4 if isinstance(inputs[-1], list) else inputs[-1].size
+        reading.refuse_large(count, 4, source)
     if isinstance(inputs[0], list):
         images = [(f"row {i}", image) for i, image in enumerate(image for part in inputs for image in part)]
         stored, notes = decoded(source, images, reading)

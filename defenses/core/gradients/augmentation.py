@@ -47,51 +47,51 @@ class Augmentation(Protocol):
         ...
 
 
-def draws(coins: int, step: int) -> int:
+def draws(seed: int, step: int) -> int:
     """Returns the public seed of a step's random layers (dropout) and augmentation.
 
     Args:
-        coins: key of a run's public randomness.
+        seed: key of a run's public randomness.
         step: number of the step.
     """
-    return seed_from(coins, "draws", step)
+    return seed_from(seed, "draws", step)
 
 
-def draws_at_start(coins: int) -> int:
+def draws_at_start(seed: int) -> int:
     """Returns the seed of random layers and augmentation in one-off releases before step 0; no step has this seed.
 
     Args:
-        coins: key of a run's public randomness.
+        seed: key of a run's public randomness.
     """
-    return seed_from(coins, "draws at the start")
+    return seed_from(seed, "draws at the start")
 
 
-def global_draws(coins: int, step: int | None) -> int:
+def global_draws(seed: int, step: int | None) -> int:
     """Returns the public seed of PyTorch's global generators, from which a method may draw.
 
     Args:
-        coins: key of a run's public randomness.
+        seed: key of a run's public randomness.
         step: number of the step; None for the start of a run.
     """
-    return seed_from(coins, "layers", -1 if step is None else step)
+    return seed_from(seed, "layers", -1 if step is None else step)
 
 
 Views = Callable[[Tensor, Tensor], Tensor]
 """(inputs [n, ...], targets [n]) -> their views [views, n, ...] in a step."""
 
 
-def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], coins: int) -> Tensor:
+def drawn_views(augmentation: Augmentation, keys: Int64[Tensor, " entries"], seed: int) -> Tensor:
     """Returns the random parameters of each view of a step.
 
     Args:
         augmentation: draws the parameters.
         keys: keys of the views, by `entry_keys`.
-        coins: public seed of the step.
+        seed: public seed of the step.
     """
-    return augmentation.draw(words(keys, augmentation.words, seed_from(coins, "views")))
+    return augmentation.draw(words(keys, augmentation.words, seed_from(seed, "views")))
 
 
-def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coins: int) -> Tensor:
+def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, seed: int) -> Tensor:
     """Returns the views of examples in a step [views, n, ...], which anyone who knows the examples can compute.
 
     Differentiable in the inputs, except through the choice of the views.
@@ -100,11 +100,11 @@ def views_of(augmentation: Augmentation, inputs: Tensor, targets: Tensor, *, coi
         augmentation: the run's augmentation.
         inputs: the examples [n, ...].
         targets: their targets [n].
-        coins: public seed of the step.
+        seed: public seed of the step.
     """
-    keys = entry_keys(inputs, targets, augmentation.views, coins)
+    keys = entry_keys(inputs, targets, augmentation.views, seed)
     repeated = inputs.repeat_interleave(augmentation.views, dim=0)
-    augmented = augmentation.apply(repeated, drawn_views(augmentation, keys, coins))
+    augmented = augmentation.apply(repeated, drawn_views(augmentation, keys, seed))
     return augmented.unflatten(0, (len(inputs), augmentation.views)).transpose(0, 1)
 
 
@@ -198,9 +198,9 @@ class RecordSchedule:
         """
         record_words = []
         for step in range(len(added)):
-            coins = draws(seed, step)
-            keys = entry_keys(inputs, targets, 1, coins)
-            record_words.append(words(keys, 1, seed_from(coins, "views")).flatten().cpu())
+            step_seed = draws(seed, step)
+            keys = entry_keys(inputs, targets, 1, step_seed)
+            record_words.append(words(keys, 1, seed_from(step_seed, "views")).flatten().cpu())
         known, order = torch.cat(record_words).sort()
         return cls(known=known, added=added.flatten().cpu()[order])
 

@@ -8,8 +8,8 @@ per candidate. Norms are the ghost norms of Goodfellow, "Efficient Per-Example G
 and Bu, Mao & Xu, "Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy",
 NeurIPS 2022, or the products themselves, whichever is less work.
 
-Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `factored` decides
-whether a model consists of these, by comparing with the reference on synthetic data.
+Supported layers are Linear on vectors, Conv2d without groups, and GroupNorm, each called once; `candidate_gradients_of`
+decides whether a model consists of these, by comparing with the reference on synthetic data.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class LayerFactors:
         return F.group_norm(self.entering, layer.num_groups, eps=layer.eps)
 
 
-class GuessGradients:
+class CandidateGradients:
     """Per-example gradients of a model at a fixed parameter point, computed from factors."""
 
     def __init__(self, model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"]) -> None:
@@ -213,9 +213,9 @@ class GuessGradients:
         return inner, torch.stack([layer.squared_norms(self._trained, b) for layer in bounded]).sum(0)
 
 
-def factored(
+def candidate_gradients_of(
     model: nn.Module, loss: Loss, layout: Layout, parameters: Float[Tensor, " dim"], input_shape: tuple[int, ...]
-) -> GuessGradients | None:
+) -> CandidateGradients | None:
     """Returns the factored model if it agrees with the reference, else None.
 
     Args:
@@ -226,7 +226,7 @@ def factored(
         input_shape: shape of an example.
     """
     try:
-        factored_model = GuessGradients(model, loss, layout, parameters)
+        factored_model = CandidateGradients(model, loss, layout, parameters)
         return factored_model if _agrees(factored_model, model, loss, layout, parameters, input_shape) else None
     except torch.OutOfMemoryError:  # a RuntimeError too; the reference takes more memory still
         raise
@@ -236,7 +236,7 @@ def factored(
 
 
 def _agrees(
-    factored_model: GuessGradients,
+    factored_model: CandidateGradients,
     model: nn.Module,
     loss: Loss,
     layout: Layout,
@@ -244,8 +244,8 @@ def _agrees(
     input_shape: tuple[int, ...],
 ) -> bool:
     """Returns whether rows, inner products and norms on two synthetic examples agree with the reference."""
-    coins = torch.Generator().manual_seed(0)
-    inputs = torch.rand(2, *input_shape, generator=coins, dtype=torch.float64).to(parameters)
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(2, *input_shape, generator=generator, dtype=torch.float64).to(parameters)
     labels = torch.zeros(2, dtype=torch.int64, device=parameters.device)
     reference = per_example_gradients(model, loss, layout, inputs, labels, parameters=parameters)
     # float64: the product of float32 rows of 11 million numbers loses digits to its order of summation.

@@ -100,13 +100,13 @@ def choose(
     if key in _verdicts:
         verdict = _verdicts[key]
         return verdict.choice(verdict.kind(model, loss, layout))
-    held = loss_state(loss)
+    state = loss_state(loss)
     # The checks must not advance the global generators: the run draws the same numbers with and without them.
     with torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
         trial = _Trial(model, loss, layout, inputs, targets, domains)
         verdict = _choose(name, trial, batches)
     # If the loss changed during the checks, the verdict is not cached: an equal loss must be checked itself.
-    if key and held == loss_state(loss):
+    if key and state == loss_state(loss):
         _verdicts[key] = verdict
         while len(_verdicts) > _REMEMBERED:
             _verdicts.pop(next(iter(_verdicts)))  # the oldest
@@ -348,16 +348,16 @@ class _Trial:
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
-        self._sum(kind, MadeUp(x, y, two.keys, two.other.to(x)), own)
+        self._sum(kind, MadeUp(x, y, two.keys, two.neighbour.to(x)), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
         examples = self._made_up(size)
         whole, worst = self._sum(kind, examples), 0.0
         for left_out in sorted({0, size // 2, size - 1}):
-            rest = torch.arange(size, device=examples.inputs.device) != left_out
-            alone = self._sum(OneByOne, examples.chosen(~rest))
-            without = self._sum(kind, examples.chosen(rest))
+            kept = torch.arange(size, device=examples.inputs.device) != left_out
+            alone = self._sum(OneByOne, examples.chosen(~kept))
+            without = self._sum(kind, examples.chosen(kept))
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
@@ -382,30 +382,30 @@ class _Trial:
     def _made_up(self, size: int) -> MadeUp:
         """Returns synthetic examples of the data's shape, some of them copies of the first (`inputs_of`)."""
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
-        coins = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         dtype = self._dtype if self._inputs.is_floating_point() else self._inputs.dtype
-        x, other = (
-            made.to(self._inputs.device, dtype)
-            for made in inputs_of(self._values, (size, *self._inputs.shape[1:]), coins)
+        x, neighbour = (
+            inputs.to(self._inputs.device, dtype)
+            for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
-        y = self._made_up_targets(size, coins)
-        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), other)
+        y = self._made_up_targets(size, generator)
+        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 
-    def _made_up_targets(self, size: int, coins: torch.Generator) -> Tensor:
+    def _made_up_targets(self, size: int, generator: torch.Generator) -> Tensor:
         like, domain = self._targets, self._domains.targets
         shape = (size, *like.shape[1:])
         dtype = self._dtype if like.is_floating_point() else like.dtype
         if domain is not None:
-            made = domain.values(shape, coins)
+            targets = domain.values(shape, generator)
         elif like.is_floating_point():
-            made = torch.rand(shape, generator=coins, dtype=torch.float64)
-            if made.dim() > 1:  # class probabilities
-                made = made / made.sum(dim=1, keepdim=True)
-            return made.to(like.device, dtype)
+            targets = torch.rand(shape, generator=generator, dtype=torch.float64)
+            if targets.dim() > 1:  # class probabilities
+                targets = targets / targets.sum(dim=1, keepdim=True)
+            return targets.to(like.device, dtype)
         else:
-            made = torch.randint(0, self._classes, shape, generator=coins)
-        made[: len(made) // 2 + 1] = made[:1]  # at least half of the examples share a class
-        return made.to(like.device, dtype)
+            targets = torch.randint(0, self._classes, shape, generator=generator)
+        targets[: len(targets) // 2 + 1] = targets[:1]  # at least half of the examples share a class
+        return targets.to(like.device, dtype)
 
     def _guessed_classes(self, size: int) -> int:
         """Returns a number of classes for which the loss is finite; 0 if the targets need no guess."""
@@ -452,11 +452,11 @@ def _moved(model: nn.Module) -> nn.Module:
 
     Non-finite weights, as in a diverged run, are replaced by random values.
     """
-    coins = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad and parameter.numel():
-                step = torch.randn(parameter.shape, generator=coins, dtype=torch.float64)
+                step = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 step = step.to(parameter.device, parameter.dtype)
                 parameter.copy_(torch.where(parameter.isfinite(), parameter, step))
                 size = float(parameter.square().mean().sqrt()) or 1.0

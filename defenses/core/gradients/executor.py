@@ -153,7 +153,7 @@ def _copied(values: Tensor, copies: int) -> Tensor:
     return values if copies == 1 else values.repeat_interleave(copies, dim=0)
 
 
-def _of_one(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
+def _per_example(sums: tuple[Tensor, ...], copies: int) -> tuple[Tensor, ...]:
     """Returns the sums for a single copy of each example."""
     return sums if copies == 1 else tuple(values / copies for values in sums)
 
@@ -164,7 +164,7 @@ def _only(gradients: Gradients, number: int) -> Gradients:
 
 
 class Engine:
-    """Executes plans on batches of a model: views, micro-batches, clipped sums, noise.
+    """Executor of step plans on a model: views, micro-batches, clipped sums by one of `engines/`, noise.
 
     Attributes:
         layout: the trained parameters, in the order of every flat vector.
@@ -262,16 +262,16 @@ class Engine:
         self.name, self.unverified = choice.note, choice.unverified
         return choice
 
-    def gradients(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Gradients:
+    def gradients(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Gradients:
         """Returns the per-example gradients of these examples, without views, as a function of the parameter point.
 
         Args:
             inputs: the examples.
             targets: their targets.
-            coins: public seed of dropout; needed if the model has random layers.
+            seed: public seed of dropout; needed if the model has random layers.
         """
         choice = self.prepare(inputs, targets)
-        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+        keys = self._entry_keys(choice, inputs, targets, 1, seed)
 
         def rows(point: Tensor | None) -> Tensor:
             refuse_autocast(inputs)
@@ -280,25 +280,25 @@ class Engine:
 
         return rows
 
-    def batch(self, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> GradientBatch:
+    def batch(self, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> GradientBatch:
         """Returns per-example gradients as `gradients`, at the model's parameters, with factors if available."""
         choice = self.prepare(inputs, targets)
-        keys = self._entry_keys(choice, inputs, targets, 1, coins)
+        keys = self._entry_keys(choice, inputs, targets, 1, seed)
         refuse_autocast(inputs)
         with entries(keys), full_precision():
             return choice.engine.batch(inputs, targets)
 
-    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, coins: int | None = None) -> Release:
+    def run(self, plan: NoisyPlan, inputs: Tensor, targets: Tensor, *, seed: int | None = None) -> Release:
         """Executes a plan on a batch, which may be empty.
 
         Args:
             plan: fixed before the batch was drawn, with its noise.
             inputs: the batch.
             targets: targets of the batch.
-            coins: public seed of views and dropout; needed if there are any.
+            seed: public seed of views and dropout; needed if there are any.
 
         Raises:
-            ValueError: without a noise source or public coins if they are needed, or under `torch.autocast`.
+            ValueError: without a noise source or seed if they are needed, or under `torch.autocast`.
         """
         refuse_autocast(inputs)
         noise = self.noise
@@ -312,10 +312,10 @@ class Engine:
         choice, augmentation = self.prepare(inputs, targets, exact=exact), self.augmentation
         like = self._first()
         views = 1 if augmentation is None else augmentation.views
-        keys = self._entry_keys(choice, inputs, targets, views, coins)
+        keys = self._entry_keys(choice, inputs, targets, views, seed)
         drawn = None
-        if augmentation is not None and coins is not None and keys is not None:
-            drawn = drawn_views(augmentation, keys, coins)
+        if augmentation is not None and seed is not None and keys is not None:
+            drawn = drawn_views(augmentation, keys, seed)
 
         def part(chosen: slice) -> tuple[Tensor, Tensor, Int64[Tensor, " entries"] | None]:
             """Returns inputs, targets and keys of some examples; the views of an example are consecutive."""
@@ -343,10 +343,14 @@ class Engine:
             return add_noise(plan, sums, noise, like.dtype, self.memory)
         parts = []
         for chosen, copies in self._fitting(choice, inputs.shape[0], self._batches(like), like):
-            x, y, some = part(chosen)
-            x, y, some = _copied(x, copies), _copied(y, copies), None if some is None else _copied(some, copies)
-            with entries(some), full_precision():
-                parts.append(_of_one(choice.engine.sums(plan.plan, x, y, views=views), copies))
+            x, y, keys_of_part = part(chosen)
+            x, y, keys_of_part = (
+                _copied(x, copies),
+                _copied(y, copies),
+                None if keys_of_part is None else _copied(keys_of_part, copies),
+            )
+            with entries(keys_of_part), full_precision():
+                parts.append(_per_example(choice.engine.sums(plan.plan, x, y, views=views), copies))
         # `CipherNoise` accepts the sums of a single micro-batch unconverted, which saves four passes over float64.
         as_they_are = len(parts) == 1 and isinstance(noise, CipherNoise) and plan.plan.correlated is None
         sums = parts[0] if as_they_are else totals(plan.plan, parts, like.device)
@@ -364,7 +368,7 @@ class Engine:
         like = self._first().detach()
         with full_precision():
             answers = [
-                _of_one(engine.sums(plan, x, y, views=views), copies)
+                _per_example(engine.sums(plan, x, y, views=views), copies)
                 for engine, x, y, copies in self._entries(inputs, targets, views)
             ]
         return totals(plan, answers, like.device)
@@ -428,10 +432,10 @@ class Engine:
             alone = batches.views * (chosen.stop - chosen.start) == 1
             yield chosen, 2 if alone and limit > 1 else 1
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees memory that is kept from batch to batch; the next batch allocates it anew."""
         for choice in self._checked.values():
-            choice.engine.rest()
+            choice.engine.release_memory()
 
     def _alone(
         self,
@@ -447,15 +451,15 @@ class Engine:
             return answers(x, y, point=point, views=views)
 
     def _entry_keys(
-        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, coins: int | None
+        self, choice: ChosenEngine, inputs: Tensor, targets: Tensor, views: int, seed: int | None
     ) -> Int64[Tensor, " entries"] | None:
         """Returns a key for each view of each record; None if nothing is drawn."""
         if self.augmentation is None and not choice.draws:
             return None
-        if coins is None:
-            what = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
-            raise ValueError(f"coins must be given where there is {what}, got None")
-        return entry_keys(inputs, targets, views, coins)
+        if seed is None:
+            random_part = "an augmentation" if self.augmentation is not None else "dropout or another random layer"
+            raise ValueError(f"seed must be given where there is {random_part}, got None")
+        return entry_keys(inputs, targets, views, seed)
 
     def _first(self) -> Tensor:
         """Returns a trained parameter as it is now: it may have been replaced since construction."""

@@ -106,7 +106,7 @@ def _module(wide: bool) -> ir.Module:
                                 at = build.gep(build.inttoptr(marks, numbers), [build.mul(example.number, apart)])
                                 build.store(build.call(weighted_row, [row, at, size]), place)
         with counted(build, INT(0), part_count, [zero] * 3 + [double(1 / SMALL)]) as part:
-            first, other, counts = (entry(parts, part.number, PART, column) for column in range(PART))
+            first, second, counts = (entry(parts, part.number, PART, column) for column in range(PART))
 
             def measured_of(number: Any, otherwise: Any) -> Any:
                 present = build.icmp_signed(">=", number, INT(0))
@@ -114,23 +114,23 @@ def _module(wide: bool) -> ir.Module:
                 return build.select(present, squared_norm, otherwise)
 
             sum_, all_, vanished, least_side = part.sums
-            product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))
-            entering, leaving = measured_of(first, zero), measured_of(other, one)
+            product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (second, counts))
+            entering, leaving = measured_of(first, zero), measured_of(second, one)
             value = build.fmul(entering, leaving)
             itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
             # A square that underflows is lost, whatever it is multiplied by. The losses of a product sum to at most the
             # format's least number times this:
             width, out = (
                 build.sitofp(entry(sides, build.select(product, side, first), SIDE, 2), double)
-                for side in (first, other)
+                for side in (first, second)
             )
             lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
             # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
-            some = product if wide else build.and_(product, masked)
+            is_product = product if wide else build.and_(product, masked)
             part.sums = [
                 build.fadd(sum_, measured_of(counts, itself)),
                 build.fadd(all_, value),
-                build.fadd(vanished, build.select(some, build.fmul(lost, double(least)), zero)),
+                build.fadd(vanished, build.select(is_product, build.fmul(lost, double(least)), zero)),
                 build.select(
                     build.and_(
                         build.and_(product, build.fcmp_ordered(">", leaving, zero)),

@@ -148,18 +148,18 @@ def _host() -> Processor:
 class _RowWriter(VectorWriter):
     """Writes a kernel in LLVM's representation."""
 
-    def __init__(self, sizes: RowKernel, what: str) -> None:
+    def __init__(self, sizes: RowKernel, purpose: str) -> None:
         super().__init__("rows", _host(), wide=sizes.wide)
         self._sizes = sizes
-        self._write(what)
+        self._write(purpose)
 
-    def _write(self, what: str) -> None:
+    def _write(self, purpose: str) -> None:
         s, pointer = self._sizes, self._number.as_pointer()
         double = ir.DoubleType().as_pointer()
         own = {
             "make": [pointer, INT, double],
             "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
-        }[what]
+        }[purpose]
         kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
         function = ir.Function(self.module, kind, "rows")
         for argument in function.args:
@@ -176,8 +176,8 @@ class _RowWriter(VectorWriter):
             with counted(build, INT(0), INT(s.views)) as view:
                 image = build.add(build.mul(n, INT(s.views)), view.number)
                 self._image(inputs, signals, row, zeros, image)
-            into = [own[1]] if what == "make" else [own[1], own[3]]
-            squares = self._squares(row, None if what == "make" else own[2])
+            into = [own[1]] if purpose == "make" else [own[1], own[3]]
+            squares = self._squares(row, None if purpose == "make" else own[2])
             for square, to in zip(squares, into, strict=True):
                 build.store(square, build.gep(to, [n]))
         build.ret_void()
@@ -222,8 +222,8 @@ class _RowWriter(VectorWriter):
             with counted(build, INT(0), INT(len(tiles))) as tile:
                 at = build.mul(tile.number, INT(2))
                 first, place = (build.load(build.gep(table, [INT(0), build.add(at, INT(i))])) for i in (0, 1))
-                into, taken = build.gep(row, [first]), build.gep(pixels, [place])
-                self._columns(taken, derivatives, into, offsets, edges)
+                into, pixel = build.gep(row, [first]), build.gep(pixels, [place])
+                self._columns(pixel, derivatives, into, offsets, edges)
 
     def _columns(
         self,
@@ -236,11 +236,11 @@ class _RowWriter(VectorWriter):
         """Writes tiles of all channels, in a loop: unrolled, 2048 of them would take LLVM seconds."""
         build, s = self._build, self._sizes
         width = vectors_beside(s.vectors) * s.lanes
-        whole, rest = divmod(s.leaving, width)
-        for start, stop, size in ((0, whole, width), (whole, whole + 1, rest)):
+        full, remainder = divmod(s.leaving, width)
+        for start, stop, size in ((0, full, width), (full, full + 1, remainder)):
             if start < stop and size:
-                with counted(build, INT(start), INT(stop)) as some:
-                    channel = build.mul(some.number, INT(width))
+                with counted(build, INT(start), INT(stop)) as block:
+                    channel = build.mul(block.number, INT(width))
                     to, of = (build.gep(each, [channel]) for each in (into, derivatives))
                     self._tile(pixels, of, to, offsets, range(0, size, s.lanes), edges)
 
@@ -313,12 +313,14 @@ class _RowWriter(VectorWriter):
         wide = ir.VectorType(ir.DoubleType(), lanes)
         fma = self._intrinsic("fma", wide, [wide] * 3)
 
-        def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
-            value = self._at(build.gep(row, [start]), offset, there)
+        def grown(
+            sums: Sequence[LlvmValue], start: LlvmValue, offset: int, active_lanes: int | None
+        ) -> list[LlvmValue]:
+            value = self._at(build.gep(row, [start]), offset, active_lanes)
             value = value if self._sizes.wide else build.fpext(value, wide)
             grown_sums = [build.call(fma, [value, value, sum]) for sum in sums]
             if mask is not None:  # by selection, so that a row is read once for both norms
-                keeps = self._at(build.gep(mask, [start]), offset, there, number=_BYTE)
+                keeps = self._at(build.gep(mask, [start]), offset, active_lanes, number=_BYTE)
                 chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
                 grown_sums[1] = build.select(chosen, grown_sums[1], sums[1])
             return grown_sums

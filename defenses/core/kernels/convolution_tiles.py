@@ -65,9 +65,9 @@ def tiles_of(patch: Patch, most: int) -> list[PatchTile]:
     for numbers in split:
         count = -(-len(numbers) // most)
         edges = [round(len(numbers) * i / count) for i in range(count + 1)]
-        for some in (numbers[a:b] for a, b in pairwise(edges)):
-            tiles.append(PatchTile(first, some[0], tuple(step - some[0] for step in some)))
-            first += len(some)
+        for tile_numbers in (numbers[a:b] for a, b in pairwise(edges)):
+            tiles.append(PatchTile(first, tile_numbers[0], tuple(step - tile_numbers[0] for step in tile_numbers)))
+            first += len(tile_numbers)
     return tiles
 
 

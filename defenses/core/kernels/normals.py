@@ -186,8 +186,8 @@ class _NormalWriter:
         """Cosine and sine of 2 pi word / 2^64, from its remainder to the nearest quarter turn."""
         build = self._build
         turns = build.lshr(build.add(word, self._whole(1 << 61)), self._whole(62))
-        rest = build.sub(word, build.shl(turns, self._whole(62)))
-        y = build.fmul(build.sitofp(rest, self._number), self._constant(2 * math.pi * 2.0**-64))
+        fraction = build.sub(word, build.shl(turns, self._whole(62)))
+        y = build.fmul(build.sitofp(fraction, self._number), self._constant(2 * math.pi * 2.0**-64))
         z = build.fmul(y, y)
         sine = self._call("fma", build.fmul(z, y), self._polynomial(z, _SINE), y)
         series = build.fmul(build.fmul(z, z), self._polynomial(z, _COSINE))
@@ -209,8 +209,8 @@ class _NormalWriter:
             total = self._call("fma", total, at, self._constant(coefficient))
         return total
 
-    def _fused(self, value: LlvmValue, factor: float, rest: LlvmValue) -> LlvmValue:
-        return self._call("fma", value, self._constant(factor), rest)
+    def _fused(self, value: LlvmValue, factor: float, addend: LlvmValue) -> LlvmValue:
+        return self._call("fma", value, self._constant(factor), addend)
 
     def _call(self, name: str, *values: LlvmValue) -> LlvmValue:
         return self._build.call(self._functions[name], values)

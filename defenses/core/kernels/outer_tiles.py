@@ -35,13 +35,13 @@ def outer_sum(module: ir.Module, number: ir.Type) -> ir.Function:
     for height in sorted({1, 2, highest}, reverse=True):
         vectors, single = _tile(module, number, height, _BESIDE, lanes), _tile(module, number, height, 1, 1)
         count = build.sdiv(build.sub(leading, done), INT(height))
-        with build.if_then(build.icmp_signed("<", INT(0), count)), counted(build, INT(0), count) as some:
-            line = build.add(done, build.mul(some.number, INT(height)))
+        with build.if_then(build.icmp_signed("<", INT(0), count)), counted(build, INT(0), count) as tile_row:
+            line = build.add(done, build.mul(tile_row.number, INT(height)))
             first, place = build.gep(weights, [line]), build.gep(sums, [build.mul(line, size)])
 
             def write(tile: ir.Function, at: LlvmValue, first: LlvmValue = first, place: LlvmValue = place) -> None:
-                here, to = (build.gep(start, [at]) for start in (values, place))
-                build.call(tile, [here, step, first, leading, rows, to, size])
+                tile_values, tile_place = (build.gep(start, [at]) for start in (values, place))
+                build.call(tile, [tile_values, step, first, leading, rows, tile_place, size])
 
             with build.if_else(build.icmp_signed("<", size, width)) as (short, long):
                 with short, counted(build, INT(0), size) as column:
@@ -75,11 +75,11 @@ def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: i
 
     begin = [ir.Constant(wide, 0.0 if lanes == 1 else None)] * (height * beside)
     with counted(build, INT(0), rows, begin) as row:
-        here = build.gep(values, [build.mul(row.number, step)])
+        row_values = build.gep(values, [build.mul(row.number, step)])
         weight = build.gep(weights, [build.mul(row.number, leading)])
         vectors = []
         for i in range(beside):
-            value = build.load(build.bitcast(build.gep(here, [INT(i * lanes)]), narrow.as_pointer()))
+            value = build.load(build.bitcast(build.gep(row_values, [INT(i * lanes)]), narrow.as_pointer()))
             value.align = 8 if number == double else 4
             vectors.append(value if number == double else build.fpext(value, wide))
         for line in range(height):

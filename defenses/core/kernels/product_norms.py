@@ -183,8 +183,8 @@ class _ProductWriter(VectorWriter):
         self._kernel, self._sizes = kernel, kernel.sizes
         self._given = self._number if kernel.sizes.wide else ir.FloatType()
         self._others = _TILE if host.sums >= _TILE**2 else _TILE // 2
-        given, double = self._given.as_pointer(), self._number.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [given, given, double, INT, INT, double, double])
+        entry, double = self._given.as_pointer(), self._number.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [entry, entry, double, INT, INT, double, double])
         function = ir.Function(self.module, kind, "products")
         for argument in function.args:
             if isinstance(argument.type, ir.PointerType):
@@ -211,8 +211,8 @@ class _ProductWriter(VectorWriter):
         places = self._table([value for place in points.places for value in place])
         first = self._table(points.first)
 
-        def place(point: LlvmValue, what: int) -> LlvmValue:
-            return build.load(build.gep(places, [INT(0), build.add(build.mul(point, INT(3)), INT(what))]))
+        def place(point: LlvmValue, field: int) -> LlvmValue:
+            return build.load(build.gep(places, [INT(0), build.add(build.mul(point, INT(3)), INT(field))]))
 
         with counted(build, INT(0), INT(len(points.first))) as tile:
             start = build.mul(tile.number, INT(_TILE))
@@ -221,8 +221,8 @@ class _ProductWriter(VectorWriter):
             begin = build.mul(build.load(build.gep(first, [INT(0), tile.number])), many)
             rows = [build.gep(matrices, [place(index, 1)]) for index in tile_indices]
             left_points = [build.gep(source, [place(index, 0)]) for index in tile_indices]
-            with counted(build, begin, build.mul(build.add(tile.number, INT(1)), many)) as other:
-                start = build.mul(other.number, INT(self._others))
+            with counted(build, begin, build.mul(build.add(tile.number, INT(1)), many)) as later_tile:
+                start = build.mul(later_tile.number, INT(self._others))
                 others = [build.add(start, INT(i)) for i in range(self._others)]
                 columns = [place(index, 2) for index in others]
                 sums = self._tile(left_points, [build.gep(source, [place(index, 0)]) for index in others], channels)
@@ -237,9 +237,9 @@ class _ProductWriter(VectorWriter):
         build, whole = self._build, channels // self._lanes
         sums: list[LlvmValue] = [ir.Constant(self._vector, [0.0] * self._lanes)] * (len(left) * len(right))
 
-        def added(at: LlvmValue, there: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
+        def added(at: LlvmValue, lanes: int | None, sums: Sequence[LlvmValue]) -> list[LlvmValue]:
             left_values, right_values = (
-                [self._read(build.gep(each, [at]), there) for each in side] for side in (left, right)
+                [self._read(build.gep(each, [at]), lanes) for each in side] for side in (left, right)
             )
             return [
                 build.call(self._fma, [*pair, sum])
@@ -250,8 +250,8 @@ class _ProductWriter(VectorWriter):
             with counted(build, INT(0), INT(whole), sums) as loop:
                 loop.sums = added(build.mul(loop.number, INT(self._lanes)), None, loop.sums)
             sums = loop.sums
-        if rest := channels % self._lanes:
-            sums = added(INT(whole * self._lanes), rest, sums)
+        if remainder := channels % self._lanes:
+            sums = added(INT(whole * self._lanes), remainder, sums)
         return sums
 
     def _read(self, start: LlvmValue, active: int | None) -> LlvmValue:
@@ -267,7 +267,9 @@ class _ProductWriter(VectorWriter):
         while len(vectors) > 1:
             low = [beside + lane - merged if lane & merged else lane for lane in lanes]
             high = [beside + lane if lane & merged else lane + merged for lane in lanes]
-            masks = [ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), taken) for taken in (low, high)]
+            masks = [
+                ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), chosen_lanes) for chosen_lanes in (low, high)
+            ]
             vectors = [
                 build.fadd(*(build.shuffle_vector(*pair, mask) for mask in masks))
                 for pair in zip(vectors[::2], vectors[1::2], strict=True)

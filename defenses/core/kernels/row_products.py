@@ -91,14 +91,14 @@ class RowProducts:
         """
         pointer, size = ctypes.c_void_p, ctypes.c_int64
         rows = (pointer, size, size)
-        rest = (pointer, size, pointer, pointer, size, pointer, size, pointer, size)
-        return compiled(_Writer(self).module, "products", *rows, *rows, *rest)
+        argument_types = (pointer, size, pointer, pointer, size, pointer, size, pointer, size)
+        return compiled(_Writer(self).module, "products", *rows, *rows, *argument_types)
 
 
 @lru_cache
-def row_products(host: Processor, given: int, number: int, *, scaled: bool = False) -> RowProducts:
+def row_products(host: Processor, entry_size: int, number: int, *, scaled: bool = False) -> RowProducts:
     """Returns the kernel of a format, compiled once."""
-    return RowProducts(host, given, number, scaled)
+    return RowProducts(host, entry_size, number, scaled)
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class _Writer:
         self._write()
 
     def _write(self) -> None:
-        s, given, number = self._sizes, self._given.as_pointer(), self._number.as_pointer()
-        table, rows = INT.as_pointer(), [given, INT, INT]
-        kind = [*rows, *rows, given, INT, table, table, INT, ir.DoubleType().as_pointer(), INT, number, INT]
+        s, entry, number = self._sizes, self._given.as_pointer(), self._number.as_pointer()
+        table, rows = INT.as_pointer(), [entry, INT, INT]
+        kind = [*rows, *rows, entry, INT, table, table, INT, ir.DoubleType().as_pointer(), INT, number, INT]
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kind), "products")
         left, right, (factors, factors_step, runs) = function.args[:3], function.args[3:6], function.args[6:9]
         strips, strip_count, sums, step, room, behind = function.args[9:]
@@ -151,14 +151,14 @@ class _Writer:
             with counted(build, INT(0), self._parts(left[2], s.left)) as high:
                 first = build.mul(high.number, INT(s.left))
                 place, _, width, *_ = self._entries(runs, start, 5)
-                tile, tile_step, here = tile_room, INT(s.strip), ir.IntType(1)(0)
+                tile, tile_step, in_place = tile_room, INT(s.strip), ir.IntType(1)(0)
                 if s.given == s.number and not s.scaled:
                     # Whole vectors of a whole tile are multiplied in place.
                     whole = build.icmp_signed("<=", build.add(first, INT(s.left)), left[2])
-                    here = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
-                    tile = build.select(here, self._row(high_rows, first, place), tile_room)
-                    tile_step = build.select(here, left[1], tile_step)
-                with build.if_then(build.not_(here)), counted(build, start, end) as run:
+                    in_place = build.and_(whole, build.icmp_signed("==", width, build.mul(vectors, INT(s.lanes))))
+                    tile = build.select(in_place, self._row(high_rows, first, place), tile_room)
+                    tile_step = build.select(in_place, left[1], tile_step)
+                with build.if_then(build.not_(in_place)), counted(build, start, end) as run:
                     source, _, length, of, to = self._entries(runs, run.number, 5)
                     for i in range(s.left):
                         number = self._least(build.add(first, INT(i)), high_rows.last)
@@ -191,8 +191,8 @@ class _Writer:
         spread = self._shuffled(spread, none, [0] * self._lanes)
         with build.if_then(build.icmp_signed(">", whole, INT(0))), counted(build, INT(0), whole) as long:
             place = build.mul(long.number, INT(self._lanes))
-            given = ir.VectorType(self._given, self._lanes)
-            values = build.load(build.bitcast(build.gep(row, [place]), given.as_pointer()))
+            vector = ir.VectorType(self._given, self._lanes)
+            values = build.load(build.bitcast(build.gep(row, [place]), vector.as_pointer()))
             values.align = self._sizes.given
             values = self._converted(values, self._vector)
             self._store(build.fmul(values, spread), build.gep(to, [place]))

@@ -76,9 +76,9 @@ def _module(wide: bool) -> ir.Module:
         )
         first, place = build.inttoptr(address, numbers), build.inttoptr(to, numbers)
         with build.if_then(build.icmp_signed("!=", others, INT(0))):
-            other, products = build.inttoptr(others, numbers), build.gep(weights, [rows])
+            part_rows, products = build.inttoptr(others, numbers), build.gep(weights, [rows])
             with counted(build, INT(0), rows) as row, counted(build, INT(0), leading) as column:
-                value = exact(build.gep(other, [build.add(build.mul(row.number, stride), column.number)]))
+                value = exact(build.gep(part_rows, [build.add(build.mul(row.number, stride), column.number)]))
                 value = build.fmul(value, build.load(build.gep(weights, [row.number])))  # exact for two float32
                 build.store(value, build.gep(products, [build.add(build.mul(row.number, leading), column.number)]))
             build.call(outer, [first, step, size, products, leading, rows, place])
@@ -92,8 +92,8 @@ def _module(wide: bool) -> ir.Module:
             with counted(build, INT(0), width) as each:
                 build.store(double(0.0), build.gep(sums, [each.number]))
             for start, stop, beside in ((INT(0), whole, _BESIDE), (done, rows, 1)):
-                with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as some:
-                    first_row = build.mul(some.number, INT(beside))
+                with build.if_then(build.icmp_signed("<", start, stop)), counted(build, start, stop) as group:
+                    first_row = build.mul(group.number, INT(beside))
                     row = build.gep(first, [build.add(build.mul(first_row, step), begin)])
                     build.call(add[beside], [row, step, build.gep(weights, [first_row]), sums, width])
             with counted(build, INT(0), width) as each:
@@ -147,7 +147,7 @@ def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
 
     with build.if_then(build.icmp_signed("<", INT(0), whole)), counted(build, INT(0), whole) as long:
         added(build.mul(long.number, INT(_LANES)), ir.VectorType(number, _LANES), vector, spread)
-    with build.if_then(build.icmp_signed("<", done, size)), counted(build, done, size) as rest:
-        added(rest.number, number, double, singles)
+    with build.if_then(build.icmp_signed("<", done, size)), counted(build, done, size) as remaining:
+        added(remaining.number, number, double, singles)
     build.ret_void()
     return function

@@ -20,13 +20,13 @@ from .implicit_subspace import ImplicitSubspace
 from .rounding import LEAST_SHARE, gain_of, least_of
 
 
-def made_of(codec: object) -> Iterator[object]:
+def nested_codecs(codec: object) -> Iterator[object]:
     """Yields a codec and, recursively, the codecs that it is composed of."""
     yield codec
     match codec:
-        case Stacked():
+        case ConcatenatedCodec():
             inner: tuple[object, ...] = codec.codecs
-        case Within():
+        case SpanCodec():
             inner = (codec.codec,)
         case Masked():
             inner = (codec.kept, codec.codec)
@@ -35,11 +35,11 @@ def made_of(codec: object) -> Iterator[object]:
         case _:
             inner = ()
     for part in inner:
-        yield from made_of(part)
+        yield from nested_codecs(part)
 
 
 @dataclass(frozen=True, eq=False)
-class Within:
+class SpanCodec:
     """A codec applied to a span of coordinates, such as a layer; other coordinates are not released.
 
     Attributes:
@@ -157,7 +157,7 @@ def spread(subspace: Subspace, kept: Coordinates) -> Subspace:
 
 
 @dataclass(frozen=True, eq=False)
-class Stacked:
+class ConcatenatedCodec:
     """Several codecs side by side, each with its own factor, under a single bound.
 
     Attributes:

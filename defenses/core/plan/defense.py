@@ -477,11 +477,14 @@ class Defense:
     def __post_init__(self) -> None:
         lacks = [name for name in ("start", "plan", "observe") if not callable(getattr(self.method, name, None))]
         if isinstance(self.method, type) or lacks:
-            made = not isinstance(self.method, type)
-            got = type(self.method).__name__ if made else f"the class {getattr(self.method, '__name__', '')}"
+            is_instance = not isinstance(self.method, type)
+            type_name = (
+                type(self.method).__name__ if is_instance else f"the class {getattr(self.method, '__name__', '')}"
+            )
             without = f", which has no {' and no '.join(lacks)}" if lacks else ""
             raise TypeError(
-                f"method must be an instance with start, plan and observe, or of a Stateless class, got {got}{without}"
+                f"method must be an instance with start, plan and observe, or of a Stateless class, "
+                f"got {type_name}{without}"
             )
         _refuse_other_arguments(self.method)
         if self.noise_multiplier is not None:
@@ -523,10 +526,10 @@ class Defense:
         returned = self.method.plan(state, context)
         pair = isinstance(returned, tuple) and len(returned) == 2
         if not (pair and isinstance(returned[1], StepPlan)):
-            got = type(returned[1] if pair else returned).__name__
-            wanted = "a StepPlan, behind the next state where it is not Stateless"
+            type_name = type(returned[1] if pair else returned).__name__
+            rule = "a StepPlan, behind the next state where it is not Stateless"
             alone = " alone, and it has a state: return state, plan" if isinstance(returned, StepPlan) else ""
-            raise TypeError(f"plan of '{self.name}' must return {wanted}, got {got}{alone}")
+            raise TypeError(f"plan of '{self.name}' must return {rule}, got {type_name}{alone}")
         if (dim := next(block.codec.dim for block in returned[1].blocks if block.updates)) != context.dim:
             raise ValueError(
                 f"plan of '{self.name}' must have codecs of the {context.dim} parameters, context.dim, got one of {dim}"

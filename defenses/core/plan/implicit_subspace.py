@@ -214,19 +214,19 @@ class FactoredBasis:
             spans: see the attribute; increasing.
             factors: see the attribute.
         """
-        basis, rest = others.new_empty(weights.shape[1], length), weights.T @ others.double()
-        at = taken = 0
+        basis, unfactored = others.new_empty(weights.shape[1], length), weights.T @ others.double()
+        at = copied = 0
         for (start, stop), (signals, inputs) in zip(spans, factors, strict=True):
             low, high, width = max(start, 0), min(stop, length), inputs.shape[1]
-            basis[:, at:low] = rest[:, taken : taken + low - at]
-            taken += low - at
+            basis[:, at:low] = unfactored[:, copied : copied + low - at]
+            copied += low - at
             # Not from rows, which are products of the factors with their own rounding.
             first, last = (low - start) // width, -(-(high - start) // width)
             shares = weights.T.unsqueeze(1) * signals.double().T[first:last]
             whole = (shares @ inputs.double()).flatten(1)
             basis[:, low:high] = whole[:, low - start - first * width :][:, : high - low]
             at = high
-        basis[:, at:] = rest[:, taken:]
+        basis[:, at:] = unfactored[:, copied:]
         # Signs as for leading directions, so that parties that form the directions from rows get the same ones.
         return cls(basis.T, weights * orient(basis).to(weights), spans, factors)
 
@@ -352,11 +352,13 @@ class ImplicitSubspace(Subspace):
         """Returns inner products with the directions."""
         coefficients = [rows.new_zeros(len(rows), 0)]
         for part, (start, stop) in zip(self.parts, self.spans, strict=True):
-            some = rows[:, start:stop]
+            part_rows = rows[:, start:stop]
             if isinstance(part, SketchDirections):
-                coefficients.append(part.of_rows(some))
+                coefficients.append(part.of_rows(part_rows))
             else:
-                coefficients.append(inner_products(some, (part if isinstance(part, Tensor) else part.basis).to(rows)))
+                coefficients.append(
+                    inner_products(part_rows, (part if isinstance(part, Tensor) else part.basis).to(rows))
+                )
         return torch.cat(coefficients, dim=1)
 
     def decode(self, values: Float[Tensor, " size"]) -> Float[Tensor, " dim"]:

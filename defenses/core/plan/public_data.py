@@ -168,11 +168,11 @@ def _coarser(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(floating, key=lambda dtype: dtype.itemsize, default=torch.promote_types(a, b))
 
 
-def selected(values: Tensor, which: Int64[Tensor, " some"]) -> Tensor:
+def selected(values: Tensor, index: Int64[Tensor, " some"]) -> Tensor:
     """Selects entries of a data set and keeps its memory format."""
     # Indexing, which keeps strides, takes several times as long.
-    plain = values.is_contiguous() and which.dtype == torch.int64 and which.dim() == 1
-    return values.index_select(0, which) if plain else values[which]
+    plain = values.is_contiguous() and index.dtype == torch.int64 and index.dim() == 1
+    return values.index_select(0, index) if plain else values[index]
 
 
 def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
@@ -183,20 +183,20 @@ def _as_values(inputs: Tensor, dtype: torch.dtype) -> Int64[Tensor, " n"]:
     return torch.cat([record_keys(part.to(dtype) + 0) for part in flat.split(at_once)])
 
 
-def draw(n: int, size: int, coins: torch.Generator) -> Int64[Tensor, " n"]:
+def draw(n: int, size: int, generator: torch.Generator) -> Int64[Tensor, " n"]:
     """Draws `n` distinct positions out of `size` uniformly; for a small `n` the pool is not permuted.
 
     Args:
         n: number of positions, at most `size`.
         size: size of the pool.
-        coins: public generator.
+        generator: public generator.
     """
     if size < 16 * n:
-        return torch.randperm(size, generator=coins)[:n]
+        return torch.randperm(size, generator=generator)[:n]
     # Draws with replacement, then drops repeats: the first n distinct values are a uniform sample without replacement.
     positions = torch.zeros(0, dtype=torch.int64)
     while len(positions) < n:
-        more = torch.cat([positions, torch.randint(size, (n,), generator=coins)])
+        more = torch.cat([positions, torch.randint(size, (n,), generator=generator)])
         # Distinct values in the order drawn: `unique` sorts, and a cut of sorted values would favour small ones.
         values, where = more.unique(return_inverse=True)
         first = torch.full((len(values),), len(more)).scatter_reduce(0, where, torch.arange(len(more)), "amin")

@@ -86,8 +86,8 @@ class GradientAhead:
 
     def __call__(self, gradients: Gradients) -> Float[Tensor, "rows dim"]:
         """Returns the weighted mean, row by row."""
-        here = gradients(None)
-        return here + self.weight * (gradients(self.point) - here)
+        gradient = gradients(None)
+        return gradient + self.weight * (gradients(self.point) - gradient)
 
     def least(self, gradients: Gradients) -> Float[Tensor, " rows"]:
         """Returns a fraction of the sum of both norms, weighted by the absolute weights."""

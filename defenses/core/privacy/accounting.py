@@ -170,9 +170,9 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """
     relative, absolute = _CLOSED_FORM_ERROR
     # `gaussian_epsilon` rounds up, so the target is lower by as much; 0 if nothing remains of it.
-    wanted = max((epsilon - absolute) / (1 + relative), 0.0)
+    reduced = max((epsilon - absolute) / (1 + relative), 0.0)
     with np.errstate(divide="ignore"):
-        sigma = float(dp_accounting.get_sigma_gaussian(wanted, delta))
+        sigma = float(dp_accounting.get_sigma_gaussian(reduced, delta))
     # dp-accounting solves for sigma up to a tolerance; the loop adds noise until epsilon is met. Its steps grow,
     # because at a small delta the tolerance is larger than a millionth of sigma.
     step = 1e-6

@@ -419,8 +419,10 @@ def _words(entries: list[Entry]) -> Iterator[str]:
         known = {"rate": s.rate, "per_epoch": s.steps_per_epoch, "most": s.most, "examples": s.examples}
         sampler = how[s.kind].format(**known, groups=s.groups, in_group=s.rate_in_group)
         kind = "discrete Gaussian" if e.exact else "Gaussian"
-        what = f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
+        mechanism = (
+            f"no guarantee ({e.reason})" if e.noise_multiplier is None else f"{kind}, noise {e.noise_multiplier:.4g}"
+        )
         if e.row is not None:
-            what += f", correlated over steps ({type(e.row.strategy).__name__})"
+            mechanism += f", correlated over steps ({type(e.row.strategy).__name__})"
             sampler += "" if amplified(e.row.strategy, s) else ", charged without amplification"
-        yield f"{e.steps} x {what} {sampler}"
+        yield f"{e.steps} x {mechanism} {sampler}"

@@ -200,7 +200,7 @@ def _truncated(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Lo
     return Losses(pmf._lower_loss, np.asarray(pmf._probs), float(pmf._infinity_mass), interval)
 
 
-def _one(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
+def _single(event: Gaussian, adjacency: AdjacencyType, interval: float) -> Losses:
     """Returns the distribution of a single mechanism of an event."""
     sigma, rate = event.noise_multiplier, event.sample_rate
     if event.allocated:
@@ -246,7 +246,7 @@ def _composed(events: tuple[Gaussian, ...], interval: float) -> tuple[Losses, ..
             if event.sample_rate == 1:  # without sampling, `count` Gaussians are exactly a Gaussian with less noise
                 losses = _dots(event.noise_multiplier / math.sqrt(event.count), 1.0, adjacency, interval)
             else:
-                losses = _one(event, adjacency, interval)
+                losses = _single(event, adjacency, interval)
                 losses = losses.rounded_up() if event.count == 1 else losses.power(event.count)
             total = losses if total is None else total.composed(losses)
         if total is not None:

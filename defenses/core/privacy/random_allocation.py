@@ -139,6 +139,6 @@ def divergences(noise_multiplier: float, steps: int, interval: float, *, removed
     high = math.ceil(losses[-1] / interval)
     grid = np.arange(low, high + 1)
     upper = np.append(np.cumsum(masses[::-1])[::-1], 0.0)
-    other = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
+    upper_weighted = np.append(np.cumsum((masses * np.exp(-losses))[::-1])[::-1], 0.0)
     above = np.searchsorted(losses, grid * interval, side="right")
-    return low, np.clip(infinite + upper[above] - np.exp(grid * interval) * other[above], 0.0, 1.0)
+    return low, np.clip(infinite + upper[above] - np.exp(grid * interval) * upper_weighted[above], 0.0, 1.0)

@@ -141,13 +141,13 @@ class Sampling:
         epoch, position = divmod(step, self.steps_per_epoch)
         if self.kind == "random_allocation":
             # float64 uniforms, because `randint` takes a remainder of 32 bits, which is not exactly uniform.
-            coins = torch.rand(examples, generator=self._coins(key, epoch), dtype=torch.float64)
-            return torch.nonzero((coins * self.steps_per_epoch).long() == position).squeeze(1)
+            uniforms = torch.rand(examples, generator=self._generator(key, epoch), dtype=torch.float64)
+            return torch.nonzero((uniforms * self.steps_per_epoch).long() == position).squeeze(1)
         if self.kind in ("poisson", "truncated_poisson", "cyclic"):
             return self._by_coins(step, examples, key)
         if self.kind == "fixed":
             return self._subset(step, examples, key)
-        generator = self._coins(key, {"shuffle": epoch, "partition": 0}.get(self.kind, step))
+        generator = self._generator(key, {"shuffle": epoch, "partition": 0}.get(self.kind, step))
         order = torch.randperm(examples, generator=generator)
         batch = self.expected_batch(examples)
         # Positions of the cuts are rounded, not the batch size, which would leave some examples out of every epoch at
@@ -162,17 +162,17 @@ class Sampling:
                 f"sample_rate of fixed sampling must give at least one of {examples} examples, got {self.rate:g}"
             )
         # float64 uniforms, because `randperm` takes remainders of 32 bits, which are not exactly uniform.
-        coins = torch.rand(examples, generator=self._coins(key, step), dtype=torch.float64)
-        return coins.topk(min(size, examples)).indices.sort().values
+        uniforms = torch.rand(examples, generator=self._generator(key, step), dtype=torch.float64)
+        return uniforms.topk(min(size, examples)).indices.sort().values
 
     def _by_coins(self, step: int, examples: int, key: int) -> Int[Tensor, " batch"]:
         """Samples each example independently (within the current group, for `cyclic`)."""
-        generator = self._coins(key, step)
+        generator = self._generator(key, step)
         # float64, because float32 uniforms have only 2^24 values, too coarse for small rates.
         heads = torch.rand(examples, generator=generator, dtype=torch.float64) < self.rate_in_group
         if self.kind == "cyclic":
             # Groups are dealt once for the whole run: the steps of a record's group are `groups` apart.
-            order = torch.randperm(examples, generator=self._coins(key, "groups"))
+            order = torch.randperm(examples, generator=self._generator(key, "groups"))
             heads[order % self.groups != step % self.groups] = False
         drawn = torch.nonzero(heads).squeeze(1)
         if self.kind != "truncated_poisson":
@@ -184,7 +184,7 @@ class Sampling:
         # In the order of the examples, as for all samplers: the order must not reveal the dropped examples.
         return drawn[torch.randperm(len(drawn), generator=generator)[: self.most]].sort().values
 
-    def _coins(self, key: int, tag: int | str) -> torch.Generator:
+    def _generator(self, key: int, tag: int | str) -> torch.Generator:
         """Returns the secret generator of a step, an epoch or the run, with a state hashed from the key and the tag."""
         digest = hashlib.sha256(f"sample/{key}/{self.kind}/{tag}".encode()).digest()
         return keyed(int.from_bytes(digest, "big"))

@@ -261,11 +261,11 @@ def _of_events(events: tuple[Gaussian, ...], delta: float, time_limit: float) ->
         deltas = np.minimum(
             np.pad(curve[1], (0, len(beyond)), mode="edge"), accounting.rdp_divergences(events, epsilons)
         )
-    some = epsilons <= _LARGEST
+    finite = epsilons <= _LARGEST
     # A test cannot detect a record that never takes part. Rounding may leave a tiny rise.
     most = -math.expm1(math.fsum(math.log1p(-p) if (p := e.participation) < 1 else -math.inf for e in events))
     falling = np.minimum(np.minimum.accumulate(deltas * (1 + _LOST[0])), min(1.0, most * (1 + _LOST[0])))
-    return TradeOff(by, mu, epsilons[some], falling[some])
+    return TradeOff(by, mu, epsilons[finite], falling[finite])
 
 
 def _by_pld(events: tuple[Gaussian, ...], delta: float, time_limit: float) -> tuple[ndarray, ndarray] | None:

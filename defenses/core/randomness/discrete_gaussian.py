@@ -133,8 +133,8 @@ def _fill(values: np.ndarray, table: _Table) -> None:
         done = 0
         while done < len(piece):
             # Accepted draws keep their order, and a surplus is cut off at the end: this selects no values.
-            wanted = len(piece) - done
-            accepted = _propose(wanted + wanted // 16 + 8, table)[:wanted]
+            missing = len(piece) - done
+            accepted = _propose(missing + missing // 16 + 8, table)[:missing]
             piece[done : done + len(accepted)] = accepted
             done += len(accepted)
 
@@ -159,13 +159,13 @@ def _inverted(words: np.ndarray, table: _Table) -> np.ndarray:
     quantiles = table.guide[upper]
     doubtful = np.flatnonzero(table.split[upper])
     if len(doubtful):
-        some = words[doubtful]
-        right = np.searchsorted(table.edges, some, side="right")
+        doubtful_words = words[doubtful]
+        right = np.searchsorted(table.edges, doubtful_words, side="right")
         quantiles[doubtful] = right
         # Some F(k) begins with the same 32 bits as the number: further bits decide.
-        tied = np.flatnonzero(np.searchsorted(table.edges, some, side="left") != right)
+        tied = np.flatnonzero(np.searchsorted(table.edges, doubtful_words, side="left") != right)
         for place in tied:
-            quantiles[doubtful[place]] = _inverted_slowly(int(some[place]), table)
+            quantiles[doubtful[place]] = _inverted_slowly(int(doubtful_words[place]), table)
     return quantiles
 
 

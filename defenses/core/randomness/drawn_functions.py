@@ -106,13 +106,13 @@ def _attention(
     return _dropout(draw, weights, dropout_p) @ value
 
 
-def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *given: Any, **named: Any) -> Any:
+def _recurrent(function: Callable[..., tuple[Tensor, ...]], draw: Uniforms, *arguments: Any, **named: Any) -> Any:
     """LSTM, GRU or RNN layer by layer, with dropout between layers; arguments as in `torch.lstm`."""
     if named:
         return NotImplemented
-    packed = not isinstance(given[3], bool)  # then batch sizes follow the values
-    values, sizes = given[0], given[1 : 1 + packed]
-    hidden, weights, bias, layers, p, training, both_ways, *batch_first = given[1 + packed :]
+    packed = not isinstance(arguments[3], bool)  # then batch sizes follow the values
+    values, sizes = arguments[0], arguments[1 : 1 + packed]
+    hidden, weights, bias, layers, p, training, both_ways, *batch_first = arguments[1 + packed :]
     if not training or p == 0 or layers == 1:
         return NotImplemented
     single = isinstance(hidden, Tensor)
@@ -161,7 +161,7 @@ def _new(law: Callable[..., Tensor], draw: Uniforms, *size: Any, dtype: torch.dt
     return law(draw(shape), dtype).to(more.get("device") or torch.get_default_device())
 
 
-def _alike(
+def _drawn_like(
     law: Callable[..., Tensor], draw: Uniforms, input: Tensor, dtype: torch.dtype | None = None, **more: Any
 ) -> Any:
     """Replaces `torch.rand_like` and `torch.randn_like`."""
@@ -179,7 +179,7 @@ def _in_place(law: Callable[..., Tensor], draw: Uniforms, values: Tensor, *setti
     return values.copy_(law(draw(values.shape), values.dtype, *settings, **named))
 
 
-def _coins(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
+def _bernoulli(draw: Uniforms, input: Tensor, p: float | None = None, **more: Any) -> Any:
     """Replaces `torch.bernoulli`."""
     if not _is_plain(more, input.dtype):
         return NotImplemented
@@ -231,10 +231,10 @@ DRAWN: dict[Any, Callable[..., Any]] = {
     torch.empty: _empty,
     torch.rand: partial(_new, _uniform),
     torch.randn: partial(_new, _normal),
-    torch.rand_like: partial(_alike, _uniform),
-    torch.randn_like: partial(_alike, _normal),
-    torch.bernoulli: _coins,
-    Tensor.bernoulli: _coins,
+    torch.rand_like: partial(_drawn_like, _uniform),
+    torch.randn_like: partial(_drawn_like, _normal),
+    torch.bernoulli: _bernoulli,
+    Tensor.bernoulli: _bernoulli,
     Tensor.bernoulli_: _coins_in_place,
     Tensor.uniform_: partial(_in_place, _uniform),
     Tensor.normal_: partial(_in_place, _normal),

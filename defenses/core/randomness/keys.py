@@ -68,7 +68,7 @@ def _with_words(generator: torch.Generator, content: bytes) -> torch.Generator:
 
 
 @contextmanager
-def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
+def global_generators(start: int | Sequence[Tensor], device: torch.device) -> Iterator[list[Tensor]]:
     """Seeds PyTorch's global generators inside the context, so that code which draws from them can be resumed.
 
     Args:
@@ -99,8 +99,8 @@ def global_coins(start: int | Sequence[Tensor], device: torch.device) -> Iterato
 def fills_states() -> bool:
     """True if this PyTorch has the expected state layout: its draws then equal those of NumPy's Mersenne Twister."""
     content = hashlib.shake_256(b"probe").digest(4 * _WORDS)
-    other = np.random.MT19937()
-    other.state = {
+    numpy_twister = np.random.MT19937()
+    numpy_twister.state = {
         "bit_generator": "MT19937",
         "state": {"key": np.frombuffer(content, dtype=np.uint32), "pos": _WORDS},
     }
@@ -109,4 +109,4 @@ def fills_states() -> bool:
     except (RuntimeError, ValueError):  # a state of another length
         return False
     ours = torch.empty(2 * _WORDS, dtype=torch.int32, device="cpu").random_(generator=generator)
-    return bool((other.random_raw(2 * _WORDS) & 0x7FFF_FFFF == ours.numpy()).all())
+    return bool((numpy_twister.random_raw(2 * _WORDS) & 0x7FFF_FFFF == ours.numpy()).all())

@@ -117,13 +117,13 @@ class CipherNoise:
     def handed_over(self) -> CipherNoise:
         """Returns the rest of the stream, for a run that may rewind it; this object continues with a new stream."""
         with self._drawing:
-            taken = CipherNoise(self._key, self.kind)
-            taken._draws, taken._process = self._draws, self._process
+            successor = CipherNoise(self._key, self.kind)
+            successor._draws, successor._process = self._draws, self._process
             # "os": a fresh key, because a run's checkpoint holds its key, which must not reveal other runs' noise.
             # "seeded": derived from the key, to remain reproducible.
             fresh = os.urandom(_KEY_BYTES) if self.kind == "os" else hashlib.sha256(b"noise/next/" + self._key).digest()
             self._key, self._draws = fresh, 0
-        return taken
+        return successor
 
     def unit(self, std: float) -> float:
         """Unit of float64 noise, a power of two."""

@@ -63,16 +63,16 @@ def words(keys: Int64[Tensor, " n"], count: int, seed: int) -> Int64[Tensor, "n 
     return _mixed(stream + torch.arange(1, count + 1, device=keys.device) * _GOLDEN)
 
 
-def entry_keys(inputs: Tensor, targets: Tensor, views: int, coins: int) -> Int64[Tensor, " entries"]:
+def entry_keys(inputs: Tensor, targets: Tensor, views: int, seed: int) -> Int64[Tensor, " entries"]:
     """Computes the key of each entry (view of a record); the views of a record are adjacent.
 
     Args:
         inputs: records along the first dimension.
         targets: targets of the records.
         views: views per record; 1 without augmentation.
-        coins: public seed of the step.
+        seed: public seed of the step.
     """
-    return words(record_keys(inputs, targets), views, seed_from(coins, "entries")).flatten()
+    return words(record_keys(inputs, targets), views, seed_from(seed, "entries")).flatten()
 
 
 def uniforms(keys: Int64[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "n count"]:

@@ -19,7 +19,7 @@ from types import FunctionType
 from ..gradients.augmentation import CropAndFlip, RecordSchedule
 from ..plan.bound import Bound
 from ..plan.codec import Complement, Coordinates, Everything, Scaled, Subspace
-from ..plan.composed_codecs import Masked, Stacked, Stretched, Within, made_of
+from ..plan.composed_codecs import ConcatenatedCodec, Masked, SpanCodec, Stretched, nested_codecs
 from ..plan.defense import Block, Defense, StepPlan, Trial
 from ..plan.families.adaptive_clip_norm import EncodedNormWithin
 from ..plan.implicit_subspace import ImplicitSubspace
@@ -33,7 +33,7 @@ _PACKAGE = __name__.partition(".core.")[0]
 # With the dot, which excludes packages whose names only begin alike. Post-processing costs no privacy, like a method,
 # and may be defined in the method's file.
 _BY_PACKAGE = {"method": f"{_PACKAGE}.", "post": f"{_PACKAGE}.", "optimizer": "torch.optim."}
-_COMPOSED = (Within, Masked, Stacked, Stretched)
+_COMPOSED = (SpanCodec, Masked, ConcatenatedCodec, Stretched)
 _OURS: dict[str, tuple[type, ...]] = {
     "defense": (Defense,),
     "plan": (StepPlan,),
@@ -126,7 +126,7 @@ def unverified(**parts: object) -> dict[str, str]:
     return sentences
 
 
-def posts_beside(defense: Defense) -> list[type]:
+def own_posts(defense: Defense) -> list[type]:
     """Returns post-processing classes defined in the files of a defense's methods, where a method is leakbench's."""
     classes = []
     for role, part in _roles({"defense": defense}):
@@ -151,10 +151,10 @@ def _roles(parts: dict[str, object]) -> Iterator[tuple[str, object]]:
             yield "trial", part.trial
             for block in part.blocks:
                 yield from (("block", block), ("bound", block.bound), ("query", block.query))
-                yield from (("codec", codec) for codec in made_of(block.codec))
+                yield from (("codec", codec) for codec in nested_codecs(block.codec))
                 if isinstance(block.query, EncodedNormWithin):
                     yield from (("query", block.query.within), ("query", block.query.query))
-                    yield from (("codec", codec) for codec in made_of(block.query.codec))
+                    yield from (("codec", codec) for codec in nested_codecs(block.query.codec))
             if isinstance(part.post, Project):
                 yield "codec", part.post.subspace
             if isinstance(part.post, Keep):

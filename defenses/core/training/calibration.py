@@ -144,11 +144,11 @@ def rehearsed(
     chosen = range(steps) if only is None else sorted(only)
     for step in chosen if others is None else range(max(chosen) + 1):
         payer = account if others is None or step in chosen else others
-        taken = stepper.take(step, parameters.clone(), execute, payer)
+        executed = stepper.take(step, parameters.clone(), execute, payer)
         parameters -= stepper.update
         stepper.hold(parameters.clone())
         verdict = stepper.judge(execute, payer)
-        yield replace(taken, verdict=verdict)
+        yield replace(executed, verdict=verdict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +254,8 @@ def calibrate(
     if limit is not None:
         sigma = noise_within(limit, rows or (Entry(0, steps, 1.0, sampling),), precision=precision, beside=own)
     else:
-        wanted = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
-        sigma = noise_multiplier(**wanted, beside=own, correlated=rows)
+        limits = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "steps": steps, "precision": precision}
+        sigma = noise_multiplier(**limits, beside=own, correlated=rows)
     calibrated = defense.with_noise(sigma)
     if own:
         then = predict(calibrated, sampling=sampling, steps=steps, before=before).entries
@@ -327,14 +327,14 @@ def _searched(
         beside: releases besides the steps, at fixed multipliers.
     """
     # Without subsampling, the composition of all Gaussians is a single Gaussian, whose 1 / sigma² is the sum of theirs;
-    # so the steps may spend the total less `taken`. Subsampling only lowers epsilon, so that multiplier is enough with
+    # so the steps may spend the total less `spent`. Subsampling only lowers epsilon, so that multiplier is enough with
     # it too.
     total = gaussian_multiplier(epsilon, delta) ** -2
-    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
+    spent = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
     # Number of Gaussians charged for the steps: under shuffle and partition, a single Gaussian per epoch.
     events = events_of(unit)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
-    enough = math.sqrt(steps_charged / (total - taken)) * (1 + 1e-9) if total > taken else math.inf  # rounded up
+    enough = math.sqrt(steps_charged / (total - spent)) * (1 + 1e-9) if total > spent else math.inf  # rounded up
     if all(e.sample_rate == 1 for e in events) and not any(entry.sampling.amplifies for entry in beside):
         return enough
 
@@ -411,8 +411,8 @@ def noise_within(
 
     # Without subsampling, all releases compose to a single Gaussian; subsampling only lowers the leakage.
     events = events_of(unit)
-    taken = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
-    remaining = limit.shift**2 - taken
+    spent = math.fsum(e.count / e.noise_multiplier**2 for e in events_of(beside, replaced=_replaced(unit)))
+    remaining = limit.shift**2 - spent
     most = math.log(LARGEST_MULTIPLIER)
     steps_charged = math.fsum(e.count / e.noise_multiplier**2 for e in events)
     high = min(most, 0.5 * math.log(steps_charged / remaining) + 1e-8) if remaining > 0 else most

@@ -34,24 +34,24 @@ def as_tensors(data: LabelledData, argument: str, device: torch.device | str | N
         ValueError: for no examples, lengths that differ, rows of another form or of several shapes, a data loader, or a
             dataset of unknown length.
     """
-    given: Any = data
-    if isinstance(given, DataLoader):
+    dataset: Any = data
+    if isinstance(dataset, DataLoader):
         raise ValueError(
             f"{argument} must be a dataset or tensors, got a DataLoader: the claim's own sampler draws batches, "
             "so pass its .dataset"
         )
-    if isinstance(given, TensorDataset):
-        pair: Sequence[Any] = given.tensors
-    elif isinstance(given, Dataset):
-        if not hasattr(given, "__len__"):
-            raise ValueError(f"{argument} must have a length, got {type(given).__name__}; sampling needs to know it")
-        pair = _of_rows([_pair(given[i], i, argument) for i in range(len(given))], argument)  # pyright: ignore[reportArgumentType]  checked above
+    if isinstance(dataset, TensorDataset):
+        pair: Sequence[Any] = dataset.tensors
+    elif isinstance(dataset, Dataset):
+        if not hasattr(dataset, "__len__"):
+            raise ValueError(f"{argument} must have a length, got {type(dataset).__name__}; sampling needs to know it")
+        pair = _of_rows([_pair(dataset[i], i, argument) for i in range(len(dataset))], argument)  # pyright: ignore[reportArgumentType]  checked above
     else:
-        pair = given
+        pair = dataset
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+        form = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
         raise ValueError(
-            f"{argument} must be (inputs, labels), got {got}; put several inputs or targets into one tensor"
+            f"{argument} must be (inputs, labels), got {form}; put several inputs or targets into one tensor"
         )
     inputs, labels = (_tensor(part, argument) for part in pair)
     if inputs.dim() == 0 or labels.dim() == 0 or len(inputs) != len(labels) or len(inputs) == 0:
@@ -67,25 +67,25 @@ def _pair(row: Any, number: int, argument: str) -> tuple[Any, Any]:
         inputs, labels = ([key for key in row if str(key).lower() in names] for names in (_INPUTS, _LABELS))
         if len(row) == 2 and len(inputs) == len(labels) == 1:
             return row[inputs[0]], row[labels[0]]
-        got = f"a dictionary of {', '.join(map(str, row))}"
+        form = f"a dictionary of {', '.join(map(str, row))}"
     elif isinstance(row, tuple | list) and len(row) == 2:
         return row[0], row[1]
     else:
-        got = f"{len(row)} values" if isinstance(row, tuple | list) else type(row).__name__
-    raise ValueError(f"rows of {argument} must be (input, label), got {got} in row {number}; wrap the dataset")
+        form = f"{len(row)} values" if isinstance(row, tuple | list) else type(row).__name__
+    raise ValueError(f"rows of {argument} must be (input, label), got {form} in row {number}; wrap the dataset")
 
 
 def _of_rows(rows: Sequence[tuple[Any, Any]], argument: str) -> tuple[Tensor, Tensor] | tuple[()]:
     if not rows:
         return ()
     parts = []
-    for column, what in enumerate(("inputs", "labels")):
+    for column, part in enumerate(("inputs", "labels")):
         tensors = [_tensor(row[column], argument) for row in rows]
         first = tensors[0].shape
-        if (other := next((i for i, tensor in enumerate(tensors) if tensor.shape != first), None)) is not None:
+        if (misshapen := next((i for i, tensor in enumerate(tensors) if tensor.shape != first), None)) is not None:
             raise ValueError(
-                f"{what} of {argument} must be of one shape, got {list(first)} in row 0 and "
-                f"{list(tensors[other].shape)} in row {other}; pad or crop them"
+                f"{part} of {argument} must be of one shape, got {list(first)} in row 0 and "
+                f"{list(tensors[misshapen].shape)} in row {misshapen}; pad or crop them"
             )
         parts.append(torch.stack(tensors))
     return parts[0], parts[1]

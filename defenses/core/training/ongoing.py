@@ -41,10 +41,10 @@ from ..plan.defense import Context, Defense, NoisyPlan, State, Trial
 from ..plan.public_data import GradientBatch, PublicGradients, refuse_shared, selected
 from ..privacy.ledger import Entry, Ledger
 from ..privacy.sampling import Sampling, poisson
-from ..randomness.keys import global_coins, key_from, seed_from
+from ..randomness.keys import global_generators, key_from, seed_from
 from ..randomness.noise import Noise, of_one_run
 from . import checkpoint as disk
-from .assumptions import posts_beside, unverified
+from .assumptions import own_posts, unverified
 from .average import ParameterAverage
 from .labelled import LabelledData, as_tensors, fitting
 from .run import Run
@@ -126,7 +126,7 @@ class OngoingRun:
         # Before seeds are drawn below: drawn seeds are not part of the fingerprint, and are restored from the file.
         self.mark = "" if s.recording.checkpoint is None else self._fingerprint(pool)
         # The public seed need only differ between runs; the sampler's key is a secret, and long enough for it.
-        self.coins = secrets.randbits(63) if s.seed is None else s.seed
+        self.seed = secrets.randbits(63) if s.seed is None else s.seed
         self.key = secrets.randbits(256) if s.sampler_key is None else s.sampler_key
         self.resumed = False
         self.public = None if pool is None else PublicGradients(self._gradients, *pool, self._factored)
@@ -207,7 +207,7 @@ class OngoingRun:
             return self._on_batch(plan, self.settings.sampling.indices(step, len(self.inputs), self.key))
 
         self.iterations.advance()
-        with global_coins(global_draws(self.coins, step), self.device), self.iterations.held():
+        with global_generators(global_draws(self.seed, step), self.device), self.iterations.held():
             observed = self.stepper.take(step, before, execute, self.account)
         if check:
             # First step: a change by a forward pass is found before more is released. Last step: the model is handed
@@ -253,26 +253,26 @@ class OngoingRun:
         """Executes a plan on the examples with these numbers."""
         chosen = batch.to(self.device)
         inputs, labels = selected(self.inputs, chosen), selected(self.labels, chosen)
-        return self.runner.run(plan, inputs, labels, coins=self._draws())
+        return self.runner.run(plan, inputs, labels, seed=self._draws())
 
     def _draws(self) -> int:
         """Public seed of the random draws in models and views, for the current step."""
-        return draws(self.coins, self.stepper.context.step)
+        return draws(self.seed, self.stepper.context.step)
 
     def _gradients(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Returns per-example gradients of public examples at the current parameters."""
-        return self.runner.gradients(inputs, labels, coins=self._draws())(None)
+        return self.runner.gradients(inputs, labels, seed=self._draws())(None)
 
     def _factored(self, inputs: Tensor, labels: Tensor) -> GradientBatch:
         """Returns the same gradients, in factored form if available."""
-        return self.runner.batch(inputs, labels, coins=self._draws())
+        return self.runner.batch(inputs, labels, seed=self._draws())
 
     def _on_everybody(self, plan: NoisyPlan) -> Release:
         """Executes a release on all the data, before the first step."""
         context = self.stepper.context
         before = self.runner.layout.read(self.model)
         # A seed of its own, so that its views and dropout are not those of step 0.
-        out = self.runner.run(plan, self.inputs, self.labels, coins=draws_at_start(self.coins))
+        out = self.runner.run(plan, self.inputs, self.labels, seed=draws_at_start(self.seed))
         # Public like the expected batch, from which it follows.
         count = self._expected_batch / self.settings.sampling.rate
         self.transcript.record_one_off(Step(context.step, before, plan.noise_multiplier, count, 1.0, plan, out.noisy))
@@ -286,7 +286,7 @@ class OngoingRun:
 
         def execute(engine: Engine, plan: NoisyPlan) -> Release:
             self.account.charge(plan, step=0, one_off=True)
-            return engine.run(plan, self.inputs, self.labels, coins=seed_from(self.coins, "draws for statistics"))
+            return engine.run(plan, self.inputs, self.labels, seed=seed_from(self.seed, "draws for statistics"))
 
         # Public like the expected batch, which follows from it.
         count = self._expected_batch / sampling.rate
@@ -316,7 +316,7 @@ class OngoingRun:
             expected_batch=self._expected_batch,
             architecture=partial(copy.deepcopy, self.model),
             input_shape=tuple(self.inputs.shape[1:]),
-            seed=self.coins,
+            seed=self.seed,
             public=self.public,
             one_off=self.account.one_off(self._on_everybody),
             device=self.device,
@@ -354,13 +354,13 @@ class OngoingRun:
     def _first(self) -> int:
         path = self.settings.recording.checkpoint
         if path is None or not path.exists():
-            with global_coins(global_draws(self.coins, None), self.device), self.iterations.held():
+            with global_generators(global_draws(self.seed, None), self.device), self.iterations.held():
                 self._release_statistics()
                 self.stepper.start()
             return 0
-        saved = disk.load(path, fingerprint=self.mark, own=posts_beside(self.settings.defense))
+        saved = disk.load(path, fingerprint=self.mark, own=own_posts(self.settings.defense))
         self._refuse_contradiction(saved, path)
-        self.key, self.coins = saved["sampler_key"], saved["seed"]
+        self.key, self.seed = saved["sampler_key"], saved["seed"]
         self.resumed = saved["resumed"] or saved["step"] < self.settings.steps
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -378,19 +378,19 @@ class OngoingRun:
             self.public.used = saved["public_used"]
         # A checkpoint is loaded to the CPU, so that it opens on any machine.
         self.stepper.state = _to(saved["state"], self.device)
-        self.stepper.context = replace(self.stepper.context, seed=self.coins, update=_to(saved["update"], self.device))
+        self.stepper.context = replace(self.stepper.context, seed=self.seed, update=_to(saved["update"], self.device))
         return saved["step"]
 
     def _refuse_contradiction(self, saved: dict[str, Any], path: Path) -> None:
         """Raises `ValueError` for a file whose ledger has not charged every step that was taken."""
-        entries, taken = saved.get("entries"), saved.get("step")
+        entries, steps_taken = saved.get("entries"), saved.get("step")
         if not (isinstance(entries, list) and all(isinstance(entry, Entry) for entry in entries)):
             raise ValueError(f"checkpoint {path} must hold a ledger's entries, got {type(entries).__name__}")
         charged = Ledger(self.settings.sampling, entries=entries).steps
-        if not (isinstance(taken, int) and charged == taken <= self.settings.steps):
+        if not (isinstance(steps_taken, int) and charged == steps_taken <= self.settings.steps):
             raise ValueError(
-                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of {taken} "
-                f"taken, in a run of {self.settings.steps}"
+                f"checkpoint {path} must have charged every step that it has taken, got {charged} charged of "
+                f"{steps_taken} taken, in a run of {self.settings.steps}"
             )
 
     def _save(self, done: int) -> None:
@@ -402,7 +402,7 @@ class OngoingRun:
             "step": done,
             "state": self.stepper.state,
             "sampler_key": self.key,
-            "seed": self.coins,
+            "seed": self.seed,
             "resumed": self.resumed,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -425,7 +425,7 @@ class OngoingRun:
 
     def _finished(self) -> Run:
         self.optimizer.zero_grad(set_to_none=True)
-        self.runner.rest()
+        self.runner.release_memory()
         remarks = self.account.remarks
         if self.runner.unverified:
             remarks["unverified_model"] = self.runner.unverified
@@ -438,7 +438,7 @@ class OngoingRun:
             ledger=self.account.ledger,
             transcript=self.transcript,
             state=self.stepper.state,
-            seed=self.coins,
+            seed=self.seed,
             sampler_key=self.key,
             engine=self.runner.name,
             noise=self.account.drew(self.noise, self.sigma, self.transcript.one_offs),

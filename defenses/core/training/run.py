@@ -69,13 +69,13 @@ class Run:
         """
         if self.augmentation is None:
             return None
-        return partial(views_of, self.augmentation, coins=draws(self.seed, step))
+        return partial(views_of, self.augmentation, seed=draws(self.seed, step))
 
     def views_behind(self, step: Step) -> Views | None:
         """Returns the views of a step or a one-off release in the transcript."""
         if step.one_off is None or self.augmentation is None:
             return self.views(step.step)
-        return partial(views_of, self.augmentation, coins=draws_at_start(self.seed))
+        return partial(views_of, self.augmentation, seed=draws_at_start(self.seed))
 
     def claim(self, delta: float) -> Claim:
         """Returns the guarantee of the run at `delta`, with its assumptions."""

@@ -138,7 +138,7 @@ def standardised(model: nn.Module, statistics: FeatureStatistics, inputs: Tensor
     if any(p.requires_grad for p in part.parameters()):
         raise ValueError(f"statistics must be of fixed features, and '{name}' has parameters that are trained")
     blank, received = torch.zeros_like(inputs[:1]), []
-    watch = parts[name].register_forward_pre_hook(lambda _, given: received.append(given[0]))
+    watch = parts[name].register_forward_pre_hook(lambda _, arguments: received.append(arguments[0]))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             model(blank)
@@ -194,7 +194,7 @@ def release_statistics(
         engine = Engine(probe, loss=_itself, noise=noise, domains=Domains(input_domain), unchecked=unchecked, **sizes)
         engines.append(engine)
         means.append(execute(engine, plan).total / count)
-        engine.rest()
+        engine.release_memory()
     least = plans[1].stds[0] / count
     layer.settle(*means, least=max(least, torch.finfo(layer.mean.dtype).tiny))
     return engines

@@ -137,9 +137,9 @@ class Stepper:
         """
         if self.moves is not None and self.context.parameters is not None:
             kept = self.moves.kept.to(moved.device)
-            held = self.context.parameters.scatter(0, kept, moved.index_select(0, kept))
-            if not torch.equal(held, moved):  # without momentum nothing was moved
-                self.place(held)
+            masked = self.context.parameters.scatter(0, kept, moved.index_select(0, kept))
+            if not torch.equal(masked, moved):  # without momentum nothing was moved
+                self.place(masked)
 
     def judge(self, execute: Execute, account: Account, drawn: Sampling | None = None) -> Tensor | None:
         """Executes and charges the trial of a step that has moved the parameters, and undoes the step if it fails.
@@ -212,6 +212,6 @@ def posted(post: Post, update: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
     """
     after = post(update)
     if not isinstance(after, Tensor) or after.shape != update.shape:
-        got = list(after.shape) if isinstance(after, Tensor) else type(after).__name__
-        raise ValueError(f"post must return an update as long as it was given, {list(update.shape)}, got {got}")
+        form = list(after.shape) if isinstance(after, Tensor) else type(after).__name__
+        raise ValueError(f"post must return an update as long as it was given, {list(update.shape)}, got {form}")
     return after

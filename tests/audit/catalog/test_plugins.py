@@ -13,7 +13,7 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog.messages import CatalogError
 from leakbench.audit.cli import main
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import MethodAsked
+from leakbench.audit.plan.request import RequestedMethod
 from leakbench.audit.run import harness
 from leakbench.audit.run.provenance import third_party
 from leakbench.audit.suite.suite import SuiteError
@@ -229,7 +229,7 @@ def test_what_lies_beside_a_file_is_the_code_that_runs_and_that_records_name(min
     (mine / "apkg").mkdir()
     (mine / "apkg" / "__init__.py").write_text("from .inner import NORM\n")
     (mine / "apkg" / "inner.py").write_text("NORM = 1.0\n")
-    asked = MethodAsked(kind="defenses", name="mine/zz.py:f")
+    asked = RequestedMethod(kind="defenses", name="mine/zz.py:f")
     before = third_party(asked)
     assert catalog.defense(asked.name).method.bound.norm == 1  # type: ignore[union-attr]
     (mine / "apkg" / "inner.py").write_text("NORM = 25.0\n")
@@ -264,7 +264,7 @@ def test_a_file_leaves_the_path_as_it_was_and_cannot_end_the_run(mine):
 def test_a_setting_at_another_type_is_another_request_and_one_that_no_record_holds_is_refused(mine):
     (mine / "m.py").write_text("def f(*, mode=1, size: float = 1, noise_multiplier=None): ...\n")
     ids = {
-        str(MethodAsked(kind="defenses", name="mine/m.py:f", settings={"mode": mode, "size": size}).canonical())
+        str(RequestedMethod(kind="defenses", name="mine/m.py:f", settings={"mode": mode, "size": size}).canonical())
         for mode in (1, True, 1.0)
         for size in (1, 1.0)
     }

@@ -7,7 +7,7 @@ import pytest
 from leakbench.audit.catalog.explain import explain
 from leakbench.audit.catalog.listing import column
 from leakbench.audit.catalog.methods import defense, names
-from leakbench.audit.catalog.step_summary import in_a_step
+from leakbench.audit.catalog.step_summary import step_summary
 from leakbench.audit.cli import main
 
 from ...parameters import subtests
@@ -27,7 +27,7 @@ D = 26_010
     ],
 )
 def test_numbers_a_step_are_those_of_the_plans(name, first, last, public):
-    found = in_a_step(defense(name))
+    found = step_summary(defense(name))
     assert (found.first, found.last, found.public, found.reason) == (first, last, public, "")
     assert found.events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)
     assert found.to_dict()["bytes_last_step"] == 4 * sum(last)
@@ -61,16 +61,16 @@ PUBLIC = (
     ],
 )
 def test_what_is_sent_beside_the_numbers_follows_from_the_plans(name, said):
-    lines = [one.line() for one in in_a_step(defense(name)).besides]
+    lines = [one.line() for one in step_summary(defense(name)).side_information]
     assert lines == ([] if said is None else [f"sends besides: {said}"])
 
 
 def test_a_mask_that_is_drawn_is_told_from_the_basis_of_public_examples_within_it():
-    found = in_a_step(defense("gep", {"final_sparsity": 0.9, "cooling_epochs": 0, "groups": 1, "rank": 20}))
+    found = step_summary(defense("gep", {"final_sparsity": 0.9, "cooling_epochs": 0, "groups": 1, "rank": 20}))
     kept = D - 9 * D // 10
     assert found.last == (20, kept)
     lines = [COINS.format("mask"), PUBLIC.format("basis", 4 * 20 * kept)]
-    assert [one.line() for one in found.besides] == [f"sends besides: {line}" for line in lines]
+    assert [one.line() for one in found.side_information] == [f"sends besides: {line}" for line in lines]
 
 
 def test_a_mask_of_public_examples_is_told_from_one_that_is_drawn(tmp_path):
@@ -86,7 +86,7 @@ def test_a_mask_of_public_examples_is_told_from_one_that_is_drawn(tmp_path):
         "def half(*, noise_multiplier=None):\n"
         "    return Defense(Half(), noise_multiplier)\n"
     )
-    assert [one.line() for one in in_a_step(defense(f"{file}:half")).besides] == [
+    assert [one.line() for one in step_summary(defense(f"{file}:half")).side_information] == [
         f"sends besides: {PUBLIC.format('mask', -(-D // 8))}"
     ]
 
@@ -108,13 +108,13 @@ def test_a_mask_that_a_method_of_others_draws_is_told_from_one_of_what_was_relea
     orders = {"drawn": drawn, "ranked": "context.parameters.argsort()", "elsewhere": "torch.randperm(context.dim)"}
     for name, order in orders.items():
         (tmp_path / f"{name}.py").write_text(text.replace("ORDER", order))
-        found.append(in_a_step(defense(f"{tmp_path / name}.py:half")).to_dict()["sent_besides"])
+        found.append(step_summary(defense(f"{tmp_path / name}.py:half")).to_dict()["sent_besides"])
     assert found == [
         [{"what": "mask", "source": "public coins", "bytes": 8, "after_noise": False}],
         [{"what": "mask", "source": "releases", "bytes": 0, "after_noise": False}],
         [{"what": "mask", "source": "other coins", "bytes": -(-D // 8), "after_noise": False}],
     ]
-    line = in_a_step(defense(f"{tmp_path / 'elsewhere'}.py:half")).besides[0].line()
+    line = step_summary(defense(f"{tmp_path / 'elsewhere'}.py:half")).side_information[0].line()
     assert line.startswith(f"sends besides: {-(-D // 8):,} bytes whenever") and "not drawn by the public coins" in line
 
 
@@ -137,12 +137,12 @@ def test_of_a_method_of_others_nobody_has_said_what_an_observer_sees_and_its_noi
 
 
 def test_a_release_before_the_steps_and_a_missing_guarantee_are_said():
-    before, step = in_a_step(defense("dp_snip")).events
+    before, step = step_summary(defense("dp_snip")).events
     assert before == "before the steps, charged: a Gaussian on all records, noise multiplier 8.0"
     assert step.startswith("a step is charged")
-    assert "correlated over steps (Banded): a record that is used once" in in_a_step(defense("band_mf")).events[0]
-    assert in_a_step(defense("snip")).reason == "one example's contribution is not bounded"
-    assert in_a_step(defense("clipped_sgd")).reason == "no noise is added"
+    assert "correlated over steps (Banded): a record that is used once" in step_summary(defense("band_mf")).events[0]
+    assert step_summary(defense("snip")).reason == "one example's contribution is not bounded"
+    assert step_summary(defense("clipped_sgd")).reason == "no noise is added"
 
 
 def test_explain_prints_it_and_has_it_in_json(capsys):
@@ -153,7 +153,7 @@ def test_explain_prints_it_and_has_it_in_json(capsys):
     with pytest.raises(SystemExit):
         main(["explain", "pcdp", "--json"])
     assert json.loads(capsys.readouterr().out)["in_a_step"]["numbers_last_step"] == [490]
-    assert explain("loss_threshold").in_a_step is None
+    assert explain("loss_threshold").step_summary is None
 
 
 def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(tmp_path, capsys):
@@ -163,8 +163,10 @@ def test_a_method_of_others_that_cannot_be_rehearsed_is_explained_and_says_why(t
     )
     found = explain(f"{file}:mine")
     assert [setting.name for setting in found.settings] == ["rate"]
-    assert str(found.in_a_step).startswith("CatalogError: defense") and str(found.in_a_step).endswith("rate is missing")
-    assert found.to_dict()["not_rehearsed"] == found.in_a_step and found.to_dict()["in_a_step"] is None
+    assert str(found.step_summary).startswith("CatalogError: defense") and str(found.step_summary).endswith(
+        "rate is missing"
+    )
+    assert found.to_dict()["not_rehearsed"] == found.step_summary and found.to_dict()["in_a_step"] is None
     with pytest.raises(SystemExit):
         main(["explain", f"{file}:mine"])
     assert "a step cannot be rehearsed at the default settings: CatalogError: defense" in capsys.readouterr().out
@@ -195,4 +197,4 @@ def test_a_method_of_others_that_breaks_in_a_step_is_named_and_the_command_fails
 
 def test_events_are_relative_to_the_noise_multiplier_that_a_method_has_of_its_own():
     own = defense("dp_sgd", noise_multiplier=2.0)
-    assert in_a_step(own).events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)
+    assert step_summary(own).events == ("a step is charged: a Gaussian on its batch, at the noise multiplier",)

@@ -9,7 +9,7 @@ import torch
 
 from leakbench.audit.plan.artifact import Artifact
 from leakbench.audit.run import artifacts, cache
-from leakbench.audit.run.artifacts import make_one, origin_of
+from leakbench.audit.run.artifacts import compute_artifact, origin_of
 
 CPU = torch.device("cpu")
 
@@ -32,7 +32,7 @@ def results(tmp_path):
     for word, one in asked.items():
         store = folder / ("tuning/points" if word == "usable" else "artifacts")
         store.mkdir(parents=True, exist_ok=True)
-        make_one(one, store, CPU, origin_of(one))
+        compute_artifact(one, store, CPU, origin_of(one))
     store = folder / "artifacts"
     edited = store / f"{asked['edited'].name}.json"
     edited.write_text(edited.read_text().replace("editededited", "edITededited", 1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from leakbench.audit.evidence.audit import audit_labels
-from leakbench.audit.evidence.label_trials import given_away, label_scores, shown_labels
+from leakbench.audit.evidence.label_trials import label_scores, revealed_coins, shown_labels
 
 from ...parameters import subtests
 
@@ -57,10 +57,10 @@ def test_wrong_proxy_proves_a_loss_of_a_constant_model_if_believed_and_none_if_i
 
 
 def test_what_a_proxy_gives_away_is_the_quantile_of_a_binomial():
-    assert given_away(1000, 0.0, 0.975) == 0
+    assert revealed_coins(1000, 0.0, 0.975) == 0
     # 1 - 0.99^2 = 0.0199; mean 19.9, standard deviation 4.416: the 97.5 % quantile is 29.
-    assert given_away(1000, 0.01, 0.975) == 29
-    assert given_away(10, 1.0, 0.975) == 10
+    assert revealed_coins(1000, 0.01, 0.975) == 29
+    assert revealed_coins(10, 1.0, 0.975) == 10
 
 
 def test_ceiling_is_what_as_many_guesses_could_prove_after_what_is_given_away():

@@ -15,9 +15,9 @@ from torch import nn
 from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.model.audit import audit_model
 from leakbench.audit.external.update.attacks import attack_update, observed, read_update, with_labels
-from leakbench.audit.external.update.public_guesses import beside_guesses
+from leakbench.audit.external.update.public_guesses import compared_with_guesses
 from leakbench.audit.external.update.verdict import rate_of, verdict_of
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def update_of(seed, batch, *, noise_multiplier=0.0, activation: type[nn.Module] 
 def audited(seed, shared, public, attacks, candidates=None):
     """Verdict and findings of an update, as the command makes them."""
     own = Examples(ids=torch.arange(len(public[0])), inputs=public[0], labels=public[1])
-    world = World(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=own)
+    world = PublicKnowledge(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=own)
     asked = None
     if candidates is not None:
         ids = torch.arange(1000, 1000 + len(candidates[0]))
@@ -115,7 +115,7 @@ def audited(seed, shared, public, attacks, candidates=None):
         one.name: comparison
         for one in found
         if isinstance(one.result, Reconstruction)
-        and (comparison := beside_guesses(target, one.result, seed=seed)) is not None
+        and (comparison := compared_with_guesses(target, one.result, seed=seed)) is not None
     }
     names = [] if asked is None else [str(i) for i in range(len(asked))]
     return verdict_of(found, compared, names, rate_of(found)), found, compared

@@ -287,14 +287,16 @@ def test_an_attack_whose_target_cannot_be_sent_runs_beside_the_data_and_its_cell
         def __init__(self, cells, device, read): ...
 
         def outcome(self, cell):
-            catalog.attack(mine)(target if cell.request.asked_attack.name == "likelihood_ratio" else model_access()[0])
+            catalog.attack(mine)(
+                target if cell.request.requested_attack.name == "likelihood_ratio" else model_access()[0]
+            )
             return Outcome(flags=["deterministic"])
 
     cells = [of("membership", None), of("reconstruction", "none")]
     monkeypatch.setattr(job, "SUBJECTS", dict.fromkeys({cell.subject for cell in cells}, Subject))
-    names = {cell.request.asked_attack.name for cell in cells}
+    names = {cell.request.requested_attack.name for cell in cells}
     flags = {
-        cell.request.asked_attack.name: outcome.flags
+        cell.request.requested_attack.name: outcome.flags
         for cell, outcome in job.compute(tuple(cells), torch.device("cpu"))
     }
     assert job.BESIDE in FLAGS and TONES[job.BESIDE] == "warn"  # the page has its meaning

@@ -15,7 +15,7 @@ from leakbench.audit.plan import expand as planning
 from leakbench.audit.plan.build import defend, initialised, planned, reads_public
 from leakbench.audit.plan.cells import Cell, Job, Plan
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import MethodAsked, Request, digest_of
+from leakbench.audit.plan.request import Request, RequestedMethod, digest_of
 from leakbench.audit.plan.splits_cache import load_data
 from leakbench.audit.run import harness
 from leakbench.audit.suite.suite import SuiteError
@@ -562,7 +562,7 @@ def test_layers_of_torchvision_that_mix_examples_are_replaced():
 
 def test_whether_a_defense_reads_public_data_is_found_by_trying():
     read = {
-        name: reads_public(MethodAsked(kind="defenses", name=name, settings=settings))
+        name: reads_public(RequestedMethod(kind="defenses", name=name, settings=settings))
         for name, settings in {"pcdp": {"rank": 3}, "dp_sgd": {}, "rpdp": {"rank": 3}}.items()
     }
     assert read == {"pcdp": True, "dp_sgd": False, "rpdp": False}

@@ -11,9 +11,9 @@ from torch import nn
 
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan import pretrain
-from leakbench.audit.plan.build import build_model, made, reads_public
+from leakbench.audit.plan.build import build_model, built, reads_public
 from leakbench.audit.plan.pretrain import check_pretraining, freeze_features, pretrained, starting_model
-from leakbench.audit.plan.request import Budget, MethodAsked, TrainingRequest
+from leakbench.audit.plan.request import Budget, RequestedMethod, TrainingRequest
 from leakbench.audit.plan.splits_cache import load_data
 from leakbench.audit.suite.fields import ModelChoice
 from leakbench.audit.suite.task import PretrainTable, StatisticsTable, Training
@@ -31,7 +31,7 @@ INPUTS = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 def asked(seed=0, model="mlp", defense="dp_sgd", **settings):
     return TrainingRequest(
         suite="toy",
-        defense=MethodAsked(kind="defenses", name=defense, settings={}),
+        defense=RequestedMethod(kind="defenses", name=defense, settings={}),
         budget=Budget(noise_multiplier=1.0, delta=1e-5),
         control=None,
         seed=seed,
@@ -131,10 +131,10 @@ def test_what_is_kept_is_nobodys_to_change():
 
 @subtests("model", ["mlp", "linear"])
 def test_a_linear_probe_trains_the_last_linear_layer_alone(model):
-    made = starting_model(asked(model=model, train="last"), SPLITS, SPLITS.public)
-    trained = [(name, value) for name, value in made.named_parameters() if value.requires_grad]
+    built = starting_model(asked(model=model, train="last"), SPLITS, SPLITS.public)
+    trained = [(name, value) for name, value in built.named_parameters() if value.requires_grad]
     assert [value.shape[0] for _, value in trained] == [10, 10]
-    assert trained[-1][0] == list(made.state_dict())[-1]
+    assert trained[-1][0] == list(built.state_dict())[-1]
 
 
 def test_low_rank_adaptation_starts_from_the_pretrained_outputs_with_products_of_the_seed():
@@ -156,8 +156,8 @@ def test_no_defense_moves_what_low_rank_adaptation_has_frozen(name):
     request = asked(train="lora", rank=2)
     model = starting_model(request, LARGE, LARGE.public)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    of = MethodAsked(kind="defenses", name=name, settings=catalog.resolve("defenses", name, {}))
-    defense = made(of)
+    of = RequestedMethod(kind="defenses", name=name, settings=catalog.resolve("defenses", name, {}))
+    defense = built(of)
     found = train(
         model, (LARGE.private.inputs, LARGE.private.labels),
         defense if defense.noise_multiplier is not None else defense.with_noise(1.0),

@@ -10,7 +10,7 @@ import pytest
 import leakbench.audit.catalog.canonical as canonical
 from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.plan.expand import plan
-from leakbench.audit.plan.request import Budget, MethodAsked, Request
+from leakbench.audit.plan.request import Budget, Request, RequestedMethod
 from leakbench.audit.suite.fields import ModelChoice
 from leakbench.audit.suite.suite import load
 from leakbench.audit.suite.task import Training
@@ -35,7 +35,7 @@ def test_ids_and_seeds_that_exist_are_what_they_were(suite, secure):
 
 REQUEST = Request(
     suite="toy",
-    defense=MethodAsked(kind="defenses", name="dp_sgd", settings={"clip_norm": 1.0}),
+    defense=RequestedMethod(kind="defenses", name="dp_sgd", settings={"clip_norm": 1.0}),
     budget=Budget(epsilon=3.0, delta=1e-5),
     control=None,
     seed=0,
@@ -117,7 +117,7 @@ def test_every_field_of_a_request_decides_its_id():
                 variants[f"{name}.{one.name}"] = replace(
                     REQUEST, **{name: replace(part, **{one.name: other[one.name]})}
                 )
-    attack = MethodAsked(kind="attacks", name="loss_threshold", settings={"batch_size": 1})
+    attack = RequestedMethod(kind="attacks", name="loss_threshold", settings={"batch_size": 1})
     variants["attack"] = replace(REQUEST, attack=attack)
     assert len(variants) > 25 and len({request.id for request in variants.values()}) == len(variants)
 

@@ -12,7 +12,7 @@ import torch
 
 from leakbench.audit import progress_events
 from leakbench.audit.plan.artifact import Artifact
-from leakbench.audit.run.artifacts import make_one, origin_of, read_kept, read_made
+from leakbench.audit.run.artifacts import compute_artifact, origin_of, read_computed, read_kept
 from leakbench.audit.run.executors.local import Local
 from leakbench.audit.run.graph import Graph
 from leakbench.audit.run.resume import StaleError
@@ -49,7 +49,7 @@ def test_everything_is_done_once_and_after_what_it_needs(tmp_path, jobs):
 
 
 def step_by_step(piece: str) -> str:
-    with progress_events.doing(piece):
+    with progress_events.named_activity(piece):
         for step in range(1, 4):
             progress_events.tell(step, 3)
     return piece
@@ -134,13 +134,15 @@ def left(device: torch.device) -> dict[str, object]:
 def test_an_artifact_is_taken_under_its_own_name_alone_and_one_that_no_file_can_hold_failed(tmp_path):
     one, other = (Artifact({"x": x}, "one", partial(made, x)) for x in (1, 2))
     bad = [Artifact({"x": 3}, "bad", partial(made, math.nan)), Artifact({"x": 4}, "bad", left)]
-    assert not make_one(one, tmp_path, CPU, origin_of(one)) and read_made([one], tmp_path) == {one.name: {"value": 1}}
+    assert not compute_artifact(one, tmp_path, CPU, origin_of(one)) and read_computed([one], tmp_path) == {
+        one.name: {"value": 1}
+    }
     (tmp_path / f"{other.name}.json").write_bytes((tmp_path / f"{one.name}.json").read_bytes())
     with pytest.raises(StaleError, match="or is that of another"):
         read_kept({other.name: other}, tmp_path)
     with pytest.raises(RecordError, match="was edited after it was written"):
-        read_made([other], tmp_path)
+        read_computed([other], tmp_path)
     for artifact in bad:
-        assert make_one(artifact, tmp_path, CPU, origin_of(artifact))
+        assert compute_artifact(artifact, tmp_path, CPU, origin_of(artifact))
         with pytest.raises(RecordError, match="bad failed"):
-            read_made([artifact], tmp_path)
+            read_computed([artifact], tmp_path)

@@ -90,7 +90,7 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     assert "in the place of another it says" in contradiction(low, folder)
     # A bound above the claim, as if its scores gave it.
     refuted = forged(record, "epsilon_lower", value_at_verdict=10 * record.claim.epsilon)
-    monkeypatch.setattr("leakbench.audit.run.verify._alike", lambda a, b: True)
+    monkeypatch.setattr("leakbench.audit.run.verify._equal", lambda a, b: True)
     assert "and it is not flagged" in contradiction(refuted, folder)
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
 

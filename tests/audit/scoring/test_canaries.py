@@ -10,7 +10,7 @@ import torch
 
 from leakbench.attacks.core import InclusionScores
 from leakbench.audit.evidence.claim_bounds import gaussian_epsilon
-from leakbench.audit.scoring.canaries import NAME, held_against, score_canaries
+from leakbench.audit.scoring.canaries import NAME, compared_with_claim, score_canaries
 
 DELTA = 1e-5
 
@@ -37,7 +37,7 @@ def claim_of(shift: float, relation: str = "add_remove"):
 def test_the_right_noise_is_not_accused_and_proves_something(how):
     bounds, accused = [], 0
     for seed in range(12):
-        metric, violated = held_against(audited(1.0, seed, **how), claim_of(1.0))
+        metric, violated = compared_with_claim(audited(1.0, seed, **how), claim_of(1.0))
         bounds.append(metric.value)
         accused += violated
     # At 0.95 one in twenty may be above the truth; these methods are far from it.
@@ -47,7 +47,7 @@ def test_the_right_noise_is_not_accused_and_proves_something(how):
 
 def test_noise_of_half_the_scale_refutes_the_claim():
     for seed in range(4):
-        metric, violated = held_against(audited(2.0, seed, apart=True), claim_of(1.0))
+        metric, violated = compared_with_claim(audited(2.0, seed, apart=True), claim_of(1.0))
         assert violated and metric.detail["verdict"] == "violation"
         assert metric.value > claim_of(1.0).epsilon
 
@@ -59,7 +59,7 @@ def test_scores_that_know_no_coin_prove_nothing():
 
 def test_a_verdict_without_any_assumption_is_possible_at_a_small_delta():
     """At the claim's delta 2 n delta would be lost, which is more than a verdict may err."""
-    metric, violated = held_against(audited(20.0, 0, gaussian=False), claim_of(0.1))
+    metric, violated = compared_with_claim(audited(20.0, 0, gaussian=False), claim_of(0.1))
     delta = metric.detail["delta_at_verdict"]
     assert violated and isinstance(delta, float) and delta < 1e-9 < DELTA
     assert metric.detail["claimed"] == pytest.approx(gaussian_epsilon(0.1, delta))
@@ -72,8 +72,8 @@ def test_what_is_shown_beside_a_bound_is_there():
 
 
 def test_a_claim_of_another_relation_or_of_nothing_is_not_refuted():
-    metric, violated = held_against(audited(20.0, 0, apart=True), claim_of(0.1, relation="zero_out"))
+    metric, violated = compared_with_claim(audited(20.0, 0, apart=True), claim_of(0.1, relation="zero_out"))
     assert not violated and metric.detail["verdict"] == "the claim is of zero_out"
     nothing = SimpleNamespace(epsilon=math.inf, delta=DELTA, relation="add_remove", epsilon_at=lambda delta: math.inf)
-    metric, violated = held_against(audited(20.0, 0, apart=True), nothing)
+    metric, violated = compared_with_claim(audited(20.0, 0, apart=True), nothing)
     assert not violated and metric.detail["claimed"] is None

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from leakbench.attacks.core import MembershipScores
 from leakbench.audit.scoring.membership import score_membership
-from leakbench.audit.scoring.theoretical_bounds import beside_claim
+from leakbench.audit.scoring.theoretical_bounds import with_theoretical_bounds
 from leakbench.defenses.core import full, poisson, predict
 from leakbench.defenses.dp_sgd import dp_sgd
 from leakbench.leaderboard.records.details import LARGEST_BY, LARGEST_NOTE, LARGEST_UNDER_CLAIM, ROC_RATES, roc_key
@@ -26,7 +26,7 @@ def scored(mu, n=4000, seed=1):
 
 def test_the_best_test_of_a_gaussian_reaches_each_bound_and_none_is_below_it():
     claim = claimed(1.0, full(), 1)
-    metrics = beside_claim(scored(1.0), claim.trade_off)
+    metrics = with_theoretical_bounds(scored(1.0), claim.trade_off)
     exact = {
         "auc": norm.cdf(1 / np.sqrt(2)),
         "advantage": 2 * norm.cdf(0.5) - 1,
@@ -45,7 +45,7 @@ def test_the_best_test_of_a_gaussian_reaches_each_bound_and_none_is_below_it():
 
 def test_bounds_by_losses_are_far_below_those_of_one_pair_of_epsilon_and_delta():
     claim = claimed(1.54, poisson(0.02), 2000)
-    detail = beside_claim(scored(0.1), claim.trade_off)["auc"].detail
+    detail = with_theoretical_bounds(scored(0.1), claim.trade_off)["auc"].detail
     assert detail[LARGEST_UNDER_CLAIM] == pytest.approx(0.6759, abs=1e-4)  # by epsilon 2.75 alone it is 0.940
     tprs = [detail[roc_key(fpr)] for fpr in ROC_RATES]
     assert (np.diff(np.array(tprs, dtype=float)) > 0).all() and (np.array(tprs, dtype=float) >= ROC_RATES).all()
@@ -53,7 +53,7 @@ def test_bounds_by_losses_are_far_below_those_of_one_pair_of_epsilon_and_delta()
 
 def test_without_a_guarantee_everything_is_allowed():
     claim = predict(dp_sgd(clip_norm=1.0, noise_multiplier=0.0), sampling=full(), steps=1).claim(1e-5)
-    detail = beside_claim(scored(1.0), claim.trade_off)["auc"].detail
+    detail = with_theoretical_bounds(scored(1.0), claim.trade_off)["auc"].detail
     assert detail[LARGEST_UNDER_CLAIM] == detail[roc_key(ROC_RATES[0])] == 1.0
     assert detail[LARGEST_BY] == "nothing is proved"
 
@@ -68,14 +68,16 @@ def test_an_informed_attack_is_above_the_bound_in_one_run_and_not_over_runs_and_
 
     def score(values, truth):
         found = MembershipScores(ids=torch.arange(len(values)), scores=torch.from_numpy(values.copy()), exact=True)
-        return beside_claim(score_membership(found, torch.from_numpy(truth.copy())), claim.trade_off, informed=True)
+        return with_theoretical_bounds(
+            score_membership(found, torch.from_numpy(truth.copy())), claim.trade_off, informed=True
+        )
 
     one, all_runs = score(scores[0], members[0])["auc"], score(scores.ravel(), members.ravel())["auc"]
     largest = one.detail[LARGEST_UNDER_CLAIM]
     assert isinstance(largest, float) and one.value == 1.0 and largest < 0.77
     assert all_runs.value == pytest.approx(largest, abs=0.05)
     assert "refute nothing" in str(one.detail[LARGEST_NOTE])
-    assert LARGEST_NOTE not in beside_claim(scored(1.0), claim.trade_off)["auc"].detail
+    assert LARGEST_NOTE not in with_theoretical_bounds(scored(1.0), claim.trade_off)["auc"].detail
 
 
 def test_a_rank_among_the_non_members_of_one_run_keeps_the_bound_where_the_attack_is_not_informed():

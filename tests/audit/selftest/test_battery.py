@@ -60,7 +60,7 @@ def test_what_does_not_apply_says_why_and_the_level_stays_that_of_all_tests():
     assert why == "the claim is of replace_one, and no record of this test contributes nothing"
     assert outcome(found, "buffers").why == "refused: model must be a LinearLogit" and found.failed == ()
     assert outcome(found, "low_bits").why == "the claim is about real numbers, not about those that are released"
-    assert outcome(found, "canary").why == "not asked for" and found.asked == 3
+    assert outcome(found, "canary").why == "not asked for" and found.tests_run == 3
     # 96 of 96 runs with, none without: what these prove at a level of 1e-3 over 11 tests, two looks and two rates.
     support = outcome(found, "support")
     assert support.runs == 96 and support.at_most_fpr is not None

@@ -20,7 +20,7 @@ from leakbench.audit.subjects import shared_update
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.benchmarks import data
-from leakbench.leaderboard.board.reconstruction_summary import still_leaks
+from leakbench.leaderboard.board.reconstruction_summary import reconstruction_summaries
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page.build import build
 
@@ -79,7 +79,7 @@ def test_none_of_its_pictures_is_scored_shown_or_told_as_found(ran):
         measured = {name for name, metric in record.metrics.items() if metric.value is not None}
         assert measured <= {"prior_success", "rero_bound", "objective"}
     board = Board.from_folder(folder, contradiction)
-    told = dict(still_leaks(board.rows))
+    told = dict(reconstruction_summaries(board.rows))
     for sentence in told.values():
         assert "rero picks the image out of 10 candidates in" in sentence and "LEAKS" not in sentence
     assert any("0.39 at most by the claim" in sentence for sentence in told.values())

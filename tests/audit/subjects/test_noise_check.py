@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leakbench.audit.subjects.noise_check import dependence, deviations, looked_over
+from leakbench.audit.subjects.noise_check import dependence, deviations, noise_statistics
 
 from ...parameters import subtests
 
@@ -47,15 +47,18 @@ def test_a_mask_that_keeps_nothing_is_no_noise_and_no_error(monkeypatch):
     """Beside other steps it is passed over, and alone there is nothing to find."""
     coins = torch.Generator().manual_seed(0)
     drawn = [(torch.randn(n, generator=coins, dtype=torch.float64), False) for n in (0, 400, 0, 400)]
-    ratio, score, pattern = looked_over(drawn)
+    ratio, score, pattern = noise_statistics(drawn)
     assert ratio == pytest.approx(1.0, abs=0.1) and abs(score) < 4 and pattern < 4
-    ratio, score, pattern = looked_over(drawn[:1])
+    ratio, score, pattern = noise_statistics(drawn[:1])
     assert math.isnan(ratio) and score == pattern == 0.0
 
 
 def test_repetition_shows_beyond_a_step_without_noise_and_not_where_noise_is_claimed_to_follow():
     noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert looked_over([(noise, False), (noise[:0], False), (noise, False)])[2] > 6
-    assert looked_over([(noise, True), (noise, True)])[2] < 6
+    assert noise_statistics([(noise, False), (noise[:0], False), (noise, False)])[2] > 6
+    assert noise_statistics([(noise, True), (noise, True)])[2] < 6
     shifted = noise - noise.mean() + 4 / 200**0.5  # a mean of 4 deviations, the same in every step
-    assert looked_over([(shifted, True)] * 30)[2] == pytest.approx(4.0) and looked_over([(shifted, False)] * 30)[2] > 20
+    assert (
+        noise_statistics([(shifted, True)] * 30)[2] == pytest.approx(4.0)
+        and noise_statistics([(shifted, False)] * 30)[2] > 20
+    )

@@ -16,11 +16,11 @@ from leakbench.audit.plan.cells import Cell
 from leakbench.audit.plan.expand import plan
 from leakbench.audit.run import harness
 from leakbench.audit.subjects import shadow_bank
-from leakbench.audit.subjects.outcome import asked_pools, join
+from leakbench.audit.subjects.outcome import candidate_pools, join
 from leakbench.audit.subjects.shadow_bank import ShadowStack, by_content, halves_of, packed, read_bank, unpacked
 from leakbench.audit.suite.suite import SuiteError
 from leakbench.benchmarks.core import Splits
-from leakbench.defenses.core import NotTogether
+from leakbench.defenses.core import StackError
 
 CPU = torch.device("cpu")
 SUITE = """
@@ -55,7 +55,7 @@ def stack_of(cell: Cell) -> ShadowStack:
 def trained_on(monkeypatch):
     """Inputs and keys of each training in a bank; every second stack is trained one after another."""
     seen = []
-    real, together = shadow_bank.train, shadow_bank.train_together
+    real, together = shadow_bank.train, shadow_bank.train_stacked
 
     def watched(model, examples, *arguments, **settings):
         seen.append((examples[0].clone(), settings["seed"], settings["sampler_key"]))
@@ -69,7 +69,7 @@ def trained_on(monkeypatch):
         return together(models, pool, chosen, *arguments, **settings)
 
     monkeypatch.setattr(shadow_bank, "train", watched)
-    monkeypatch.setattr(shadow_bank, "train_together", watched_stack)
+    monkeypatch.setattr(shadow_bank, "train_stacked", watched_stack)
     return seen
 
 
@@ -79,10 +79,10 @@ def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
 ):
     stack = stack_of(cell_of(suite_of(SUITE)))
     if not stacked:
-        monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
+        monkeypatch.setattr(shadow_bank, "train_stacked", refuse_to_stack)
     stack(CPU)
     splits = load_splits(stack.request, CPU)
-    asked = by_content(join(*asked_pools(splits, 80, CPU)))
+    asked = by_content(join(*candidate_pools(splits, 80, CPU)))
     halves = halves_of(splits, 160, 4)
     pools = join(shadow_bank.examples_of(splits.private, CPU), shadow_bank.examples_of(splits.non_member, CPU))
     assert len(trained_on) == 4
@@ -99,7 +99,7 @@ def test_every_model_is_trained_on_its_half_and_on_as_many_others_as_the_target(
 def test_halves_tell_nothing_of_who_is_a_member(suite_of):
     splits = load_splits(stack_of(cell_of(suite_of(SUITE))).request, CPU)
     halves = halves_of(splits, 160, 256)
-    inside, outside = asked_pools(splits, 80, CPU)
+    inside, outside = candidate_pools(splits, 80, CPU)
     asked = join(inside, outside)
     member = torch.isin(by_content(asked).ids, inside.ids)
     # Of half of the models each, so of 20 pairs' first halves a mean of 40 +- 0.4.
@@ -129,7 +129,7 @@ def test_halves_tell_nothing_where_an_official_test_set_stands_in_for_non_member
         pixels, torch.arange(160) % 10, pools, name="toy", classes=10, in_distribution_public=True, about="a toy",
         test=torch.arange(80, 160),
     )  # fmt: skip
-    asked = join(*asked_pools(splits, 80, CPU))
+    asked = join(*candidate_pools(splits, 80, CPU))
     places = places_in_bank(splits, asked)
     assert sorted(places.tolist()) == list(range(160))
     assert abs(float(places[:80].double().mean()) - 79.5) < 4 * 3.7
@@ -157,11 +157,11 @@ def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch
     more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 40")
     stack = stack_of(cell_of(suite_of(more), defense, "positive" if defense == "sgd" else None))
     splits = load_splits(stack.request, CPU)
-    asked, halves = by_content(join(*asked_pools(splits, 80, CPU))), halves_of(splits, 160, 8)
+    asked, halves = by_content(join(*candidate_pools(splits, 80, CPU))), halves_of(splits, 160, 8)
     gains = []
     for alone in (False, True):
         if alone:
-            monkeypatch.setattr(shadow_bank, "train_together", refuse_to_stack)
+            monkeypatch.setattr(shadow_bank, "train_stacked", refuse_to_stack)
         odds = log_odds(unpacked(stack(CPU)["logits"]), asked.labels)[..., 0]
         gains.append(float(odds[halves].mean() - odds[~halves].mean()))
     assert gains[0] == pytest.approx(gains[1], abs=0.25), gains
@@ -169,7 +169,7 @@ def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch
 
 
 def refuse_to_stack(*arguments, **settings):
-    raise NotTogether("not today")
+    raise StackError("not today")
 
 
 def test_a_bank_is_shared_by_attacks_controls_and_suites_and_by_no_other_training(suite_of):
@@ -201,7 +201,7 @@ def test_answers_come_in_the_order_of_the_candidates_with_the_half_of_each(suite
     cell = cell_of(suite_of(SUITE))
     stack = stack_of(cell)
     splits = load_splits(stack.request, CPU)
-    asked = by_content(join(*asked_pools(splits, 80, CPU)))
+    asked = by_content(join(*candidate_pools(splits, 80, CPU)))
     results = {cell.needs[0].name: stack(CPU)}
     plain = read_bank(cell.needs, results, splits, asked, asked.ids)
     assert plain.population is not None and plain.population.shape == (4, len(splits.public), 10)
@@ -213,7 +213,7 @@ def test_answers_come_in_the_order_of_the_candidates_with_the_half_of_each(suite
 
 def test_a_bank_with_a_model_that_diverged_is_refused(suite_of):
     cell = cell_of(suite_of(SUITE))
-    asked = join(*asked_pools(load_splits(stack_of(cell).request, CPU), 80, CPU))
+    asked = join(*candidate_pools(load_splits(stack_of(cell).request, CPU), 80, CPU))
     logits = torch.zeros(4, 160, 1, 10)
     logits[2, 5] = torch.nan
     result = {"logits": packed(logits), "population": packed(torch.zeros(4, 0, 10))}
@@ -268,9 +268,9 @@ def test_impossible_banks_are_refused_before_anything_is_computed(suite_of, sett
 
 def test_views_of_what_is_no_image_are_refused_before_a_model_is_trained(suite_of, monkeypatch):
     cell = cell_of(suite_of(SUITE.replace("shadows = 4 }", "shadows = 4, views = 2 }")))
-    pools = asked_pools(load_splits(stack_of(cell).request, CPU), 80, CPU)
+    pools = candidate_pools(load_splits(stack_of(cell).request, CPU), 80, CPU)
     flat = tuple(dataclasses.replace(pool, inputs=pool.inputs.flatten(1)) for pool in pools)
-    monkeypatch.setattr(shadow_bank, "asked_pools", lambda *_: flat)
+    monkeypatch.setattr(shadow_bank, "candidate_pools", lambda *_: flat)
     monkeypatch.setattr(ShadowStack, "_trained", lambda *_: pytest.fail("models were trained"))
     with pytest.raises(NotApplicable, match=r"views are of images .* got inputs of \[64\]"):
         stack_of(cell)(CPU)

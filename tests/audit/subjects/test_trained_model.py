@@ -18,7 +18,7 @@ from leakbench.audit.plan.request import Request
 from leakbench.audit.run.job import compute
 from leakbench.audit.scoring import random_split
 from leakbench.audit.subjects import trained_run as trained
-from leakbench.audit.subjects.outcome import Outcome, asked_pools, join
+from leakbench.audit.subjects.outcome import Outcome, candidate_pools, join
 from leakbench.audit.subjects.trained_model import TrainedModel
 from leakbench.audit.suite import suite as suites
 from leakbench.audit.targets.candidates import Candidates, content_order
@@ -360,7 +360,7 @@ def test_who_is_asked_about_alone_gets_ids_that_follow_from_no_place_in_the_pool
     cell = next(one for one, names in zip(cells, asked, strict=True) if names == ("likelihood_ratio", "dp_sgd"))
     subject = TrainedModel((cell,), CPU)
     subject.outcome(cell)
-    examples = join(*asked_pools(subject.model.splits, subject.model.request.training.candidates, CPU))
+    examples = join(*candidate_pools(subject.model.splits, subject.model.request.training.candidates, CPU))
     in_order = examples.ids[content_order(examples)].tolist()
     places = [int(purpose.split()[1]) for purpose in told if re.fullmatch(r"alone \d+ .*", purpose)]
     assert alone and sorted(places) == sorted(in_order.index(one) for one in alone)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leakbench.attacks.core import Examples, MembershipScores
-from leakbench.audit.targets.candidates import Candidates, asked_alone, copied, refuse_comparison
+from leakbench.audit.targets.candidates import Candidates, copied, refuse_comparison, repeated_alone
 from leakbench.defenses.core import keyed
 
 PEOPLE = Examples(ids=torch.arange(100, 140), inputs=torch.rand(40, 3), labels=torch.arange(40) % 4)
@@ -129,7 +129,7 @@ def test_whoever_compares_a_few_candidates_alone_is_asked_where_that_pays():
         scores = torch.randn(400, generator=coins, dtype=torch.float64)
         lifted = torch.randperm(200, generator=coins)[:10]
         scores[lifted] += 9
-        asked = asked_alone(scores, members, coins)
+        asked = repeated_alone(scores, members, coins)
         assert 2 <= len(asked) <= 4 and 1 <= int(members[asked].sum()) <= 2
         caught += bool(torch.isin(asked, lifted).any())
         drawn.append(asked)
@@ -140,6 +140,6 @@ def test_whoever_compares_a_few_candidates_alone_is_asked_where_that_pays():
 
 
 def test_of_one_member_and_one_non_member_both_are_asked():
-    asked = asked_alone(torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.Generator())
+    asked = repeated_alone(torch.tensor([0.0, 1.0]), torch.tensor([True, False]), torch.Generator())
     assert asked.tolist() == [0, 1]
-    assert asked_alone(torch.zeros(3), torch.tensor([True] * 3), torch.Generator()).numel() in (1, 2)
+    assert repeated_alone(torch.zeros(3), torch.tensor([True] * 3), torch.Generator()).numel() in (1, 2)

@@ -138,7 +138,7 @@ def test_a_surrogate_is_every_step_at_one_point(name, monkeypatch):
     assert torch.allclose(start, still.released, rtol=0, atol=1e-10)
     assert (start - end).norm() > 1e-3 * start.norm()
     # Equal plans are taken together; the long way round is the same.
-    monkeypatch.setattr(LocalUpdate, "_alike", False)
+    monkeypatch.setattr(LocalUpdate, "_are_linear", False)
     again = shared(defense).surrogate
     assert again is not None
     assert torch.allclose(again(inputs, labels, torch.tensor(1.0, dtype=torch.float64)), end, rtol=0, atol=1e-12)

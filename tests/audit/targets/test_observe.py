@@ -21,7 +21,7 @@ from leakbench.audit.subjects.noise_check import noise_found
 from leakbench.audit.subjects.outcome import join
 from leakbench.audit.targets import residual_noise
 from leakbench.audit.targets.candidates import Candidates
-from leakbench.audit.targets.observe import RunView, World, observe
+from leakbench.audit.targets.observe import PublicKnowledge, RunView, observe
 from leakbench.audit.targets.observed_step import Observed
 from leakbench.defenses.core import (
     Block,
@@ -62,7 +62,7 @@ PEOPLE = Examples(
     labels=torch.randint(0, 3, (30,), generator=_DRAW),
 )
 MEMBERS, OUTSIDERS = range(20), range(20, 30)
-WORLD = World(input_shape=(6,), classes=3, low=-5.0, high=5.0)
+WORLD = PublicKnowledge(input_shape=(6,), classes=3, low=-5.0, high=5.0)
 SAMPLING = poisson(0.4)
 STEPS = 4
 # Values under which four steps show more of a method than its defaults do, by the setting's name.
@@ -438,8 +438,8 @@ def test_what_is_left_is_asked_for_by_parts_and_is_that_of_all(monkeypatch, fit,
     whole = others_removed(view_of(run), 2)
     monkeypatch.setattr(residual_noise.Remainders, "_few", lambda *_: fit)
     monkeypatch.setattr(residual_noise, "_KEPT", room)
-    passes, real = [], residual_noise.Remainders._parted
-    monkeypatch.setattr(residual_noise.Remainders, "_parted", lambda *given: passes.append(1) or real(*given))
+    passes, real = [], residual_noise.Remainders._split_anew
+    monkeypatch.setattr(residual_noise.Remainders, "_split_anew", lambda *given: passes.append(1) or real(*given))
     view = view_of(run)
     part = view.at(2).others_removed
     assert part is not None

@@ -16,7 +16,7 @@ from leakbench.attacks.core.membership import likelihood_ratio
 from leakbench.attacks.inverting_gradients import inverting_gradients
 from leakbench.attacks.one_step_likelihood_ratio import one_step_likelihood_ratio
 from leakbench.audit.evidence.claim_bounds import gaussian_auc, gaussian_tpr
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.audit.targets.simulated_update import simulate_share
 from leakbench.benchmarks import data, models
 from leakbench.defenses.core import (
@@ -69,7 +69,7 @@ class Projected(Stateless):
         return StepPlan(Block(codec=Subspace.of(torch.linalg.qr(drawn).Q), bound=clip(2.0)))
 
 
-WORLD = World(input_shape=(DIM,), classes=1, low=-1e9, high=1e9, loss=linear)
+WORLD = PublicKnowledge(input_shape=(DIM,), classes=1, low=-1e9, high=1e9, loss=linear)
 
 
 def rows(n: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -83,7 +83,7 @@ def shared(defense: Defense, inputs: Tensor, *, noise: int = 0, step: int = 2, *
         inputs,
         torch.zeros(len(inputs), dtype=torch.int64),
         defense,
-        world=WORLD,
+        public_knowledge=WORLD,
         step=step,
         history=(rows(9, 77), torch.zeros(9, dtype=torch.int64)),
         noise=seeded(noise),
@@ -260,7 +260,9 @@ def test_history_gives_a_method_its_past():
     for past in (rows(2, 1), rows(2, 2), None):
         history = None if past is None else (past, torch.zeros(2, dtype=torch.int64))
         batch, label = rows(1, 3), torch.zeros(1, dtype=torch.int64)
-        observation, _ = audit.share_update(TwoLayers(), batch, label, quiet, world=WORLD, step=2, history=history)
+        observation, _ = audit.share_update(
+            TwoLayers(), batch, label, quiet, public_knowledge=WORLD, step=2, history=history
+        )
         released.append(observation.released)
     assert not torch.allclose(released[0], released[1])
     # With its own batch for a past, the direction is that of the gradient: nothing is left over.
@@ -275,7 +277,9 @@ def test_seeds_decide_the_release_and_other_noise_is_another_release():
     assert not torch.equal(first.released, shared(sparse, batch, seed=1, noise=5).released)
     assert not torch.equal(first.released, shared(sparse, batch, seed=2).released)
     unseeded = [
-        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, world=WORLD)[0].released
+        audit.share_update(TwoLayers(), batch, torch.zeros(3, dtype=torch.int64), sparse, public_knowledge=WORLD)[
+            0
+        ].released
         for _ in range(2)
     ]
     assert not torch.equal(*unseeded)  # keyed by the operating system
@@ -354,7 +358,7 @@ def test_a_mistake_is_one_sentence(change, sentence):
         "inputs": rows(3, 1),
         "labels": torch.zeros(3, dtype=torch.int64),
         "defense": dp_sgd(noise_multiplier=1.0),
-        "world": WORLD,
+        "public_knowledge": WORLD,
     }
     with pytest.raises(ValueError, match=sentence):
         audit.share_update(**arguments | change)

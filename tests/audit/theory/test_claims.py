@@ -182,13 +182,13 @@ def test_energy_distance_of_a_point_and_its_mirror_image_by_hand():
 def test_gradient_symmetry_has_a_p_value_and_a_panel_of_each(monkeypatch):
     monkeypatch.setattr(symmetry, "FLIPS", 9)
     found = CLAIMS["gradient_symmetry"].examine(replace(SMALL, seed=0))
-    assert [panel.title.partition(",")[0] for panel in found.found.panels] == [
+    assert [panel.title.partition(",")[0] for panel in found.measured.panels] == [
         "whole",
         "projected by PCDP",
         "masked to 10 %",
     ]
-    assert all(0 < one.measured <= 1 and one.n == symmetry.EXAMPLES for one in found.found.comparisons)
-    assert all(panel.points.shape == (symmetry.EXAMPLES, 2) for panel in found.found.panels)
+    assert all(0 < one.measured <= 1 and one.n == symmetry.EXAMPLES for one in found.measured.comparisons)
+    assert all(panel.points.shape == (symmetry.EXAMPLES, 2) for panel in found.measured.panels)
     assert found.expected and "of digits" in found.caveat
 
 

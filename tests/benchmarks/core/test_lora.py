@@ -18,7 +18,7 @@ def coins(seed=0):
 
 
 def adapted(model, rank=2, scale=1.0, seed=0):
-    return adapt(model, model[-1], rank=rank, scale=scale, coins=coins(seed))
+    return adapt(model, model[-1], rank=rank, scale=scale, generator=coins(seed))
 
 
 def trained(model):
@@ -34,7 +34,7 @@ def test_at_the_start_it_is_the_network_that_it_was_made_of_bit_for_bit(name):
     with torch.no_grad():
         before = model(inputs)
         heads = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-        adapt(model, heads[-1], rank=2, scale=3.0, coins=coins())
+        adapt(model, heads[-1], rank=2, scale=3.0, generator=coins())
         assert torch.equal(model(inputs), before)
         # And anything else is another one.
         for layer in model.modules():
@@ -50,7 +50,7 @@ def test_what_is_trained_counted_by_hand():
         [layer for layer in model.modules() if isinstance(layer, nn.Linear)][-1],
         rank=4,
         scale=1.0,
-        coins=coins(),
+        generator=coins(),
     )
     # Convolutions of 1x8x8 to 16 and of 16x4x4 to 32, a linear layer of 512 to 32, and the head of 32 to 10.
     products = 4 * (64 + 16) + 4 * (256 + 32) + 4 * (512 + 32)
@@ -70,7 +70,7 @@ def test_what_is_trained_counted_by_hand():
 def test_a_product_is_a_weight_of_that_rank_that_is_added(layer):
     """The same layer with W + scale B A in the place of W computes the same."""
     rank, scale = 2, 0.7
-    made = LoRALayer(layer, "it", rank=rank, scale=scale, coins=coins())
+    made = LoRALayer(layer, "it", rank=rank, scale=scale, generator=coins())
     up, down = made.up.get_parameter("weight"), made.down.weight
     nn.init.normal_(up)
     inputs = torch.randn(3, 6) if isinstance(layer, nn.Linear) else torch.randn(3, 6, 7, 8)

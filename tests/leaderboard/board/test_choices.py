@@ -1,6 +1,6 @@
 """Choices among candidates beside attacks that find images: neither flatters the other."""
 
-from leakbench.leaderboard.board.reconstruction_summary import still_leaks
+from leakbench.leaderboard.board.reconstruction_summary import reconstruction_summaries
 from leakbench.leaderboard.board.table import Board
 
 from ...parameters import subtests
@@ -51,7 +51,7 @@ def test_the_column_is_written_where_a_row_has_a_value_and_only_there():
 
 def test_the_sentence_tells_of_choices_by_themselves_with_chance_and_bound():
     made = [finding(20.0), picking(0.9), picking(0.3, noise="calibrated", bound=0.389)]
-    (sentence,) = dict(still_leaks(Board.from_records(made).rows)).values()
+    (sentence,) = dict(reconstruction_summaries(Board.from_records(made).rows)).values()
     assert sentence.startswith("Without noise it LEAKS, finder finds images 9.0 [8.5, 9.5] dB better")
     assert (
         "; without noise picker picks the image out of 10 candidates in 0.90 [0.80, 1.00] of cases (0.10 by chance, no "
@@ -63,7 +63,7 @@ def test_the_sentence_tells_of_choices_by_themselves_with_chance_and_bound():
     )
     assert "picker n/a" not in sentence and "no safety" not in sentence
     failed = picking(None)
-    (sentence,) = dict(still_leaks(Board.from_records([failed]).rows)).values()
+    (sentence,) = dict(reconstruction_summaries(Board.from_records([failed]).rows)).values()
     assert sentence == "Without noise what picker picks is n/a (it failed: no safety)."
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from leakbench.leaderboard.board.aggregate import BoardCell, over_seeds
-from leakbench.leaderboard.board.reconstruction_summary import detectable, still_leaks
+from leakbench.leaderboard.board.reconstruction_summary import detectable, reconstruction_summaries
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.page.build import build
 from leakbench.leaderboard.records.record import write
@@ -36,7 +36,7 @@ def sought(*gains, attack="inverting_gradients", noise="none", half=None, **fiel
 
 
 def said(*records):
-    return dict(still_leaks(Board.from_records(records).rows))
+    return dict(reconstruction_summaries(Board.from_records(records).rows))
 
 
 def test_a_leak_is_above_both_floors_and_names_the_attack_and_its_gains():

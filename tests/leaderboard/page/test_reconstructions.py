@@ -85,7 +85,7 @@ def test_reconstructions_are_matched_within_their_target_as_in_the_record(shared
     assert remark == ""
     for pair, original, guess in zip(pairs, originals, found, strict=True):
         np.testing.assert_allclose(pair.original, original)
-        np.testing.assert_allclose(pair.found, guess)
+        np.testing.assert_allclose(pair.reconstruction, guess)
 
 
 def test_arrays_that_contradict_their_record_are_shown_with_a_warning(shared, page):

@@ -77,8 +77,10 @@ class Convolved(LinearMap):
         """Applies the transposed convolution; pixels that no kernel reaches are 0."""
         g = self.geometry
         extents = zip(self.shape_in[1:], self.shape_out[1:], g.kernel, g.stride, g.padding, g.dilation, strict=True)
-        rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in extents]
-        return functional.conv_transpose2d(y, self.weight, None, g.stride, g.padding, rest, g.groups, g.dilation)
+        output_padding = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in extents]
+        return functional.conv_transpose2d(
+            y, self.weight, None, g.stride, g.padding, output_padding, g.groups, g.dilation
+        )
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
         """Returns W^T D W by pairs of offsets of the kernel."""
@@ -129,7 +131,7 @@ class WeightGradient(LinearMap):
             observed: bool in the shape of the weight; None for all.
         """
         super().__init__(geometry.shape_in, filters_shape, slopes)
-        self.geometry, self.seen = geometry, observed
+        self.geometry, self.observed = geometry, observed
         self.slopes = slopes.reshape(geometry.groups, -1, geometry.positions)
 
     def apply(self, x: Tensor) -> Tensor:
@@ -137,12 +139,12 @@ class WeightGradient(LinearMap):
         g = self.geometry
         patches = g.unfold(x).view(len(x), g.groups, -1, g.positions)
         gradient = torch.einsum("gfo,bgko->bgfk", self.slopes, patches).reshape(-1, *self.shape_out)
-        return gradient if self.seen is None else gradient * self.seen
+        return gradient if self.observed is None else gradient * self.observed
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Returns the derivative of <y, gradient of the weight> with respect to the input."""
         g = self.geometry
-        y = y if self.seen is None else y * self.seen
+        y = y if self.observed is None else y * self.observed
         patches = torch.einsum("gfo,bgfk->bgko", self.slopes, y.reshape(len(y), g.groups, self.slopes.shape[1], -1))
         return g.fold(patches.reshape(len(y), -1, g.positions))
 
@@ -158,12 +160,12 @@ class WeightGradient(LinearMap):
     def channel_grams(self, weights: Tensor | None = None) -> Tensor:
         """Returns K0^T D K0 for each input channel, or each group if its channels share it, [.., pixels, pixels]."""
         g, matrix = self.geometry, self.channel_matrix()
-        if self.seen is None and weights is None:
+        if self.observed is None and weights is None:
             rows = matrix.flatten(1, 2)
             return rows.mT @ rows
         diagonal = torch.ones(self.shape_out, dtype=self.like.dtype, device=self.like.device)
         diagonal = diagonal if weights is None else diagonal * weights
-        diagonal = diagonal if self.seen is None else diagonal * self.seen
+        diagonal = diagonal if self.observed is None else diagonal * self.observed
         # [groups, filters, channels of a group, offsets]
         by_channel = diagonal.reshape(g.groups, self.slopes.shape[1], -1, len(g.pixel))
         grams = []

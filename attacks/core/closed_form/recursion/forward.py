@@ -60,11 +60,11 @@ def derivatives(network: Network, inputs: Tensor, label: int) -> dict[str, Tenso
 
 def drawn_inputs(shape: tuple[int, ...], count: int, low: float, high: float, like: Tensor) -> Tensor:
     """Draws smooth random inputs in [low, high], [count, *shape], in place of public inputs."""
-    coins = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     if len(shape) == 3 and min(shape[1:]) >= 4:
         coarse = (shape[0], math.ceil(shape[1] / 4), math.ceil(shape[2] / 4))
-        drawn = torch.rand(count, *coarse, generator=coins, dtype=torch.float64)
+        drawn = torch.rand(count, *coarse, generator=generator, dtype=torch.float64)
         drawn = functional.interpolate(drawn, size=shape[1:], mode="bilinear")
     else:
-        drawn = torch.rand(count, *shape, generator=coins, dtype=torch.float64)
+        drawn = torch.rand(count, *shape, generator=generator, dtype=torch.float64)
     return (low + (high - low) * drawn).to(like.device)

@@ -68,13 +68,15 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     own, values = gradients[head.name], doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     shift = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    observed = torch.ones_like(own.weight, dtype=torch.bool) if own.seen is None else own.seen
+    observed = torch.ones_like(own.weight, dtype=torch.bool) if own.observed is None else own.observed
     bias = weight.new_zeros(len(weight)) if own.bias is None else own.bias
-    bias_seen = torch.full_like(observed[:, 0], own.bias is not None) if own.bias_seen is None else own.bias_seen
-    if bool(observed.all()) and (own.bias is None or bool(bias_seen.all())):
+    bias_observed = (
+        torch.full_like(observed[:, 0], own.bias is not None) if own.bias_observed is None else own.bias_observed
+    )
+    if bool(observed.all()) and (own.bias is None or bool(bias_observed.all())):
         return FilledHead(gradient=own.weight, bias=own.bias, open=~observed.any(dim=0))
-    matrix = torch.cat([own.weight * observed, (bias * bias_seen)[:, None]], dim=1)
-    whole = torch.cat([observed, bias_seen[:, None]], dim=1)
+    matrix = torch.cat([own.weight * observed, (bias * bias_observed)[:, None]], dim=1)
+    whole = torch.cat([observed, bias_observed[:, None]], dim=1)
     strength = matrix[:, -1].abs() if bool(matrix[:, -1].any()) else matrix.norm(dim=1)
     if not bool(strength.any()):
         return FilledHead(gradient=own.weight, bias=None, open=~observed.any(dim=0))
@@ -113,15 +115,15 @@ def filled(network: Network, head: Operation, gradients: Mapping[str, LayerGradi
     )
 
 
-def open_features(observed: Tensor, bias_seen: Tensor) -> int:
+def open_features(observed: Tensor, bias_observed: Tensor) -> int:
     """Returns the number of features that a last layer's gradient leaves undetermined, for entries in general position.
 
     Args:
         observed: bool [classes, features], of the weight's gradient.
-        bias_seen: bool [classes], of the bias's.
+        bias_observed: bool [classes], of the bias's.
     """
-    whole = torch.cat([observed, bias_seen[:, None]], dim=1)
-    rows = bias_seen if bool(bias_seen.any()) else observed.any(dim=1)
+    whole = torch.cat([observed, bias_observed[:, None]], dim=1)
+    rows = bias_observed if bool(bias_observed.any()) else observed.any(dim=1)
     if not bool(rows.any()):
         return observed.shape[1]
     weight = whole.sum(dim=1) * rows
@@ -236,9 +238,9 @@ def _from_below(
     best: tuple[float, Tensor] | None = None
     for sign in signs:
         x, slopes = sign * right / scale, sign * scale * (weight.T @ factors.left)
-        got = _through(network, chain, gradients, x, columns, slopes)
-        if got is not None and (best is None or got[0] < best[0]):
-            best = got[0], sign * scale * got[1]
+        solution = _through(network, chain, gradients, x, columns, slopes)
+        if solution is not None and (best is None or solution[0] < best[0]):
+            best = solution[0], sign * scale * solution[1]
     if best is None or best[0] > FITS:
         return factors
     new = torch.where(columns, right, best[1])
@@ -291,7 +293,7 @@ def _through(
     own = gradients[layer.name]
     rows = ~dark if layer.kind == "linear" else ~dark.flatten(1).any(dim=1)
     observed = rows.view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
-    observed = observed if own.seen is None else observed & own.seen
+    observed = observed if own.observed is None else observed & own.observed
     output, shift = affine(layer, below, values, weight)
     gradient = gradient_of(output, torch.where(dark, 0.0, slopes))(observed)
     weights = known.to(value)

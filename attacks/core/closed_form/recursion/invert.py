@@ -67,7 +67,7 @@ def layers_of(network: Network) -> tuple[Operation, ...]:
     return layers
 
 
-def inverted(
+def inverted_inputs(
     network: Network,
     gradients: Mapping[str, LayerGradient],
     *,
@@ -145,7 +145,7 @@ def inverted(
     remaining = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
     reconstructions = []
     for walk in remaining:
-        own = next(candidate for candidate, other in walks if other is walk)
+        own = next(candidate for candidate, candidate_walk in walks if candidate_walk is walk)
         result = InvertedInput(
             x=walk.input(),
             label=own.label,
@@ -228,8 +228,10 @@ def _head_gradient(
     values = doubled(network)
     weight = values[str(head.weight)].to(own.weight)
     bias = weight.new_zeros(len(weight)) if head.bias is None else values[head.bias].to(own.weight)
-    made = HeadGradient(weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias)
-    return made, filled_head.open
+    head_gradient = HeadGradient(
+        weight=weight, bias=bias, gradient=filled_head.gradient, bias_gradient=filled_head.bias
+    )
+    return head_gradient, filled_head.open
 
 
 def _factor(name: str, own: LayerGradient, head: LayerGradient, explained: HeadCandidate) -> float:
@@ -258,14 +260,14 @@ def _beliefs(network: Network, box: tuple[float, float], like: Tensor) -> dict[s
 
 
 def _complaints(walk: Walk, combination: bool) -> list[str]:
-    said = list(walk.degraded)
+    complaints = list(walk.degraded)
     if walk.clamped > 0.01 * max(1, walk.units):
-        said.append(f"{walk.clamped} of {walk.units} activations lie outside of their range")
+        complaints.append(f"{walk.clamped} of {walk.units} activations lie outside of their range")
     if combination:
-        said.append("one input for several examples")
+        complaints.append("one input for several examples")
     if walk.largest_residual > TOLERANCE:
-        said.append(f"the equations fit to {walk.largest_residual:.3g} only")
-    return said
+        complaints.append(f"the equations fit to {walk.largest_residual:.3g} only")
+    return complaints
 
 
 def _oddness(x: Tensor, box: tuple[float, float]) -> tuple[float, float]:

@@ -46,8 +46,8 @@ class SumOf(LinearMap):
         total = self.like.new_zeros(self.unknowns, self.unknowns)
         for number, (own, linear) in enumerate(self.pieces):
             total[own, own] += linear.gram(weights)
-            for beside, other in self.pieces[number + 1 :]:
-                rows = other.columns().view(-1, *other.shape_out)
+            for beside, later_piece in self.pieces[number + 1 :]:
+                rows = later_piece.columns().view(-1, *later_piece.shape_out)
                 cross = linear.adjoint(rows if weights is None else rows * weights).flatten(1)
                 total[beside, own] += cross
                 total[own, beside] += cross.T
@@ -94,7 +94,7 @@ def joint_equations(
     if not reached or total > LARGEST_GRAM:
         return None
     for each in sizes:
-        starts[each] = sum(sizes[other] for other in starts)
+        starts[each] = sum(sizes[earlier] for earlier in starts)
     equations = [replace(e, map=SumOf([(at, e.map)], total)) for each, at in starts.items() for e in own(each)]
     for open_sum in reached:
         pieces = [(starts[each], linear) for each, linear in open_sum.summands]

@@ -71,21 +71,21 @@ def of_gradient(
     """
     gradient = gradient_of(linear, slopes)
     maps: list[tuple[LinearMap, Tensor, Tensor, Tensor | None]] = []
-    if own.seen is None or bool(own.seen.any()):
-        maps.append((gradient(own.seen), own.weight, own.std, own.seen))
+    if own.observed is None or bool(own.observed.any()):
+        maps.append((gradient(own.observed), own.weight, own.std, own.observed))
     for direction in own.directions:
         if direction.of_weight is not None:
             shift = 0.0 if direction.of_bias is None else _in_bias(linear, slopes) @ direction.of_bias
             coefficients = Coefficients(gradient(None), direction.of_weight)
             maps.append((coefficients, direction.values - shift, direction.std, None))
-    made = []
+    systems = []
     for each, target, std, observed in maps:
         weights = None
         if weighted:
             weights = (std.square() + _floor(target)).reciprocal()
             weights = weights if observed is None else weights * observed
-        made.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
-    return made
+        systems.append(Equations(map=each, target=target, weights=weights, layer=layer, source="gradient"))
+    return systems
 
 
 def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
@@ -93,15 +93,15 @@ def bias_misfit(own: LayerGradient, linear: LinearMap, slopes: Tensor) -> float:
     if own.bias is None or not bool(own.bias.any()):
         return 0.0
     predicted = _in_bias(linear, slopes)
-    predicted = predicted if own.bias_seen is None else predicted * own.bias_seen
+    predicted = predicted if own.bias_observed is None else predicted * own.bias_observed
     return float((own.bias - predicted).norm() / own.bias.norm())
 
 
 def gradient_of(linear: LinearMap, slopes: Tensor) -> Callable[[Tensor | None], WeightGradient | OuterProduct]:
     """Returns a function of a mask -> map from a layer's input to those entries of its weight's gradient."""
     if isinstance(linear, Convolved):
-        return lambda seen: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), seen)
-    return lambda seen: OuterProduct(slopes, linear.unknowns, seen)
+        return lambda observed: WeightGradient(slopes, linear.geometry, tuple(linear.weight.shape), observed)
+    return lambda observed: OuterProduct(slopes, linear.unknowns, observed)
 
 
 def _in_bias(linear: LinearMap, slopes: Tensor) -> Tensor:

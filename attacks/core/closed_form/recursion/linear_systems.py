@@ -180,12 +180,12 @@ def solve(
     if equations[0].map.unknowns > LARGEST_GRAM:
         return _iterated(equations)
     gram, factors = normal_matrix(equations, balanced=not weighted)
-    made = factored(gram)
-    deficit, inverse, vectors = made.size - made.rank, gram.new_zeros(()), gram.new_zeros(())
+    factorisation = factored(gram)
+    deficit, inverse, vectors = factorisation.size - factorisation.rank, gram.new_zeros(()), gram.new_zeros(())
     determined = None
     if deficit and not shortest and leading is None:
         return Solution(x=gram.new_zeros(equations[0].map.shape_in), residual=1.0, deficit=deficit)
-    if made.factor is None:
+    if factorisation.factor is None:
         values, vectors = torch.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[-1].clamp(min=torch.finfo(values.dtype).tiny)
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
@@ -195,8 +195,8 @@ def solve(
             deficit = _open(null[:leading])
 
     def step(right: Tensor) -> Tensor:
-        if made.factor is not None:
-            return torch.cholesky_solve(right[:, None], made.factor)[:, 0]
+        if factorisation.factor is not None:
+            return torch.cholesky_solve(right[:, None], factorisation.factor)[:, 0]
         return vectors @ (inverse * (vectors.T @ right))
 
     x = gram.new_zeros(equations[0].map.shape_in)
@@ -208,8 +208,8 @@ def solve(
         ]
         x = x + step(torch.stack(pulls).sum(dim=0).flatten()).view(x.shape)
     variance = None
-    if weighted and made.factor is not None:
-        variance = float(torch.cholesky_inverse(made.factor).diagonal()[:leading].mean())
+    if weighted and factorisation.factor is not None:
+        variance = float(torch.cholesky_inverse(factorisation.factor).diagonal()[:leading].mean())
     return Solution(
         x=x,
         residual=residual(equations, factors, x),
@@ -235,7 +235,7 @@ def _open(null: Tensor) -> int:
 def _direct(equations: Sequence[Equations]) -> Solution | None:
     """Solves from a linear layer's whole gradient g = k x^T, if there is one: x = g^T k / |k|^2."""
     for system in equations:
-        if isinstance(system.map, OuterProduct) and system.map.seen is None and float(system.map.slopes.norm()) > 0:
+        if isinstance(system.map, OuterProduct) and system.map.observed is None and float(system.map.slopes.norm()) > 0:
             x = system.map.adjoint(system.target[None])[0] / system.map.slopes.square().sum()
             scales = [1 / _gain(each) ** 2 for each in equations]
             return Solution(x=x, residual=residual(equations, scales, x))
@@ -327,8 +327,8 @@ def _iterated(equations: Sequence[Equations]) -> Solution:
 
 def _gain(equations: Equations) -> float:
     """Estimates the root mean square gain of the map by a random vector, to balance equations."""
-    coins = torch.Generator().manual_seed(0)
-    probe = torch.randn(equations.map.shape_in, generator=coins, dtype=torch.float64).to(equations.map.like)
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(equations.map.shape_in, generator=generator, dtype=torch.float64).to(equations.map.like)
     response = equations.map.apply(probe[None])[0]
     length = float((equations.weighted(response) * response).sum())
     return math.sqrt(length / probe.numel()) if length > 0 else 1.0

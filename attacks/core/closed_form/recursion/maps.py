@@ -172,21 +172,21 @@ class OuterProduct(LinearMap):
             observed: bool [outputs, size]; None for all.
         """
         super().__init__((size,), (len(slopes), size), slopes)
-        self.slopes, self.seen = slopes, observed
+        self.slopes, self.observed = slopes, observed
 
     def apply(self, x: Tensor) -> Tensor:
         """Returns k x^T."""
         product = self.slopes[:, None] * x[:, None, :]
-        return product if self.seen is None else product * self.seen
+        return product if self.observed is None else product * self.observed
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Returns k^T y."""
-        return torch.einsum("f,bfn->bn", self.slopes, y if self.seen is None else y * self.seen)
+        return torch.einsum("f,bfn->bn", self.slopes, y if self.observed is None else y * self.observed)
 
     def squares(self, weights: Tensor | None = None) -> Tensor:
         """Returns the diagonal of K^T D K, [size]."""
         each = self.slopes.square()[:, None].expand(self.shape_out)
-        each = each if self.seen is None else each * self.seen
+        each = each if self.observed is None else each * self.observed
         return (each if weights is None else each * weights).sum(dim=0)
 
     def gram(self, weights: Tensor | None = None) -> Tensor:

@@ -37,11 +37,11 @@ class LayerGradient:
 
     Attributes:
         weight: gradient of the weight, in its shape; 0 if not released.
-        seen: bool, released entries of `weight`; None for all.
+        observed: bool, released entries of `weight`; None for all.
         std: standard deviations of the noise on `weight`.
         bias: gradient of the bias, 0 if not released; None if the layer has no bias, none of it is released, or it is
             bounded apart from the weight.
-        bias_seen: bool, released entries of `bias`; None for all.
+        bias_observed: bool, released entries of `bias`; None for all.
         bias_std: standard deviations of the noise on `bias`.
         directions: coefficients in bases.
         group: number of the released part that the entries come from; entries of a part share each example's clip
@@ -49,11 +49,11 @@ class LayerGradient:
     """
 
     weight: Tensor
-    seen: Tensor | None
+    observed: Tensor | None
     std: Tensor
     bias: Tensor | None
     bias_std: Tensor | None
-    bias_seen: Tensor | None = None
+    bias_observed: Tensor | None = None
     directions: tuple[Direction, ...] = field(default=())
     group: int = -1
 
@@ -69,7 +69,7 @@ class LayerGradient:
         )
 
 
-def shown(
+def observed_gradients(
     structure: Structure, released: Tensor, noise_std: Tensor, layers: tuple[Operation, ...]
 ) -> dict[str, LayerGradient]:
     """Returns the observed gradient of each layer, by name of the operation.
@@ -108,40 +108,44 @@ def shown(
             )
         weight, std = released.new_zeros(shape), released.new_zeros(shape)
         where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
-        group, bias, bias_std, bias_seen = -1, None, None, None
+        group, bias, bias_std, bias_observed = -1, None, None, None
         own, own_noise = values.get(str(operation.weight)), noise.get(str(operation.weight))
         if own is not None and own_noise is not None:
-            weight, std, where = own.values, own_noise.values, own.seen
-            groups = own.group[own.seen].unique()
+            weight, std, where = own.values, own_noise.values, own.observed
+            groups = own.group[own.observed].unique()
             group = int(groups[0]) if len(groups) else -1
         shift, shift_noise = values.get(str(operation.bias)), noise.get(str(operation.bias))
-        if shift is not None and shift_noise is not None and bool(shift.seen.any()):
-            together = group < 0 or bool((shift.group[shift.seen] == group).all())
+        if shift is not None and shift_noise is not None and bool(shift.observed.any()):
+            together = group < 0 or bool((shift.group[shift.observed] == group).all())
             if together:
-                bias, bias_std, bias_seen = shift.values, shift_noise.values, None if shift.whole else shift.seen
-        whole, rest = [d for d in directions[operation.name] if _square(d)], []
+                bias, bias_std, bias_observed = (
+                    shift.values,
+                    shift_noise.values,
+                    None if shift.whole else shift.observed,
+                )
+        complete, partial = [d for d in directions[operation.name] if _square(d)], []
         for d in directions[operation.name]:
-            if d in whole and d.of_weight is not None:
+            if d in complete and d.of_weight is not None:
                 # A square basis hides nothing, and is decoded to entries.
                 weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
                 where = torch.ones(shape, dtype=torch.bool, device=released.device)
                 if d.of_bias is not None:
-                    bias, bias_seen = d.of_bias @ d.values, None
+                    bias, bias_observed = d.of_bias @ d.values, None
                     bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
-            elif d in whole and d.of_bias is not None:
-                bias, bias_seen = d.of_bias @ d.values, None
+            elif d in complete and d.of_bias is not None:
+                bias, bias_observed = d.of_bias @ d.values, None
                 bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
             else:
-                rest.append(d)
+                partial.append(d)
         seen_all = where is not None and bool(where.all())
         gradients[operation.name] = LayerGradient(
             weight=weight,
-            seen=None if seen_all else where,
+            observed=None if seen_all else where,
             std=std,
             bias=bias,
             bias_std=bias_std,
-            bias_seen=bias_seen,
-            directions=tuple(rest),
+            bias_observed=bias_observed,
+            directions=tuple(partial),
             group=group,
         )
     return gradients

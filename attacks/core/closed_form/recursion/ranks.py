@@ -114,8 +114,8 @@ def rank_analysis(
     by_name = {operation.name: operation for operation in network.operations}
     (first,) = (operation for operation in network.operations if operation.kind == "input")
     values = doubled(network)
-    coins = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(1, *first.shape, generator=coins, dtype=torch.float64).to(values[str(layers[-1].weight)])
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(1, *first.shape, generator=generator, dtype=torch.float64).to(values[str(layers[-1].weight)])
     outputs, slopes = results(network, inputs), derivatives(network, inputs, label=0)
     reports, virtual = [], 0
     shows = {
@@ -138,17 +138,17 @@ def rank_analysis(
                 virtual,
             )
         else:
-            behind, weights = _behind(network, layer, output, outputs)
+            behind, weights = _continued(network, layer, output, outputs)
             known = like[number - 1].rank_outputs if like else None
             report = _report(number, layer, gradient, behind, weights, virtual, known)
             if report.deficit and (equations := _with_branch(network, layer, maps, values, outputs)):
-                report = _together(report, equations)
+                report = _sum_report(report, equations)
         virtual += report.virtual
         reports.append(report)
     return reports
 
 
-def _behind(
+def _continued(
     network: Network, operation: Operation, output: LinearMap, inversions: Mapping[str, Tensor]
 ) -> tuple[LinearMap | None, Tensor | None]:
     """Extends the map of a layer's output to the next recovered result; returns map and mask, None at a branch."""
@@ -198,7 +198,7 @@ def _with_branch(
         both = [each for each in summands if each is not None]
         if len(both) < 2 or operation.name not in (each.name for each, _ in both):
             continue
-        behind, weights = _behind(network, whole, IdentityMap(whole.shape, both[0][1].like), inversions)
+        behind, weights = _continued(network, whole, IdentityMap(whole.shape, both[0][1].like), inversions)
         if behind is None:
             continue
         nothing = behind.like.new_zeros(())
@@ -217,12 +217,12 @@ def _in_shape(inner: LinearMap, shape: tuple[int, ...]) -> LinearMap:
     return inner if inner.shape_in == tuple(shape) else Reshaped(inner, shape)
 
 
-def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
+def _sum_report(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
     """Returns the report of a layer that is solved for together with the other layer of its sum."""
     gram, _ = normal_matrix(equations)
     rank = leading_rank(gram, alone.unknowns)
     gained, deficit = rank - alone.rank, alone.unknowns - rank
-    made = factored(gram)
+    factorisation = factored(gram)
     return replace(
         alone,
         outputs=gained,
@@ -230,7 +230,7 @@ def _together(alone: RankReport, equations: Sequence[Equations]) -> RankReport:
         rank=rank,
         deficit=deficit,
         index=alone.index - alone.deficit + deficit,
-        condition=None if made.factor is None else condition(gram, made.factor),
+        condition=None if factorisation.factor is None else condition(gram, factorisation.factor),
     )
 
 
@@ -251,9 +251,9 @@ def _report(
         rank_outputs = 0 if behind is None else _rank(behind, weights)
     size = gradient.unknowns
     gram, _ = normal_matrix(sets)
-    made = factored(gram)
+    factorisation = factored(gram)
     count = 0 if behind is None else int(torch.Size(behind.shape_out).numel() if weights is None else weights.sum())
-    deficit = size - made.rank
+    deficit = size - factorisation.rank
     return RankReport(
         layer=number,
         words=operation.words or operation.name,
@@ -262,8 +262,8 @@ def _report(
         rank_outputs=rank_outputs,
         gradients=_rows(gradient),
         rank_gradients=_rank_of_gradient(gradient),
-        rank=made.rank,
-        condition=None if made.factor is None else condition(gram, made.factor),
+        rank=factorisation.rank,
+        condition=None if factorisation.factor is None else condition(gram, factorisation.factor),
         deficit=deficit,
         virtual=count - rank_outputs,
         index=deficit - virtual,
@@ -302,7 +302,7 @@ def _head(
 
 
 def _rows(gradient: WeightGradient | OuterProduct) -> int:
-    return int(torch.Size(gradient.shape_out).numel() if gradient.seen is None else gradient.seen.sum())
+    return int(torch.Size(gradient.shape_out).numel() if gradient.observed is None else gradient.observed.sum())
 
 
 def _rank_of_gradient(gradient: WeightGradient | OuterProduct) -> int:

@@ -187,8 +187,8 @@ class Walk:
             # If a summand is known, the other has been computed already.
             if any(each in self.known for each in inputs):
                 continue
-            (first, a, shift), (second, b, other) = map(self._argument, inputs)
-            remainder = replace(whole, value=whole.value - shift - other)
+            (first, a, shift), (second, b, second_shift) = map(self._argument, inputs)
+            remainder = replace(whole, value=whole.value - shift - second_shift)
             equations = self._as_equations(a, remainder, "branch", self._number(operation))
             sums.append(OpenSum(summands=((first, a), (second, b)), equations=equations))
         equations = joint_equations(operation.name, sums, self._equations_of)
@@ -237,9 +237,9 @@ class Walk:
         """Computes the result of an operation passed before its input was known, up to the next sum."""
         if operation.kind not in (*LAYERS, "batch_norm"):
             return
-        given = self.known[operation.inputs[0]].value
+        entering = self.known[operation.inputs[0]].value
         linear, shift = self._linear(operation)
-        self._learn_summand(operation.name, linear.apply(given[None])[0] + shift)
+        self._learn_summand(operation.name, linear.apply(entering[None])[0] + shift)
 
     def _learn_summand(self, name: str, value: Tensor) -> None:
         # `_learn` is not used: equations of the summand's own would add nothing.
@@ -248,20 +248,20 @@ class Walk:
             if name not in taker.inputs or taker.name not in self.passed:
                 continue
             if taker.name in self.sums:
-                whole, other = self.sums[taker.name], next(n for n in taker.inputs if n != name)
-                if other not in self.known:
-                    self._learn_rest(other, replace(whole, value=whole.value - value))
+                whole, summand = self.sums[taker.name], next(n for n in taker.inputs if n != name)
+                if summand not in self.known:
+                    self._learn_rest(summand, replace(whole, value=whole.value - value))
             elif taker.name not in self.known:
                 self._forward(taker)
 
-    def _learn_rest(self, name: str, rest: Known) -> None:
+    def _learn_rest(self, name: str, summand: Known) -> None:
         """Records the remainder of a sum as the other summand."""
         if name in self.passed:
-            self._learn(name, rest)
+            self._learn(name, summand)
             return
         # The tensor of an identity skip has other consumers, whose equations are combined with these.
-        shape = tuple(rest.value.shape)
-        self._pose(name, IdentityMap(shape, rest.value), rest, source="branch", layer=self._below(name))
+        shape = tuple(summand.value.shape)
+        self._pose(name, IdentityMap(shape, summand.value), summand, source="branch", layer=self._below(name))
 
     # --- passing operations
 
@@ -346,9 +346,9 @@ class Walk:
     def _pose_gradient(self, operation: Operation, linear: LinearMap, slopes: Tensor) -> None:
         """Adds the equations K x = g, and checks k against the bias's gradient."""
         own, weighted = self.gradients[operation.name], self.solver != "ls"
-        made = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
-        if made:
-            self.equations.setdefault(operation.inputs[0], []).extend(made)
+        systems = of_gradient(own, linear, slopes, layer=self._number(operation), weighted=weighted)
+        if systems:
+            self.equations.setdefault(operation.inputs[0], []).extend(systems)
         if not weighted:
             self.largest_residual = max(self.largest_residual, bias_misfit(own, linear, slopes))
 

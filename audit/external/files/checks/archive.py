@@ -115,8 +115,8 @@ def _end(file: BufferedIOBase, size: int) -> tuple[int, int, int]:
         raise FileRefused(
             "its archive must end with the end of its directory: it was cut short, or something is behind it"
         )
-    _, disk, first_disk, here, count, length, directory, comment = _END.unpack(tail)
-    if disk or first_disk or here != count or comment:
+    _, disk, first_disk, entries_on_disk, count, length, directory, comment = _END.unpack(tail)
+    if disk or first_disk or entries_on_disk != count or comment:
         raise FileRefused("its archive must be one file without a comment")
     if count == 0xFFFF or _MOST in (length, directory):
         raise FileRefused(f"its archive may have at most 4 GiB and 65534 entries; {WAY_OUT}")
@@ -199,8 +199,8 @@ def _refuse_entry(entry: ArchiveEntry) -> None:
         raise FileRefused(f"its entry {shown(entry.name)} is marked as a folder or hidden, which torch.save never does")
     kind = stat.S_IFMT(entry.mode >> 16)
     if kind not in (0, stat.S_IFREG):
-        what = "a link" if kind == stat.S_IFLNK else "no regular file"
-        raise FileRefused(f"its entry {shown(entry.name)} is {what}")
+        type_words = "a link" if kind == stat.S_IFLNK else "no regular file"
+        raise FileRefused(f"its entry {shown(entry.name)} is {type_words}")
     if entry.method or entry.packed != entry.bytes:
         raise FileRefused(
             f"its entry {shown(entry.name)} is compressed from {entry.bytes} bytes to {entry.packed}, which torch.save "

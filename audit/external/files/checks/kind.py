@@ -47,9 +47,9 @@ def kind_of(head: bytes, size: int) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<!doctype", b"<html", b"<head", b"<?xml", b"<body")):
         raise FileRefused(f"it is a web page, as a failed download leaves it; {_DOWNLOAD}")
-    for magic, what, way_out in _FOREIGN:
+    for magic, description, way_out in _FOREIGN:
         if head.startswith(magic):
-            raise FileRefused(f"it is {what}; {way_out}")
+            raise FileRefused(f"it is {description}; {way_out}")
     if head[257:262] == b"ustar":
         raise FileRefused(f"it is a tar archive; {WAY_OUT}")
     # The JSON header of safetensors follows 8 bytes of length.

@@ -185,7 +185,7 @@ class _Follower:
     def _target(self, kind: type, name: str) -> Any:
         target = self.stack[-1]
         if not isinstance(target, kind):
-            raise FileRefused(f"its pickle has {name} on {_what(target)} instead of a {kind.__name__}")
+            raise FileRefused(f"its pickle has {name} on {_described(target)} instead of a {kind.__name__}")
         return target
 
     def _set(self, items: list[Any], name: str) -> None:
@@ -197,7 +197,9 @@ class _Follower:
             # 2**61 - 1 have the same hash, with which a dictionary takes time quadratic in its size.
             number = isinstance(key, int) and 0 <= key < _MAX_KEY
             if not (number or isinstance(key, str | None)) or isinstance(key, _Global):
-                raise FileRefused(f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_what(key)}")
+                raise FileRefused(
+                    f"keys of its dictionaries must be text or numbers from 0 to 2**48, got {_described(key)}"
+                )
             if key in target:
                 raise FileRefused(f"it has two entries {shown(key)} in one dictionary")
             target[key] = value
@@ -221,7 +223,7 @@ class _Follower:
             case ("storage", _Global() as kind, str() as name, str() as device, numel) if kind in _STORAGES:
                 storage = _Storage(_STORAGES[kind], shape_of([numel], f"storage {shown(name)}"))
             case _:
-                raise FileRefused(f"its pickle refers to {_what(key)} where a storage must be")
+                raise FileRefused(f"its pickle refers to {_described(key)} where a storage must be")
         if not _DEVICE.fullmatch(device):
             raise FileRefused(f"the device of its storage {shown(name)} must be as 'cuda:0', got {shown(device)}")
         if self.entries is not None and self.entries.get(name) != storage.bytes:
@@ -235,7 +237,7 @@ class _Follower:
 
     def _call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, _Global) or function not in _CALLED or not isinstance(arguments, tuple):
-            raise FileRefused(f"its pickle calls {_what(function)} with {_what(arguments)}; {WAY_OUT}")
+            raise FileRefused(f"its pickle calls {_described(function)} with {_described(arguments)}; {WAY_OUT}")
         match (str(function), *arguments):
             case (name,) if name == _ORDERED:
                 return _Ordered()
@@ -273,18 +275,18 @@ class _Follower:
 
     def _tensor(self, storage: _Storage, offset: Any, shape: Any, stride: Any) -> StoredTensor:
         tensor = StoredTensor(storage.dtype, shape_of(shape, "a tensor"))
-        what = f"a tensor of shape {shown(tensor.shape)}"
+        description = f"a tensor of shape {shown(tensor.shape)}"
         if not whole(offset) or not isinstance(stride, tuple) or not all(whole(step) for step in stride):
             raise FileRefused(
-                f"offset and strides of {what} must be integers from 0, got {shown(offset)} and {shown(stride)}"
+                f"offset and strides of {description} must be integers from 0, got {shown(offset)} and {shown(stride)}"
             )
         if len(stride) != len(tensor.shape):
-            raise FileRefused(f"{what} must have a stride for each dimension, got {shown(stride)}")
+            raise FileRefused(f"{description} must have a stride for each dimension, got {shown(stride)}")
         last = offset + sum((entries - 1) * step for entries, step in zip(tensor.shape, stride, strict=True))
         if tensor.bytes and last >= storage.shape[0]:
-            raise FileRefused(f"{what} reaches entry {shown(last)} of a storage of {storage.shape[0]}")
+            raise FileRefused(f"{description} reaches entry {shown(last)} of a storage of {storage.shape[0]}")
         if not tensor.bytes and offset > storage.shape[0]:
-            raise FileRefused(f"{what} begins at entry {shown(offset)} of a storage of {storage.shape[0]}")
+            raise FileRefused(f"{description} begins at entry {shown(offset)} of a storage of {storage.shape[0]}")
         self.room -= tensor.bytes
         if self.room < 0:
             raise FileRefused(f"its tensors take more than {_EXPANDED} times the bytes that the file has")
@@ -294,13 +296,15 @@ class _Follower:
         """Checks the attributes that BUILD sets: a state dict has only `_metadata`, the versions of its modules."""
         target = self.stack[-1]
         if not isinstance(target, _Ordered) or type(state) is not dict or state.keys() != {"_metadata"}:
-            raise FileRefused(f"its pickle sets attributes of {_what(target)}, which no state dict needs; {WAY_OUT}")
+            raise FileRefused(
+                f"its pickle sets attributes of {_described(target)}, which no state dict needs; {WAY_OUT}"
+            )
 
 
 _MAKES: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 
 
-def _what(value: Any) -> str:
+def _described(value: Any) -> str:
     """Describes a value for an error, without descending into containers."""
     if isinstance(value, _Global):
         return shown(value.replace(" ", "."))

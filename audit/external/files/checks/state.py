@@ -22,8 +22,8 @@ def find_state(saved: Any) -> tuple[tuple[str, ...], dict[str, StoredTensor], tu
     # At most three levels: a dictionary may contain itself.
     while len(path) < 3 and (under := next((name for name in _NAMES if _has_tensors(saved, name)), None)):
         others = [name for name in saved if name != under]
-        rest = f"; beside them, left out: {_listed(others)}" if others else ""
-        notes.append(f"The weights were found under {under!r}{rest}.")
+        left_out = f"; beside them, left out: {_listed(others)}" if others else ""
+        notes.append(f"The weights were found under {under!r}{left_out}.")
         saved, path = saved[under], (*path, under)
     tensors = _tensors(saved)
     if not tensors:

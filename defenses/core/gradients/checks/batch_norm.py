@@ -69,15 +69,15 @@ def group_norm_instead(
             that the model does not accept.
     """
     converted, positions = copy.deepcopy(model), _positions(model, input_shape)
-    made: dict[nn.Module, nn.GroupNorm] = {}  # a layer that is registered in several places stays shared
+    group_norms: dict[nn.Module, nn.GroupNorm] = {}  # a layer that is registered in several places stays shared
     for place, norm in list(converted.named_modules(remove_duplicate=False)):
         if _mixes(norm):
-            if norm not in made:
-                made[norm] = _group_norm(norm, place, groups, positions.get(place))
+            if norm not in group_norms:
+                group_norms[norm] = _group_norm(norm, place, groups, positions.get(place))
             if not place:
-                return made[norm]
+                return group_norms[norm]
             owner, _, name = place.rpartition(".")
-            setattr(converted.get_submodule(owner), name, made[norm])
+            setattr(converted.get_submodule(owner), name, group_norms[norm])
     return converted
 
 
@@ -92,9 +92,9 @@ def _positions(model: nn.Module, input_shape: Sequence[int] | None) -> dict[str,
     positions: dict[str, int] = {}
 
     def noting(place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def note(_norm: nn.Module, given: tuple[Tensor, ...]) -> None:
-            here = given[0].shape[2:].numel()
-            positions[place] = min(here, positions.get(place, here))
+        def note(_norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            position_count = arguments[0].shape[2:].numel()
+            positions[place] = min(position_count, positions.get(place, position_count))
 
         return note
 
@@ -138,12 +138,12 @@ def _group_norm(
     norm: _BatchNorm | _InstanceNorm, place: str, groups: int | None, positions: int | None
 ) -> nn.GroupNorm:
     channels = norm.num_features
-    wanted = _MOST_GROUPS if groups is None else groups
+    most = _MOST_GROUPS if groups is None else groups
     if isinstance(norm, _InstanceNorm):
-        wanted = channels
+        most = channels
     elif isinstance(norm, nn.BatchNorm1d):
-        wanted = 1
-    numbers = [g for g in range(1, min(wanted, channels) + 1) if channels % g == 0]
+        most = 1
+    numbers = [g for g in range(1, min(most, channels) + 1) if channels % g == 0]
     if groups is None and positions is not None and not isinstance(norm, _InstanceNorm):
         numbers = [g for g in numbers if channels // g * positions >= _LEAST_VALUES] or [1]
     fitting = max(numbers)

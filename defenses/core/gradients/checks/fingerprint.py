@@ -84,7 +84,7 @@ def digest(*values: object, strict: bool = True) -> str:
     walker = _Walker(strict)
     for position, value in enumerate(values):
         walker.add(value, f"[{position}]")
-    return walker.found.hexdigest()
+    return walker.hash.hexdigest()
 
 
 def architecture(model: nn.Module) -> Iterator[tuple[str, object]]:
@@ -122,7 +122,7 @@ class _Walker:
     """Feeds a hash with a tree of content; repeated objects enter by number, so that cycles end."""
 
     def __init__(self, strict: bool) -> None:
-        self.found = hashlib.sha256()
+        self.hash = hashlib.sha256()
         self._strict = strict
         self._met: dict[int, int] = {}
         self._kept: list[object] = []  # so that no address is reused during the walk
@@ -167,12 +167,12 @@ class _Walker:
 
     def _alone(self, value: object) -> str:
         """Returns the digest of an element of an unordered collection."""
-        other = _Walker(self._strict)
+        walker = _Walker(self._strict)
         if not isinstance(value, _PLAIN):
             # Objects under way end the recursion here too: a class may be a key in a table that its own methods read.
-            other._met, other._kept = dict(self._met), self._kept
-        other.add(value, "key")
-        return other.found.hexdigest()
+            walker._met, walker._kept = dict(self._met), self._kept
+        walker.add(value, "key")
+        return walker.hash.hexdigest()
 
     def _attached(self, value: object, place: str) -> None:
         """Hashes the attributes of an object whose own content was hashed."""
@@ -325,7 +325,7 @@ class _Walker:
         for word in words:
             # The length first, so that no two sequences of words concatenate to the same bytes.
             content = word if isinstance(word, bytes) else repr(word).encode()
-            self.found.update(f"{len(content)}:".encode() + content)
+            self.hash.update(f"{len(content)}:".encode() + content)
 
 
 def _dictionary(value: object) -> Mapping[str, object]:

@@ -131,13 +131,13 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
             "be released without noise, and carry one example into another's gradient; take a layer without "
             "statistics, or put that module in evaluation mode"
         )
-    if first.random or not _alike(first, again):
-        what = first.random or f"{_differing(model, examples)}, which differs in two equal passes"
+    if first.random or not _agree(first, again):
+        random_source = first.random or f"{_differing(model, examples)}, which differs in two equal passes"
         raise Refused(
-            f"a model must draw nothing at random but what is drawn for each example by itself, got {what}: such draws "
-            "depend on an example's place in its batch, and removing one example would move all others'; draw by "
-            "dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as first "
-            "dimension, or put that layer in evaluation mode"
+            f"a model must draw nothing at random but what is drawn for each example by itself, got {random_source}: "
+            "such draws depend on an example's place in its batch, and removing one example would move all others'; "
+            "draw by dropout, torch.rand, torch.randn or torch.bernoulli, without a generator and with the batch as "
+            "first dimension, or put that layer in evaluation mode"
         )
     return Findings(first.reads, first.draws)
 
@@ -161,7 +161,7 @@ def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> 
         copied, own_loss = fresh(model), copied_loss(loss)
         _pass(copied, own_loss, batch)
         answers.append(_pass(copied, own_loss, examples))
-    if not _alike(*answers):
+    if not _agree(*answers):
         raise Refused(
             "a model and its loss must keep nothing of their first batch, got one that answers differently after "
             "another: what it keeps would be released without noise, and carry one example into another's gradient; "
@@ -195,10 +195,10 @@ def refuse_division_by_a_batch(loss: Loss, outputs: Any, targets: Tensor) -> Non
     at_once = max(1, min(at_once, _CLASSES_AT_ONCE))
     for part in torch.arange(1, min(classes, _CLASSES_TRIED), device=targets.device).split(at_once):
         numbers = torch.cat([part.new_zeros(1), part]).to(targets.dtype)
-        size, rest = len(numbers), targets.shape[1:]
+        size, target_shape = len(numbers), targets.shape[1:]
         of_each = mapped(outputs, lambda tensor: tensor[:1].expand(size, *tensor.shape[1:]))  # noqa: B023 -- called here
         try:
-            _refuse_division(loss, of_each, numbers.reshape(-1, *[1] * len(rest)).expand(size, *rest))
+            _refuse_division(loss, of_each, numbers.reshape(-1, *[1] * len(target_shape)).expand(size, *target_shape))
         except Refused:
             raise
         except Exception:  # anything that a loss raises on an invalid class number
@@ -408,8 +408,8 @@ def _draws_nothing(func: Any, args: Sequence[object], kwargs: Mapping[str, objec
     """Returns whether an operation, such as attention, is called without dropout, or as in evaluation mode."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name in ("dropout_p", "training", "train"):
-            given = args[place] if place < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
-            return given is False or (argument.name == "dropout_p" and given == 0)
+            switch = args[place] if place < len(args) else (kwargs or {}).get(argument.name, argument.default_value)
+            return switch is False or (argument.name == "dropout_p" and switch == 0)
     return False
 
 
@@ -451,7 +451,7 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
 
 
-def _alike(a: _Seen, b: _Seen) -> bool:
+def _agree(a: _Seen, b: _Seen) -> bool:
     """Returns whether two passes agree: losses exactly on a CPU, gradients and a GPU's losses up to summation order."""
     if a.losses.shape != b.losses.shape:
         return False

@@ -45,12 +45,12 @@ class Domain:
         """Returns the content, for a digest."""
         return [torch.as_tensor(value).tolist() for value in (self.low, self.high, self.whole)]
 
-    def values(self, shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
+    def values(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Returns uniform values, float64.
 
         Args:
             shape: shape of a batch.
-            coins: generator of the values.
+            generator: source of the values.
 
         Raises:
             ValueError: if tensors of the domain do not have the shape of an example.
@@ -62,7 +62,7 @@ class Domain:
                     "tensors of a domain must have the shape of one example, "
                     f"{list(shape[1:])}, got {list(bound.shape)}"
                 )
-        share = torch.rand(shape, generator=coins, dtype=torch.float64)
+        share = torch.rand(shape, generator=generator, dtype=torch.float64)
         numbers = (low + share * (high - low + 1)).floor().clamp(max=high)
         return torch.where(whole.bool(), numbers, low + share * (high - low))
 
@@ -97,33 +97,33 @@ class MadeUp:
     inputs: Tensor
     targets: Tensor
     keys: Int64[Tensor, " entries"]
-    other: Tensor
+    neighbour: Tensor
 
     def others(self, count: int) -> MadeUp:
         """Returns a batch of copies of the further example."""
-        x, y = (values.expand(count, *values.shape[1:]) for values in (self.other, self.targets[-1:]))
-        return MadeUp(x, y, self.keys[:count], self.other)
+        x, y = (values.expand(count, *values.shape[1:]) for values in (self.neighbour, self.targets[-1:]))
+        return MadeUp(x, y, self.keys[:count], self.neighbour)
 
     def chosen(self, rows: Tensor) -> MadeUp:
         """Returns the selected examples."""
-        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.other)
+        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.neighbour)
 
 
-def normal(shape: tuple[int, ...], coins: torch.Generator) -> Tensor:
+def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Returns standard normal values, float64; the last quarter of a batch is scaled, from a tenth to ten times."""
-    x = torch.randn(shape, generator=coins, dtype=torch.float64)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64)
     if scaled := shape[0] // 4:
         scales = torch.logspace(-1, 1, scaled, dtype=torch.float64)
         x[-scaled:] *= scales.reshape(-1, *[1] * (x.dim() - 1))
     return x
 
 
-def inputs_of(values: Values, shape: tuple[int, ...], coins: torch.Generator) -> tuple[Tensor, Tensor]:
+def inputs_of(values: Values, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns inputs (half distinct, a quarter copies of the first, the rest distinct) and a further input."""
-    x, other = values(shape, coins), values((1, *shape[1:]), coins)
+    x, neighbour = values(shape, generator), values((1, *shape[1:]), generator)
     half = shape[0] - shape[0] // 2
     x[half : half + shape[0] // 4] = x[0]
-    return x, other
+    return x, neighbour
 
 
 def inputs_for(model: nn.Module, like: Tensor, domain: Domain | None) -> Iterator[Values]:

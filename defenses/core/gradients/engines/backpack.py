@@ -40,8 +40,10 @@ class BackPACK(Hooked):
                 self.refuse(layer, why)
             for parameter in layer.parameters():
                 if owner.setdefault(parameter, layer) is not layer:
-                    other = self._names[owner[parameter]]
-                    self.refuse(layer, f"must not share a parameter with '{other}', of which BackPACK keeps one use")
+                    name_of_other = self._names[owner[parameter]]
+                    self.refuse(
+                        layer, f"must not share a parameter with '{name_of_other}', of which BackPACK keeps one use"
+                    )
             # Layer by layer, because extending a container warns of every module that BackPACK does not know.
             backpack.extend(layer)
         return layers
@@ -51,8 +53,8 @@ class BackPACK(Hooked):
         with self._library.backpack(self._extension()):
             yield
 
-    def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        checked = super()._check_call(layer, given, named)
+    def _check_call(self, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        checked = super()._check_call(layer, arguments, named)
         if self._calls[layer] > 1:
             self.refuse(layer, "must be used once, because BackPACK keeps the rows of one use")
         return checked

@@ -165,26 +165,26 @@ class Hooked(PerExample, ABC):
                 "write x = x + y instead of x += y"
             ) from error
 
-    def _check_call(self, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    def _check_call(self, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
         """Checks before each call of a watched layer: a single input, with the batch dimension first."""
-        if len(given) != 1 or named or not isinstance(given[0], Tensor):
+        if len(arguments) != 1 or named or not isinstance(arguments[0], Tensor):
             self.refuse(layer, "must be called with one tensor and nothing else")
-        (inputs,) = given
+        (inputs,) = arguments
         if inputs.dim() == 0 or len(inputs) != self._examples:
             self.refuse(layer, f"must have the batch as its first dimension, got an input of shape {[*inputs.shape]}")
         if torch.is_grad_enabled():
             self._calls[layer] += 1
         return (inputs.contiguous(),), named
 
-    def _keep_input(self, module: Any, given: tuple[Any, ...]) -> None:
+    def _keep_input(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """Runs an in-place activation out of place, because PyTorch forbids in-place changes behind a hooked layer.
 
         The result is the same if nothing else reads the tensor that would be overwritten, which `_check_overwritten`
         verifies.
         """
-        module.inplace = not given[0].requires_grad
+        module.inplace = not arguments[0].requires_grad
         if not module.inplace:
-            self._overwritten.append((self._names[module], given[0]))
+            self._overwritten.append((self._names[module], arguments[0]))
 
     def _check_overwritten(self, uses: Counter[Edge]) -> None:
         for name, tensor in self._overwritten:
@@ -271,7 +271,7 @@ def _edge(tensor: Tensor) -> Edge:
 
 
 def _is_in(parameter: nn.Parameter, module: nn.Module) -> bool:
-    return any(parameter is other for other in module.parameters())
+    return any(parameter is own for own in module.parameters())
 
 
 def _fingerprint(model: nn.Module) -> tuple[object, ...]:

@@ -134,7 +134,7 @@ class PerExample:
     def _rows_at(self, inputs: Tensor, targets: Tensor, views: int, point: Tensor | None) -> Tensor:
         return self.rows(inputs, targets, point=point, views=views)
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees memory that is kept from batch to batch; called when no batch follows for now."""
 
     def bytes_per_entry(self, activations: int, itemsize: int) -> int:

@@ -92,12 +92,12 @@ class BatchGradients:
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
     masks: Mapping[int, SpanMasks] = field(default_factory=dict, repr=False)
 
-    def rows(self, which: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
+    def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Returns whole rows of some examples."""
-        some = len(range(self.examples)[which]) if isinstance(which, slice) else len(which)
-        rows = self.like.new_zeros(some, self.dim)
+        count = len(range(self.examples)[index]) if isinstance(index, slice) else len(index)
+        rows = self.like.new_zeros(count, self.dim)
         for spans, term in self.terms:
-            for (start, stop), values in _split(spans, term.rows(which)):
+            for (start, stop), values in _split(spans, term.rows(index)):
                 rows[:, start:stop] = values
         return rows
 
@@ -181,8 +181,8 @@ class BatchGradients:
         for spans, term in self.terms:
             inner = inner + term.inner(torch.cat([wide[start:stop] for start, stop in spans]))
         inner, lengths_squared = inner * factors, squares.value * factors.square()
-        for which, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-            inner[which], lengths_squared[which] = _compared(block.contributions(_given(rows)), direction)
+        for chunk, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
+            inner[chunk], lengths_squared[chunk] = _compared(block.contributions(_gradients_of_rows(rows)), direction)
         return inner, lengths_squared
 
     def _at_once(self, mask: SpanMasks | None, bound: Bound) -> BoundFactors | None:
@@ -227,7 +227,7 @@ class BatchGradients:
         """Squared norms of whole rows."""
         if self._certain is not None:
             return Squares.exact(self._certain)
-        return _told(self._whole, self._total(term.squares() for _, term in self.terms))
+        return _certain_squares(self._whole, self._total(term.squares() for _, term in self.terms))
 
     def _total(self, terms: Iterator[Squares]) -> Squares:
         first = next(terms, None)
@@ -246,7 +246,7 @@ class BatchGradients:
             if bounded is not None and bounded.certain is None:
                 self.known_squares[id(kept)] = Squares.exact(bounded.squares)
             else:
-                self.known_squares[id(kept)] = _told(bounded, self._masked(mask))
+                self.known_squares[id(kept)] = _certain_squares(bounded, self._masked(mask))
         return self.known_squares[id(kept)]
 
     def _mask(self, kept: Coordinates) -> SpanMasks:
@@ -307,8 +307,8 @@ class BatchGradients:
             if isinstance(part, OuterDirections) and (factors := self.outer(*span)) is not None:
                 part_coefficients.append(part.of_products(*factors))
                 continue
-            if isinstance(part, OrderedBasis) and (made := self._made(*span, part.sizes)) is not None:
-                of_term, term = made
+            if isinstance(part, OrderedBasis) and (part_products := self._made(*span, part.sizes)) is not None:
+                of_term, term = part_products
                 products, norms[of_term] = term.along_made(part.numbers.to(self.like))
                 part_coefficients.append(products)
                 continue
@@ -332,9 +332,9 @@ class BatchGradients:
             for of, sketch in sketches.items():
                 first = subspace.spans[of][0]
                 overlaps = list(_overlaps(first, subspace.spans[of][1], spans))
-                for which, rows in term.chunks() if overlaps else ():
+                for chunk, rows in term.chunks() if overlaps else ():
                     for place, low, high in overlaps:
-                        part_coefficients[of][which] += sketch.of_rows(rows[:, place : place + high - low], low - first)
+                        part_coefficients[of][chunk] += sketch.of_rows(rows[:, place : place + high - low], low - first)
         coefficients = (
             torch.cat(part_coefficients, dim=1) if part_coefficients else self.like.new_zeros(self.examples, 0)
         )
@@ -359,8 +359,8 @@ class BatchGradients:
         squares = self._kept_squares(kept)
         norms = squares.value.sqrt()
         doubtful = ~(squares.slack <= _TRUSTED * squares.value) | ~_in_range(squares.value)
-        for which, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
-            norms[which] = row_norms(kept.encode(rows)).to(norms)
+        for chunk, rows in self._some_rows(torch.nonzero(doubtful & self._finite).flatten()):
+            norms[chunk] = row_norms(kept.encode(rows)).to(norms)
         return norms
 
     @cached_property
@@ -386,7 +386,7 @@ class BatchGradients:
             terms = tuple((spans, term.without(doubtful)) for spans, term in self.terms)
             total = torch.zeros(block.codec.size, dtype=torch.float64, device=self.like.device)
             for _, rows in self._some_rows(torch.nonzero(doubtful).flatten()):
-                total += block.contributions(_given(rows)).sum(dim=0, dtype=torch.float64)
+                total += block.contributions(_gradients_of_rows(rows)).sum(dim=0, dtype=torch.float64)
         encoded = self._sum(terms, factors)
         if type(block.codec) is not Everything:
             # Linear codecs: the encoded sum is the sum of encoded rows, at the cost of a row.
@@ -425,16 +425,16 @@ class BatchGradients:
         near = (squares.value - limit).abs() <= squares.slack + (_TRUSTED + 3 * LEAST_SHARE) * limit
         near &= ~(squares.slack <= 0.01 * _TRUSTED * limit)
         for part, rows in self._some_rows(torch.nonzero(near | ~_in_range(squares.value)).flatten()):
-            answers[part] = query(_given(rows))
+            answers[part] = query(_gradients_of_rows(rows))
         return block.bound(block.codec.encode(answers))
 
-    def _some_rows(self, which: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _some_rows(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields whole rows of the examples with these indices, a few at a time."""
-        for part in parts(len(which), self.dim * self.like.element_size(), self.like, wide=True):
-            yield which[part], self.rows(which[part])
+        for part in parts(len(chosen), self.dim * self.like.element_size(), self.like, wide=True):
+            yield chosen[part], self.rows(chosen[part])
 
 
-def _given(rows: Tensor) -> Gradients:
+def _gradients_of_rows(rows: Tensor) -> Gradients:
     finite = finite_rows(rows)
     return lambda _point: finite
 
@@ -444,7 +444,7 @@ def _compared(rows: Float[Tensor, "rows size"], direction: Float[Tensor, " size"
     return wide @ direction.double(), wide.square().sum(dim=1)
 
 
-def _told(bounded: BoundFactors | None, others: Squares) -> Squares:
+def _certain_squares(bounded: BoundFactors | None, others: Squares) -> Squares:
     """Squared norms; certain values come from the kernel, so that they do not depend on the rest of the batch."""
     if bounded is None or bounded.certain is None:
         return others

@@ -52,7 +52,7 @@ class _Loan(AbstractContextManager[Buffers]):
             buffer = self._idle.setdefault(layer, []).pop()
         except IndexError:
             buffer = None
-        if buffer is None or buffer.numel() < numbers or buffer.dtype != like.dtype or not _together(buffer, like):
+        if buffer is None or buffer.numel() < numbers or buffer.dtype != like.dtype or not _on_one_device(buffer, like):
             buffer = like.new_empty(numbers + int(_SPARE * numbers))
         self._lent.append((layer, buffer))
         return buffer[:numbers]
@@ -64,6 +64,6 @@ class _Loan(AbstractContextManager[Buffers]):
                     self._idle.setdefault(layer, []).append(tensor)
 
 
-def _together(tensor: Tensor, other: Tensor) -> bool:
+def _on_one_device(tensor: Tensor, other: Tensor) -> bool:
     """Returns whether both are on the same device; comparing devices takes several times as long as `is_cpu`."""
     return (tensor.is_cpu and other.is_cpu) or tensor.device == other.device

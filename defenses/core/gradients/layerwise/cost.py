@@ -107,7 +107,7 @@ class Shape:
 def cheapest(shape: Shape, device: str) -> Strategy:
     """Returns the formula with the least estimated time that fits the memory rule."""
     costs = estimates(shape, device)
-    return min(costs, key=lambda way: costs[way])
+    return min(costs, key=lambda strategy: costs[strategy])
 
 
 @lru_cache(maxsize=1024)  # looked up for every layer in every step
@@ -120,7 +120,7 @@ def made_by_kernel(shape: Shape, device: str) -> bool:
 def summation(shape: Shape, device: str) -> Summation:
     """Returns the method of the weighted sum over a batch whose rows were not kept."""
     costs = _summations(shape, device)
-    return min(costs, key=lambda way: costs[way])
+    return min(costs, key=lambda strategy: costs[strategy])
 
 
 def _summations(s: Shape, device: str) -> dict[Summation, float]:
@@ -171,12 +171,12 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     """Estimates seconds per example of each applicable formula, up to a common factor."""
     speed = _speeds(shape, device)
     s, squared = shape, shape.positions**2
-    made, redone = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
+    making, remaking = min(_by_patches(s, device), _by_kernel(s, device)), min(_summations(s, device).values())
     # Written and read again; our kernel's own cost includes its writes.
     read = (1 if made_by_kernel(s, device) else 2) * _BYTES * s.row / speed.stream
-    costs = {Strategy.FREE: made + redone}
+    costs = {Strategy.FREE: making + remaking}
     if s.row <= _ROOM * s.stored:
-        costs[Strategy.KEEP] = made + read
+        costs[Strategy.KEEP] = making + read
     # Two Gram matrices are read, their product is written.
     elementwise = 3 * 8 * s.groups * squared / speed.memory
     # Quadratic in positions: 90 times as fast as rows at 4x4 and 512 channels, 4 times as slow at 16x16 and 64. Inner
@@ -184,13 +184,13 @@ def estimates(shape: Shape, device: str) -> dict[Strategy, float]:
     products = 2 * 2 * s.groups * squared * (s.inputs + s.outputs) / speed.batched
     widened = (_BYTES + 2 * 8) / speed.memory
     patches = s.groups * s.positions * (s.inputs + s.outputs)
-    costs[Strategy.GRAM] = _copied(s, speed) + widened * patches + products + elementwise + redone
+    costs[Strategy.GRAM] = _copied(s, speed) + widened * patches + products + elementwise + remaking
     if s.pixels is not None:
         # Short strided runs: the shorter a line of the output, the dearer each copied number.
         line = max(1.0, s.positions**0.5)
         shifts = 2 * 8 * squared * (sum(s.kernel) + 2) * (1 + 8 / line) / speed.memory
         inner = 2 * 2 * (s.pixels**2 * s.channels + squared * s.outputs) / speed.batched
-        costs[Strategy.PIXELS] = widened * s.stored + inner + shifts + elementwise + redone
+        costs[Strategy.PIXELS] = widened * s.stored + inner + shifts + elementwise + remaking
     if s.products is not None:  # float64, at half the rate
-        costs[Strategy.PAIRS] = 2 * s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + redone
+        costs[Strategy.PAIRS] = 2 * s.products / speed.compiled + _BYTES * s.stored / (2 * speed.stream) + remaking
     return costs

@@ -149,12 +149,12 @@ class Layerwise(PerExample):
             like, sums = self._forward.value(self.layout.names[0]), None
             each = 4 * self.layout.dim * like.element_size()  # rows, and their encoded and bounded copies
             for part in parts(inputs.shape[0] // views, each, like, wide=True):
-                some = added_up(
+                part_sums = added_up(
                     plan,
                     lambda point, part=part: gradients(point).rows(part),
                     lambda point, part=part: losses(point)[part],
                 )
-                sums = some if sums is None else tuple(a + b for a, b in zip(sums, some, strict=True))
+                sums = part_sums if sums is None else tuple(a + b for a, b in zip(sums, part_sums, strict=True))
         assert sums is not None  # noqa: S101  there is at least one example
         return sums
 
@@ -168,7 +168,7 @@ class Layerwise(PerExample):
             gradients = self._gradients(inputs, targets, None, views, buffers)
             return [gradients.matched(block, d) for block, d in zip(plan.blocks, directions, strict=True)]
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees the buffers of kept rows."""
         self._pool.clear()
 

@@ -121,7 +121,7 @@ def recomputed(value: Tensor, inputs: Tensor, signals: Tensor, overlap: int = 1)
     return Squares(value.double(), torch.where((strongest > edge) | (size > edge), torch.inf, slack))
 
 
-def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor]) -> Tensor:
+def added_in_parts(examples: int, like: Tensor, sum_of: Callable[[slice], Tensor]) -> Tensor:
     """Sums over examples; partial sums from float32 kernels are added up in float64.
 
     If n gradients of a bound's length are added sequentially, each is rounded to a last digit of the preceding
@@ -132,14 +132,14 @@ def added_in_parts(examples: int, like: Tensor, some: Callable[[slice], Tensor])
     Args:
         examples: number of examples.
         like: tensor of the sum's dtype.
-        some: computes the sum over some of them.
+        sum_of: computes the sum over some of them.
     """
     if like.dtype == torch.float64 or examples <= TOGETHER:
-        return some(slice(0, examples))
+        return sum_of(slice(0, examples))
     step = max(_LEAST_TOGETHER, TOGETHER**2 // examples)
-    total = some(slice(0, step)).double()
+    total = sum_of(slice(0, step)).double()
     for start in range(step, examples, step):
-        total += some(slice(start, min(start + step, examples)))
+        total += sum_of(slice(start, min(start + step, examples)))
     return total.to(like.dtype)
 
 
@@ -202,7 +202,7 @@ class FactoredGradient:
     like: Tensor
     scratch: int
 
-    def rows(self, which: slice | Int[Tensor, " some"]) -> Float[Tensor, "some size"]:
+    def rows(self, index: slice | Int[Tensor, " some"]) -> Float[Tensor, "some size"]:
         """Returns the gradients of some examples, a row each."""
         raise NotImplementedError
 
@@ -303,9 +303,9 @@ class GradientRows(FactoredGradient):
         self.examples, self.size = values.shape
         self.scratch, self._measured = 0, measured
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Returns the rows of some examples."""
-        return self.values[which]
+        return self.values[index]
 
     def weighted(self, factors: Tensor) -> Tensor:
         """Sums by a few matrix-vector products."""
@@ -378,14 +378,14 @@ class Lookup(FactoredGradient):
         self.like, self.examples, self.size = signals, len(signals), vocabulary * signals.shape[2]
         self.scratch = signals[0].numel()
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Each example's signals, summed by vocabulary entry."""
-        entries, signals = self.entries[which], self.signals[which]
-        some, width = len(entries), signals.shape[2]
+        entries, signals = self.entries[index], self.signals[index]
+        count, width = len(entries), signals.shape[2]
         # A single scatter into a table for all examples: entry v of example n is at row n * vocabulary + v.
-        offset = torch.arange(some, device=entries.device).unsqueeze(1) * self.vocabulary
-        rows = signals.new_zeros(some * self.vocabulary, width)
-        return rows.index_add_(0, (entries + offset).flatten(), signals.flatten(0, 1)).view(some, self.size)
+        offset = torch.arange(count, device=entries.device).unsqueeze(1) * self.vocabulary
+        rows = signals.new_zeros(count * self.vocabulary, width)
+        return rows.index_add_(0, (entries + offset).flatten(), signals.flatten(0, 1)).view(count, self.size)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """A single scatter for all examples, in float64."""
@@ -449,9 +449,9 @@ class FromRows(FactoredGradient):
 
     def without(self, bad: Tensor) -> FromRows:
         """Returns a copy with zeros for some examples."""
-        rest = self._rest(bad)
-        rest._bounded = self._bounded
-        return rest
+        good = self._rest(bad)
+        good._bounded = self._bounded
+        return good
 
     def _at_once(self, factors: Tensor) -> Tensor:
         raise NotImplementedError
@@ -472,9 +472,9 @@ class Summed(FromRows):
         self.like, self.examples, self.size = terms[0].like, terms[0].examples, terms[0].size
         self.scratch = sum(term.size + term.scratch for term in terms)
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Sums of the uses' rows."""
-        return torch.stack([term.rows(which) for term in self.terms]).sum(dim=0)
+        return torch.stack([term.rows(index) for term in self.terms]).sum(dim=0)
 
     def _at_once(self, factors: Tensor) -> Tensor:
         """Sums of the uses' weighted sums."""
@@ -507,12 +507,12 @@ class Mapped(FromRows):
         self.base, self.pull, self.size = base, pull, size
         self.like, self.examples, self.scratch = base.like, base.examples, base.scratch + 2 * base.size
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Maps every row by the transposed Jacobian."""
         with warnings.catch_warnings():
             # Weight norm has no batching rule of its own: torch falls back to a loop, and warns of it.
             warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
-            return torch.vmap(self.pull)(self.base.rows(which))
+            return torch.vmap(self.pull)(self.base.rows(index))
 
     def _at_once(self, factors: Tensor) -> Tensor:
         """Pulls the weighted sum back once, because the chain rule is linear."""

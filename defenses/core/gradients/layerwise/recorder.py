@@ -90,9 +90,9 @@ def record(
         output = forward(*args, **kwargs)
         if not under_way:  # called by a copy of the layer that was made in the pass
             return output
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if len(given) != 1 or not isinstance(output, Tensor):
-            raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(given)} tensors")
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if len(tensors) != 1 or not isinstance(output, Tensor):
+            raise Unsupported(f"layer '{layers[layer]}' must map one tensor to one tensor, got {len(tensors)} tensors")
         if output._is_view():
             # An in-place change of a view, as by nn.ReLU(inplace=True) after a Linear with sequence dimensions, applies
             # to its base, and the backward pass then no longer uses the view's own node.
@@ -100,7 +100,7 @@ def record(
         if not output.requires_grad:
             begins(layer, output)
         traced = _traced(output)
-        entering, version = given[0].detach(), given[0]._version
+        entering, version = tensors[0].detach(), tensors[0]._version
         statistics = _statistics(output) if isinstance(layer, nn.GroupNorm) else None
 
         def meet(signals: Tensor | None) -> None:

@@ -75,10 +75,10 @@ class NormTable:
         Returns:
             True if all sides are available.
         """
-        first, other = sides if len(sides) == 2 else (*sides, -1)
-        if first is None or other is None or under is None:
+        first, second = sides if len(sides) == 2 else (*sides, -1)
+        if first is None or second is None or under is None:
             return False
-        self._parts += (first, other, under if counts else -2)
+        self._parts += (first, second, under if counts else -2)
         return True
 
     def rows(self, values: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None) -> int | None:

@@ -32,10 +32,10 @@ def sums_are_alike() -> bool:
     The rows are compared bit for bit, for the layers in `_TRIED`, with 5, 9, 17 and 64 examples and with as many as
     there are outputs (at least 6), on PyTorch's current number of threads: a few products, so no proof.
     """
-    coins = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def alike(entering: int, leaving: int, examples: int) -> bool:
-        inputs, weight = (torch.randn(n, entering, generator=coins) for n in (examples, leaving))
+        inputs, weight = (torch.randn(n, entering, generator=generator) for n in (examples, leaving))
         return torch.equal(F.linear(inputs, weight)[1:], F.linear(inputs[1:], weight))
 
     return all(alike(i, o, n) for i, o in _TRIED for n in (5, 9, 17, 64, max(o, 6)))

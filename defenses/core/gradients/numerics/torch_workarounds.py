@@ -30,9 +30,9 @@ def _ask_for_every_derivative() -> Library:
     own = get_kernel(f"aten::{_OPERATOR}", "CPU")
 
     def backward(keys: Any, signals: Tensor, inputs: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        *sizes, wanted = others
-        by_inputs, *by_parameters = own.call_boxed(keys, signals, inputs, *sizes, [True, *wanted[1:]])
-        return (by_inputs if wanted[0] else None, *by_parameters)
+        *sizes, needed = others
+        by_inputs, *by_parameters = own.call_boxed(keys, signals, inputs, *sizes, [True, *needed[1:]])
+        return (by_inputs if needed[0] else None, *by_parameters)
 
     registration = Library("aten", "IMPL")
     with warnings.catch_warnings():  # up to 2.12 PyTorch warns of a second kernel, although it is allowed

@@ -56,13 +56,13 @@ def drop_in_each(
         total = stop - start if places is None else len(places)
         count = min(floor_of(fraction, total), total - 1)
         if count > 0 and places is None:
-            own[:] = _others(marks, count)
+            own[:] = _but_lowest(marks, count)
         elif count > 0 and places is not None:
-            own.scatter_(0, places, _others(marks.index_select(0, places), count))
+            own.scatter_(0, places, _but_lowest(marks.index_select(0, places), count))
     return kept
 
 
-def _others(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
+def _but_lowest(scores: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
     """Returns the mask of all but the `count` lowest scores, by selection, in a tenth of the time of a sort.
 
     Among equal scores the first are dropped.
@@ -98,7 +98,7 @@ def drop_overall(layout: Layout, fraction: float, scores: Float[Tensor, " dim"])
     weights = torch.cat(
         [torch.arange(start, stop, device=scores.device) for start, stop in layout.weights] or [kept[:0].long()]
     )
-    kept[weights] = _others(scores[weights], floor_of(fraction, len(weights)))
+    kept[weights] = _but_lowest(scores[weights], floor_of(fraction, len(weights)))
     for start, stop in layout.weights:
         kept[start + int(scores[start:stop].argmax())] = True
     return kept

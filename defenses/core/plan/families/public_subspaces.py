@@ -135,23 +135,23 @@ class PublicSubspace:
 
     def _examples(self, context: Context) -> tuple[int, tuple[str, ...]]:
         """Number of public examples that a refresh reads, and remarks on it."""
-        wanted, available = self.auxiliary_size or self.rank, context.public_size
+        count, available = self.auxiliary_size or self.rank, context.public_size
         # Checked for the whole run: a pool that ran out halfway would have spent privacy for nothing.
         refreshes = -(-context.steps // self.interval) if self.auxiliary == "independent" else 1
-        if wanted * refreshes <= available:
-            return wanted, ()
+        if count * refreshes <= available:
+            return count, ()
         most = available // refreshes
         if self.shortage == "lower_rank" and most:
             return most, (f"rank_lowered_to_{most}",) if most < self.rank else (f"auxiliary_lowered_to_{most}",)
         if refreshes == 1:
             way_out = f"lower rank and auxiliary_size to {available}" if most else "give it some"
-            raise ValueError(f"public data must have at least {wanted} examples, got {available}; {way_out}")
-        longer = -(-context.steps // max(1, available // wanted))
-        ways = [f"an interval of {longer}"] * (available >= wanted) + ["auxiliary = 'random'"]
+            raise ValueError(f"public data must have at least {count} examples, got {available}; {way_out}")
+        longer = -(-context.steps // max(1, available // count))
+        ways = [f"an interval of {longer}"] * (available >= count) + ["auxiliary = 'random'"]
         ways += [f"shortage = 'lower_rank' for a rank of {min(most, self.rank)}"] * (most > 0)
         raise ValueError(
-            f"independent auxiliary batches must fit the public data: {refreshes} batches of {wanted} "
-            f"are {wanted * refreshes} examples, got {available}; take {', or '.join(ways)}"
+            f"independent auxiliary batches must fit the public data: {refreshes} batches of {count} "
+            f"are {count * refreshes} examples, got {available}; take {', or '.join(ways)}"
         )
 
 
@@ -182,15 +182,15 @@ class RandomSubspace:
         spans = _spans(context, self.scope)
         if bases is None or context.step % self.interval == 0:
             # Keyed by the index of the refresh, so that every party with the seed draws the same basis.
-            coins = context.coins(f"subspace {context.step // self.interval}")
-            drawn = [self._drawn(b - a, min(self.rank, b - a), coins, context.device) for a, b in spans]
+            generator = context.coins(f"subspace {context.step // self.interval}")
+            drawn = [self._drawn(b - a, min(self.rank, b - a), generator, context.device) for a, b in spans]
             bases = tuple(drawn)
         return bases, self._memory.subspace(bases, spans, context.dim), ()
 
-    def _drawn(self, span: int, rank: int, coins: torch.Generator, device: torch.device) -> Remembered:
+    def _drawn(self, span: int, rank: int, generator: torch.Generator, device: torch.device) -> Remembered:
         if self.directions == "gaussian":
-            return _random_basis(span, rank, coins).to(device)
-        sketch = SketchDirections.drawn(span, rank, coins)
+            return _random_basis(span, rank, generator).to(device)
+        sketch = SketchDirections.drawn(span, rank, generator)
         return sketch.factors.to(device), torch.tensor([sketch.rank, sketch.turn])
 
 
@@ -200,9 +200,9 @@ def _directions_of(remembered: Remembered) -> Directions:
         return remembered
     if len(remembered) == 3:
         return OuterDirections(*remembered)
-    first, second, *rest = remembered
-    if rest:
-        spans, factors = [(int(a), int(b)) for a, b in rest[0].tolist()], rest[1:]
+    first, second, *factored = remembered
+    if factored:
+        spans, factors = [(int(a), int(b)) for a, b in factored[0].tolist()], factored[1:]
         return FactoredBasis(first, second, tuple(spans), tuple(zip(factors[::2], factors[1::2], strict=True)))
     numbers = second.tolist()
     return SketchDirections(first, *numbers) if len(numbers) == 2 else OrderedBasis(first, tuple(numbers))
@@ -215,13 +215,13 @@ def _directions(batch: GradientBatch, start: int, stop: int, rank: int) -> Remem
         directions = OuterDirections.leading(*factors, rank)
         if directions is not None:
             return directions.signals, directions.inputs, directions.weights
-    made = batch.made(start, stop)
-    rows = batch.columns(start, stop) if made is None else made[0]
+    made_columns = batch.made(start, stop)
+    rows = batch.columns(start, stop) if made_columns is None else made_columns[0]
     if not rows.sum().isfinite():  # after training has diverged, some gradients may still be finite
         rows = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
     # Unordered, because bounds and noise are isotropic.
     directions = leading_directions(rows, rank, ordered=False)
-    return directions if made is None else (directions, torch.tensor(made[1]))
+    return directions if made_columns is None else (directions, torch.tensor(made_columns[1]))
 
 
 def group_directions(
@@ -287,12 +287,12 @@ def _by_factors(
     if not spans:
         return None
     others = [batch.columns(a, b)[:, part] for a, b, part in rest_of]
-    rest = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
-    total = sum(moments, start=gram(rest, torch.float64))
+    unfactored = torch.cat(others, dim=1) if others else factors[0][0].new_zeros(len(factors[0][0]), 0)
+    total = sum(moments, start=gram(unfactored, torch.float64))
     shares = leading_shares(total, last - first, rank, generator=generator, passes=passes)
     if shares is None:
         return None
-    basis = FactoredBasis.formed(rest, last - first, shares, tuple(spans), tuple(factors))
+    basis = FactoredBasis.formed(unfactored, last - first, shares, tuple(spans), tuple(factors))
     return basis.basis, basis.weights, torch.tensor(spans), *(part for pair in factors for part in pair)
 
 
@@ -306,7 +306,7 @@ def _spans(context: Context, scope: Scope) -> tuple[tuple[int, int], ...]:
     return context.layout.slices if scope == "tensor" else ((0, context.dim),)
 
 
-def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, "dim rank"]:
+def _random_basis(dim: int, rank: int, generator: torch.Generator) -> Float[Tensor, "dim rank"]:
     """Orthonormal columns with the span of as many Gaussian vectors."""
     if rank == dim:
         return torch.eye(dim)
@@ -314,7 +314,7 @@ def _random_basis(dim: int, rank: int, coins: torch.Generator) -> Float[Tensor, 
     # condition, and a few short vectors may by chance be nearly parallel: only then are float64 and a second pass
     # needed. Otherwise the condition number is below 6, and float32 leaves an error of 1e-6.
     careful = 2 * rank > dim or dim < _MANY
-    vectors = torch.randn(rank, dim, generator=coins).to(torch.float64 if careful else torch.float32)
+    vectors = torch.randn(rank, dim, generator=generator).to(torch.float64 if careful else torch.float32)
     for _ in range(2 if careful else 1):
         factor = torch.linalg.cholesky(gram(vectors, vectors.dtype))
         # By the inverse, a product: for factors so well conditioned it is as exact, and takes a third of the time.

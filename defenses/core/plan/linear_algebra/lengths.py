@@ -22,5 +22,5 @@ def lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
     whole = size // _PART * _PART
     # A view, without a copy of the rows.
     parts = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _PART)), dim=2).double()
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
-    return torch.linalg.vector_norm(torch.cat([parts, rest.unsqueeze(1)], dim=1), dim=1)
+    remainder = torch.linalg.vector_norm(rows[:, whole:], dim=1).double()
+    return torch.linalg.vector_norm(torch.cat([parts, remainder.unsqueeze(1)], dim=1), dim=1)

@@ -263,13 +263,13 @@ def _sums(
             top = max(high, begin // kernel.left * kernel.left) if lower else high
             if top >= min(low, count):
                 continue
-            some, others, to = left[top:low], right[begin:end], sums[part, top:, begin:]
+            left_rows, right_rows, part_sums = left[top:low], right[begin:end], sums[part, top:, begin:]
             room = left.new_empty((end - begin + kernel.left) * kernel.strip * kernel.number, dtype=torch.uint8)
             kernel.add(
-                *(value for each in (some, others) for value in (each.data_ptr(), each.stride(0), len(each))),
+                *(value for each in (left_rows, right_rows) for value in (each.data_ptr(), each.stride(0), len(each))),
                 *(factors[top:].data_ptr(), factors.stride(0)),
                 *(runs.runs.data_ptr(), runs.strips[parts[part] :].data_ptr(), parts[part + 1] - parts[part]),
-                *(to.data_ptr(), to.stride(0), room.data_ptr(), top - begin if lower else columns),
+                *(part_sums.data_ptr(), part_sums.stride(0), room.data_ptr(), top - begin if lower else columns),
             )
 
     flops = 2.0 * count * right.numel()

@@ -50,16 +50,16 @@ class SketchDirections:
             raise ValueError(f"factors must make directions of length 1, got squared ones that are off by {error:.1e}")
 
     @classmethod
-    def drawn(cls, span: int, rank: int, coins: torch.Generator) -> SketchDirections:
+    def drawn(cls, span: int, rank: int, generator: torch.Generator) -> SketchDirections:
         """Draws random signs and a random offset.
 
         Args:
             span: number of coordinates.
             rank: number of directions, at most `span`.
-            coins: public generator, on the CPU.
+            generator: public generator, on the CPU.
         """
-        signs = 2.0 * torch.randint(0, 2, (span,), generator=coins) - 1.0
-        turn = int(torch.randint(0, span, (), generator=coins))
+        signs = 2.0 * torch.randint(0, 2, (span,), generator=generator) - 1.0
+        turn = int(torch.randint(0, span, (), generator=generator))
         each, more = divmod(span, rank)
         places = _dealt(span, rank, turn)
         return cls(signs / (each + (places < more)).sqrt(), rank, turn)
@@ -90,8 +90,8 @@ class SketchDirections:
         coefficients = scaled.new_zeros(len(rows), self.rank)
         # Two parts, before and after the coordinate at which the offset wraps around.
         begin = (span - self.turn - first) % span
-        for some, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
-            coefficients = coefficients + _added_up(some, number % span % self.rank, self.rank)
+        for columns, number in ((scaled[:, :begin], first + self.turn), (scaled[:, begin:], first + begin + self.turn)):
+            coefficients = coefficients + _added_up(columns, number % span % self.rank, self.rank)
         return coefficients
 
     def combined(self, coefficients: Float[Tensor, "rows k"]) -> Float[Tensor, "rows span"]:
@@ -112,6 +112,6 @@ def _added_up(values: Float[Tensor, "rows some"], first: int, rank: int) -> Floa
     whole = (values.shape[1] - head) // rank * rank
     if whole:
         sums += values[:, head : head + whole].unflatten(1, (-1, rank)).sum(dim=1)
-    rest = values[:, head + whole :]
-    sums[:, : rest.shape[1]] += rest
+    remainder = values[:, head + whole :]
+    sums[:, : remainder.shape[1]] += remainder
     return sums

@@ -8,37 +8,37 @@ from torch.nn.modules import module as _of_all_modules
 
 from ...gradients.checks.model_checks import Refused, refuse_model
 from .layers import EXAMPLE_BY_EXAMPLE, KINDS
-from .stack_error import NotTogether
+from .stack_error import StackError
 
 
 def chain(model: nn.Module) -> list[nn.Module]:
     """Returns the layers of a model in order.
 
     Raises:
-        NotTogether: if it is no chain, or has an unsupported layer, a layer that is not trained, or a hook.
+        StackError: if it is no chain, or has an unsupported layer, a layer that is not trained, or a hook.
     """
     _refuse_unseen(model)
     layers = _layers(model)
     for layer in layers:
         if type(layer) not in KINDS and type(layer) not in EXAMPLE_BY_EXAMPLE:
-            raise NotTogether(
+            raise StackError(
                 "a stack must be of linear layers, convolutions, group norms and functions of single examples, got "
                 f"{type(layer).__name__}"
             )
         if any(not p.requires_grad for p in layer.parameters()):
-            raise NotTogether("a stack must be of models that are trained as a whole, got a frozen layer")
+            raise StackError("a stack must be of models that are trained as a whole, got a frozen layer")
         # It would overwrite the outputs from which a layer's gradient is computed.
         if getattr(layer, "inplace", False):
-            raise NotTogether(f"a stack must be of functions that change nothing in place, got {layer}")
+            raise StackError(f"a stack must be of functions that change nothing in place, got {layer}")
         if getattr(layer, "return_indices", False):
-            raise NotTogether(f"a stack must be of layers with one output, got indices beside it from {layer}")
+            raise StackError(f"a stack must be of layers with one output, got indices beside it from {layer}")
         if isinstance(layer, nn.Flatten) and layer.start_dim < 1:
-            raise NotTogether(f"a stack must flatten within an example, start_dim at least 1, got {layer}")
+            raise StackError(f"a stack must flatten within an example, start_dim at least 1, got {layer}")
     weights = [id(p) for layer in layers for p in layer.parameters()]
     if len(set(weights)) < len(weights):
-        raise NotTogether("a stack must be of layers with parameters of their own, got shared ones")
+        raise StackError("a stack must be of layers with parameters of their own, got shared ones")
     if not any(has_parameters(layer) for layer in layers):
-        raise NotTogether("a stack must have a layer with parameters")
+        raise StackError("a stack must have a layer with parameters")
     return layers
 
 
@@ -78,7 +78,7 @@ def gains(layers: list[nn.Module], device: torch.device) -> bool:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     if type(model) is not nn.Sequential:
-        raise NotTogether(f"a stack must be of nn.Sequential models, got {type(model).__name__}")
+        raise StackError(f"a stack must be of nn.Sequential models, got {type(model).__name__}")
     return [part for child in model for part in (_layers(child) if type(child) is nn.Sequential else [child])]
 
 
@@ -86,16 +86,16 @@ def _refuse_unseen(model: nn.Module) -> None:
     """Refuses modules that do anything besides their type's own computation.
 
     Raises:
-        NotTogether: for a hook, or a function on the instance that replaces its class's.
+        StackError: for a hook, or a function on the instance that replaces its class's.
     """
     try:
         refuse_model(model)
     except Refused as error:
-        raise NotTogether(str(error)) from error
+        raise StackError(str(error)) from error
     everywhere = [*_of_all_modules._global_forward_hooks, *_of_all_modules._global_forward_pre_hooks]
     for part in model.modules():
         own = vars(part)
         if everywhere or own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            raise NotTogether("a stack must be of models without hooks")
+            raise StackError("a stack must be of models without hooks")
         if replaced := [name for name in own if callable(getattr(type(part), name, None))]:
-            raise NotTogether(f"a stack must be of layers that compute what their type does, got another {replaced[0]}")
+            raise StackError(f"a stack must be of layers that compute what their type does, got another {replaced[0]}")

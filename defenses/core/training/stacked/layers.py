@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...gradients.layerwise.layers.convolution_settings import Geometry
 from .patches import patches
-from .stack_error import NotTogether
+from .stack_error import StackError
 from .terms import FormedRows, OneProduct, Place, ProductSum, Term
 
 Activations = Float[Tensor, "models rows ..."]
@@ -41,7 +41,7 @@ class StackedLayer(Protocol):
         """Returns the outputs at these parameters, without gradients for them, and the tensor that `terms` needs."""
         ...
 
-    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+    def terms(self, entering: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns its parameters' gradients, from the tensor of `forward` and the losses' gradients at the outputs."""
         ...
 
@@ -59,11 +59,11 @@ class StackedLinear:
         out = flat.bmm(weight) if self.bias is None else self.bias.of(at)[:, None] + flat.bmm(weight)
         return out.unflatten(1, inputs.shape[1:-1]), inputs.detach()
 
-    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+    def terms(self, entering: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns a single product per example, or a sum of products over positions."""
-        if held.dim() == 3:
-            return (OneProduct(self.weight, self.bias, held, signals),)
-        inputs, signals = held.flatten(2, -2), signals.flatten(2, -2)
+        if entering.dim() == 3:
+            return (OneProduct(self.weight, self.bias, entering, signals),)
+        inputs, signals = entering.flatten(2, -2), signals.flatten(2, -2)
         weight = ProductSum(self.weight, inputs[:, None], signals[:, None])
         return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum(2)))
 
@@ -83,7 +83,7 @@ class StackedConvolution:
     def forward(self, inputs: Activations, at: Tensor) -> tuple[Tensor, Tensor]:
         """Computes a product for each model and group; the output has its channels last in memory."""
         if inputs.dim() != 5:
-            raise NotTogether(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
+            raise StackError(f"a stacked convolution must be of images with channels, got {list(inputs.shape[2:])}")
         models, examples = inputs.shape[:2]
         images = inputs.flatten(0, 1)
         padded = F.pad(images, self.padding, mode=self.mode) if any(self.padding) else images
@@ -95,10 +95,10 @@ class StackedConvolution:
         by_pixel = out.unflatten(2, (examples, rows, columns)).permute(0, 2, 1, 5, 3, 4)
         return by_pixel.flatten(2, 3), unfolded.detach()
 
-    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+    def terms(self, entering: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns sums over positions for the weight, and the signals' sums for the bias."""
         by_group = signals.unflatten(2, (self.geometry.groups, -1)).permute(0, 2, 1, 4, 5, 3).flatten(3, 4).contiguous()
-        weight = ProductSum(self.weight, held, by_group)
+        weight = ProductSum(self.weight, entering, by_group)
         return (weight,) if self.bias is None else (weight, FormedRows(self.bias, signals.sum((-1, -2))))
 
 
@@ -118,10 +118,10 @@ class StackedGroupNorm:
             out = out + self.bias.of(at).unflatten(1, (1, -1, *behind))
         return out, normal.detach()
 
-    def terms(self, held: Tensor, signals: Activations) -> tuple[Term, ...]:
+    def terms(self, entering: Tensor, signals: Activations) -> tuple[Term, ...]:
         """Returns sums over pixels."""
-        pixels = tuple(range(3, held.dim()))
-        scales, shifts = (gradient.sum(pixels) if pixels else gradient for gradient in (held * signals, signals))
+        pixels = tuple(range(3, entering.dim()))
+        scales, shifts = (gradient.sum(pixels) if pixels else gradient for gradient in (entering * signals, signals))
         scale = FormedRows(self.weight, scales)
         return (scale,) if self.bias is None else (scale, FormedRows(self.bias, shifts))
 

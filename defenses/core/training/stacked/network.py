@@ -13,7 +13,7 @@ from ...plan.bound import Bound
 from ...plan.layout import Layout
 from .chain import chain, gains, has_parameters, settings_of
 from .layers import KINDS, Activations, StackedLayer
-from .stack_error import NotTogether
+from .stack_error import StackError
 from .terms import Place, Term, norms_of
 
 CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 2 * 2**30}
@@ -43,16 +43,18 @@ class StackedNetwork:
             requested: whether a stack was requested even if it is slower.
 
         Raises:
-            NotTogether: for an unsupported model.
+            StackError: for an unsupported model.
         """
         chains = [chain(model) for model in models]
         layers, self.loss = chains[0], loss
         self.layout = Layout.of(models[0])
         first = settings_of(layers)
-        if any(Layout.of(m) != self.layout for m in models) or any(settings_of(other) != first for other in chains):
-            raise NotTogether("models of a stack must have one architecture")
+        if any(Layout.of(m) != self.layout for m in models) or any(
+            settings_of(own_chain) != first for own_chain in chains
+        ):
+            raise StackError("models of a stack must have one architecture")
         if not (requested or gains(layers, device)):
-            raise NotTogether(f"convolutions are not stacked where that is slower, as on the device {device.type}")
+            raise StackError(f"convolutions are not stacked where that is slower, as on the device {device.type}")
         self.parameters = torch.stack([self.layout.read(model) for model in models])
         spans = dict(zip(self.layout.names, zip(self.layout.slices, self.layout.shapes, strict=True), strict=True))
         names = {part: name for name, part in models[0].named_modules()}
@@ -67,7 +69,7 @@ class StackedNetwork:
             self._layers.append(KINDS[type(layer)](layer, weight, bias))
             known.update(own)
         if unknown := set(self.layout.names) - known:
-            raise NotTogether(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
+            raise StackError(f"a stack must be of parameters of known layers, got '{min(unknown)}'")
         self._numbers: int | None = None
         self._separate = False
 
@@ -76,7 +78,7 @@ class StackedNetwork:
         at: Float[Tensor, "models dim"],
         pool: tuple[Tensor, Tensor],
         rows: Int[Tensor, "models rows"],
-        taken: Bool[Tensor, "models rows"],
+        in_batch: Bool[Tensor, "models rows"],
         bound: Bound,
         kept: Float[Tensor, "models dim"] | None,
     ) -> Float[Tensor, "models dim"]:
@@ -86,26 +88,26 @@ class StackedNetwork:
             at: parameters of each model.
             pool: inputs and labels that batches are drawn from.
             rows: pool rows of each batch, padded to the same size.
-            taken: mask of the rows that are in the batch.
+            in_batch: mask of the rows that are in the batch.
             bound: bound on an example's gradient.
             kept: masks; None: all coordinates.
         """
         sums = torch.zeros_like(at)
-        for models, some in self._chunks(at, pool, rows):
-            chosen, mask = rows[models, some], None if kept is None else kept[models]
+        for models, places in self._chunks(at, pool, rows):
+            chosen, mask = rows[models, places], None if kept is None else kept[models]
             terms = self._terms(at[models], pool[0][chosen], pool[1][chosen])
             terms, norms = norms_of(terms, mask, at.dtype, bound)
             # A row that is not finite counts as zero, by itself, and so does a padding row.
             finite = norms.isfinite()
             scale = bound.scale(norms.masked_fill(~finite, 0.0).flatten(), at.dtype).view_as(norms)
-            factors = scale * (taken[models, some] & finite)
+            factors = scale * (in_batch[models, places] & finite)
             for term in terms:
                 term.add(factors, sums[models])
         return sums if kept is None else sums.mul_(kept)
 
     def _terms(self, at: Tensor, inputs: Activations, labels: Int[Tensor, "models rows"]) -> list[Term]:
         """Returns per-example gradients of all parameters, from a single forward and backward pass."""
-        passing, layers, held, outputs = inputs, [], [], []
+        passing, layers, factors, outputs = inputs, [], [], []
         with torch.enable_grad():
             for layer in self._layers:
                 if isinstance(layer, nn.Module):
@@ -115,13 +117,13 @@ class StackedNetwork:
                 # The first output is a leaf, so that nothing is differentiated by the inputs.
                 passing = out if outputs else out.requires_grad_()
                 layers.append(layer)
-                held.append(needed)
+                factors.append(needed)
                 outputs.append(passing)
             logits, targets = passing.flatten(0, 1), labels.flatten()
             self._refuse_mixing(logits, targets)
             value = self.loss(logits, targets).sum()
         signals = torch.autograd.grad(value, outputs)
-        by_layer = (layer.terms(*each) for layer, *each in zip(layers, held, signals, strict=True))
+        by_layer = (layer.terms(*each) for layer, *each in zip(layers, factors, signals, strict=True))
         return [term for terms in by_layer for term in terms]
 
     def _refuse_mixing(self, like: Tensor, labels: Tensor) -> None:
@@ -132,18 +134,18 @@ class StackedNetwork:
             labels: labels of a batch, some of which are used.
 
         Raises:
-            NotTogether: if the gradient of an example depends on others in the batch.
+            StackError: if the gradient of an example depends on others in the batch.
         """
         if self._separate:
             return
-        coins = torch.Generator().manual_seed(0)
-        outputs = torch.randn(_TRIED, *like.shape[1:], generator=coins).to(like).requires_grad_()
-        some = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
-        together = self.loss(outputs, some).sum()
-        alone = torch.stack([self.loss(outputs[i : i + 1], some[i : i + 1]).sum() for i in range(_TRIED)]).sum()
+        generator = torch.Generator().manual_seed(0)
+        outputs = torch.randn(_TRIED, *like.shape[1:], generator=generator).to(like).requires_grad_()
+        tried_labels = labels[torch.arange(_TRIED, device=labels.device) % len(labels)]
+        together = self.loss(outputs, tried_labels).sum()
+        alone = torch.stack([self.loss(outputs[i : i + 1], tried_labels[i : i + 1]).sum() for i in range(_TRIED)]).sum()
         gradients = [torch.autograd.grad(value, outputs)[0] for value in (together, alone)]
         if not torch.allclose(*gradients, rtol=1e-4, atol=1e-6):
-            raise NotTogether("a stack must have a loss of each example by itself, got one that mixes them")
+            raise StackError("a stack must have a loss of each example by itself, got one that mixes them")
         self._separate = True
 
     def _chunks(
@@ -156,7 +158,7 @@ class StackedNetwork:
             try:
                 terms = self._terms(at[:1], pool[0][first], pool[1][first])
             except ValueError as error:  # PyTorch refuses a group norm of single numbers for a single example
-                raise NotTogether(f"a stack must take an example by itself: {error}") from error
+                raise StackError(f"a stack must take an example by itself: {error}") from error
             self._numbers = sum(term.numbers for term in terms)
         models, count = rows.shape
         limit = CHUNK_BYTES.get(at.device.type, CHUNK_BYTES["cuda"])

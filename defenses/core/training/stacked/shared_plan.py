@@ -13,7 +13,7 @@ from ...plan.bound import Bound
 from ...plan.codec import Codec, Coordinates, Everything
 from ...plan.defense import StepPlan
 from ...plan.query import gradient
-from .stack_error import NotTogether
+from .stack_error import StackError
 
 
 def masks(coordinates: Sequence[Coordinates | None], like: Float[Tensor, "models dim"]) -> Tensor | None:
@@ -62,16 +62,16 @@ class SharedPlan:
             last: shared plan of the step before, whose masks are reused if codecs are the same objects.
 
         Raises:
-            NotTogether: for a plan that a stack does not support.
+            StackError: for a plan that a stack does not support.
         """
         first = plans[0].blocks[0]
         for plan in plans:
             (block, *more) = plan.blocks
             apart = plan.correlated is not None or plan.trial is not None
             if more or apart or block.query is not gradient or type(block.codec) not in (Everything, Coordinates):
-                raise NotTogether("a stack executes one block of gradients in all or some coordinates a step")
+                raise StackError("a stack executes one block of gradients in all or some coordinates a step")
             if type(block.bound) is not Bound or block.bound != first.bound:
-                raise NotTogether("a stack executes plans with one bound for all models")
+                raise StackError("a stack executes plans with one bound for all models")
         codecs = [plan.blocks[0].codec for plan in plans]
         if last is not None and all(a is b for a, b in zip(codecs, last.codecs, strict=True)):
             kept = last.kept

@@ -29,16 +29,16 @@ from ...plan.codec import Coordinates
 from ...plan.defense import Context, Defense, NoisyPlan, State, Stateless, StepPlan
 from ...plan.post import identity
 from ...privacy.sampling import Sampling
-from ...randomness.keys import global_coins, key_from, keyed
+from ...randomness.keys import global_generators, key_from, keyed
 from ..average import ParameterAverage
 from ..settings import Recipe
 from ..step import posted
 from .network import StackedNetwork
 from .shared_plan import SharedPlan, masks
-from .stack_error import NotTogether
+from .stack_error import StackError
 
 
-def train_together(
+def train_stacked(
     models: Sequence[nn.Module],
     pool: tuple[Tensor, Tensor],
     chosen: Int[Tensor, "models n"],
@@ -70,18 +70,18 @@ def train_together(
         even_if_slower: whether to accept networks that train faster separately, such as convolutions on a CPU.
 
     Raises:
-        NotTogether: for different architectures, an unsupported recipe, or an unsupported plan, found when it is made.
+        StackError: for different architectures, an unsupported recipe, or an unsupported plan, found when it is made.
         ValueError: for numbers of models, seeds and keys that do not fit, models without examples, a method that reads
             public data, or `torch.autocast`.
     """
-    given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
-    if not models or len(set(given.values())) > 1:
-        raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    counts = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
+    if not models or len(set(counts.values())) > 1:
+        raise ValueError(f"there must be a seed, a key and examples for each model, got {counts}")
     if not chosen.shape[1]:
         raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     recipe = recipe or Recipe()
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
-        raise NotTogether("models with views, standardised features or an optimizer of one's own are trained alone")
+        raise StackError("models with views, standardised features or an optimizer of one's own are trained alone")
     inputs = pool[0]
     refuse_autocast(inputs)
     stack = StackedNetwork(models, recipe.loss, inputs.device, requested=even_if_slower)
@@ -146,7 +146,7 @@ def train_together(
 
 
 def _refuse_one_off(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
-    raise NotTogether("a method that releases something of all the data at once is trained alone")
+    raise StackError("a method that releases something of all the data at once is trained alone")
 
 
 def drawn(
@@ -156,8 +156,8 @@ def drawn(
     models, count = members.shape
     if sampling.kind == "poisson":
         # A shared generator: creating a generator takes longer than drawing the coins of a small batch.
-        coins = keyed(key_from("stack", step, *keys))
-        heads = torch.rand(models, count, generator=coins, dtype=torch.float64) < sampling.rate
+        generator = keyed(key_from("stack", step, *keys))
+        heads = torch.rand(models, count, generator=generator, dtype=torch.float64) < sampling.rate
         sizes, joined = heads.sum(1), heads.nonzero()[:, 1]
     else:
         batches = [sampling.indices(step, count, key) for key in keys]
@@ -175,16 +175,16 @@ class _StackedRun:
     state: State
     context: Context
     update: Tensor | None = None
-    coins: Sequence[Tensor] = ()
+    generator_states: Sequence[Tensor] = ()
 
     @classmethod
     def begin(cls, defense: Defense, context: Context) -> _StackedRun:
-        with global_coins(global_draws(context.seed, None), context.device):
+        with global_generators(global_draws(context.seed, None), context.device):
             return cls(defense.start(context), context)
 
     def planned(self, defense: Defense, step: int, parameters: Tensor) -> StepPlan:
         self.context = context = self.context.at(step, parameters=parameters, update=self.update)
-        with global_coins(global_draws(context.seed, step), context.device) as self.coins:
+        with global_generators(global_draws(context.seed, step), context.device) as self.generator_states:
             self.state, plan = defense.plan(self.state, context)
         if plan.start_at is not None:
             self.context = self.context.at(step, parameters=plan.start_at.to(parameters).clone())
@@ -197,7 +197,7 @@ class _StackedRun:
         if plan.post is identity and not observes:
             return
         # Public draws continue from where the plan left them, as for a model that is trained alone.
-        with global_coins(self.coins, self.context.device):
+        with global_generators(self.generator_states, self.context.device):
             if plan.post is not identity:
                 update.copy_(posted(plan.post, update))
             if observes:

@@ -9,7 +9,7 @@ from leakbench.attacks.core import Examples
 from leakbench.audit.external.examples.exchangeable import unlike
 from leakbench.audit.external.examples.identity import content_ids
 from leakbench.audit.external.update.attacks import attack_update, read_update
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.benchmarks import models
 
 
@@ -55,7 +55,7 @@ def test_nobody_of_a_class_that_the_public_lacks_is_called_a_member_of_the_batch
 
     def asked(candidates, public):
         shared = read_update(model, gradient, batch_size=8)
-        world = World(
+        world = PublicKnowledge(
             input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=_examples(inputs[public], labels[public])
         )
         (found,) = attack_update(

@@ -27,7 +27,7 @@ from leakbench.audit.external.transcript.claim import judge_transcript
 from leakbench.audit.external.transcript.format import TranscriptHeader, WatchedStep, read_transcript, step_file
 from leakbench.audit.external.transcript.noise import NoiseTests, zero_coordinates
 from leakbench.audit.external.transcript.view import TranscriptView
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 from leakbench.defenses.core import Defense, Whole, calibrate, clip, full
 from leakbench.defenses.core.privacy.accounting import epsilon
 from leakbench.defenses.core.privacy.events import Gaussian
@@ -405,9 +405,13 @@ def test_attacks_on_updates_run_on_a_transcript_and_informed_ones_say_why_not(tm
         private_steps(model, optimizer, (inputs[:20], labels[:20]), sigma=0.1, steps=6, rate=0.5, batch=10.0)
     candidates = Examples(ids=torch.arange(30), inputs=inputs[:30], labels=labels[:30])
     public = Examples(ids=torch.arange(10), inputs=inputs[30:], labels=labels[30:])
-    world = World(input_shape=(30,), classes=2, low=-5.0, high=5.0, population=public)
+    world = PublicKnowledge(input_shape=(30,), classes=2, low=-5.0, high=5.0, population=public)
     view = TranscriptView(
-        transcript=read_transcript(tmp_path / "run"), model=model, world=world, candidates=candidates, sample_rate=0.5
+        transcript=read_transcript(tmp_path / "run"),
+        model=model,
+        public_knowledge=world,
+        candidates=candidates,
+        sample_rate=0.5,
     )
     for name, log_ratio in (("gradient_similarity", False), ("gaussian_others", True)):
         scores = view.scores(methods.attack(name), log_ratio=log_ratio).scores.numpy()

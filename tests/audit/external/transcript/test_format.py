@@ -49,7 +49,7 @@ def written(folder, *, steps=3, change=None, **stated):
 def test_what_a_writer_of_numpy_alone_wrote_is_read(tmp_path):
     there = read_transcript(written(tmp_path / "run"))
     steps = list(there)
-    assert [step.step for step in steps] == [0, 1, 2] and there.taken == 3 and there.remarks == ()
+    assert [step.step for step in steps] == [0, 1, 2] and there.steps_taken == 3 and there.remarks == ()
     assert there.header.layout.dim == DIM and there.header.clip_norm == 1.0
     for one, after in pairwise(steps):
         assert one.after is not None and after.parameters is not None

@@ -51,7 +51,7 @@ def test_a_transcript_has_what_the_optimizer_got_and_the_parameters_before(tmp_p
     model, _ = plain(tmp_path / "run", model=model, optimizer=optimizer)
     there = read_transcript(tmp_path / "run")
     assert there.header.names == tuple(name for name, _ in model.named_parameters())
-    assert (there.taken, there.lost, there.remarks, len(there)) == (3, (), (), 3)
+    assert (there.steps_taken, there.lost, there.remarks, len(there)) == (3, (), (), 3)
     for step, (before, gradient) in zip(there, seen, strict=True):
         assert torch.equal(step.released, gradient)
         assert step.parameters is not None and torch.equal(step.parameters, before)
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_continues_the_numbering_in_a_session_of_its_own(tmp_
     plain(tmp_path / "run", steps=2, model=model, seed=2)
     there = read_transcript(tmp_path / "run")
     assert [(step.step, step.session) for step in there] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-    assert there.taken == 4
+    assert there.steps_taken == 4
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_last_file_that_was_cut_short_is_named_and_left_out_and_counted_after_
     assert "Steps 2 were cut short" in there.remarks[0] and "not closed" in there.remarks[1]
     plain(tmp_path / "run", steps=1)
     there = read_transcript(tmp_path / "run")
-    assert (there.numbers, there.lost, there.taken) == ((0, 1, 3), (2,), 4)
+    assert (there.numbers, there.lost, there.steps_taken) == ((0, 1, 3), (2,), 4)
     assert [step.session for step in there] == [0, 0, 1]
 
 
@@ -134,7 +134,7 @@ def test_beyond_the_limit_of_disk_steps_are_counted_and_the_training_goes_on(tmp
         model, watch = plain(tmp_path / "run", steps=4, max_bytes=25_000)
     assert watch.stopped == 2
     there = read_transcript(tmp_path / "run")
-    assert (len(there), there.taken, there.steps_counted) == (2, 4, 4)
+    assert (len(there), there.steps_taken, there.steps_counted) == (2, 4, 4)
     assert "took 4 steps, of which 2 were written" in there.remarks[0]
     with pytest.raises(TranscriptRefused, match="stopped at its limit of disk"):
         plain(tmp_path / "run", model=model)

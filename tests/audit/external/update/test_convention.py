@@ -12,7 +12,7 @@ from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.examples.identity import content_ids
 from leakbench.audit.external.update.attacks import attack_update, read_update
 from leakbench.audit.external.update.scale import by_examples, by_labels, decay, logit_layer
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 
 from ....parameters import subtests
 
@@ -69,7 +69,7 @@ def stepped(model, inputs, labels, optimizer: Any = torch.optim.SGD, steps=1, **
 
 
 def world_of(public):
-    return World(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=public)
+    return PublicKnowledge(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=public)
 
 
 def label_finding(shared, public):

@@ -10,7 +10,7 @@ from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.examples.identity import content_ids
 from leakbench.audit.external.update.attacks import attack_update, observed, read_update, with_labels
 from leakbench.audit.external.update.training_mode import of_batches, statistics_moved
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 
 RATE = 0.1
 
@@ -28,7 +28,7 @@ def public_of(overfitted):
 
 
 def world_of(public):
-    return World(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=public)
+    return PublicKnowledge(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=public)
 
 
 def stepped(model, inputs, labels, *, training):

@@ -10,9 +10,9 @@ from torch import nn
 
 from leakbench.attacks.core import Examples, LabelEstimate, Reconstruction
 from leakbench.audit.external.update.attacks import UpdateFinding, observed, read_update
-from leakbench.audit.external.update.public_guesses import beside_guesses
+from leakbench.audit.external.update.public_guesses import compared_with_guesses
 from leakbench.audit.external.update.verdict import contradicted_labels, rate_of, verdict_of
-from leakbench.audit.targets.observe import World
+from leakbench.audit.targets.observe import PublicKnowledge
 
 DIGITS: Any = load_digits()
 INPUTS = torch.tensor(DIGITS.images[:, None] / 16).float()
@@ -40,7 +40,7 @@ def target_of(*, noise_multiplier=0.0, public=True):
     }
     clip_norm = 1.0 if noise_multiplier else None
     shared = read_update(model, tensors, batch_size=2, noise_multiplier=noise_multiplier, clip_norm=clip_norm)
-    world = World(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=PUBLIC if public else None)
+    world = PublicKnowledge(input_shape=(1, 8, 8), classes=10, low=0.0, high=1.0, population=PUBLIC if public else None)
     return observed(shared, world)
 
 
@@ -62,7 +62,7 @@ def fitted(target, steps=300):
 @pytest.mark.parametrize("public", [True, False])
 def test_the_private_inputs_explain_an_update_better_than_any_guess(public):
     target = target_of(public=public)
-    one = beside_guesses(target, found_by(INPUTS[:2]), seed=0)
+    one = compared_with_guesses(target, found_by(INPUTS[:2]), seed=0)
     assert one is not None and one.better and one.unexplained < 1e-10 < 0.05 < one.guessed
     assert one.public == public
 
@@ -71,22 +71,22 @@ def test_other_examples_are_no_better_than_public_guesses():
     target = target_of()
     for place in range(5):
         labels = LABELS[OTHERS[2 * place : 2 * place + 2]]
-        one = beside_guesses(target, found_by(INPUTS[OTHERS[2 * place : 2 * place + 2]], labels), seed=0)
+        one = compared_with_guesses(target, found_by(INPUTS[OTHERS[2 * place : 2 * place + 2]], labels), seed=0)
         assert one is not None and not one.better
 
 
 def test_a_fit_of_the_noise_is_no_better_than_a_public_guess_and_the_truth_under_little_noise_is():
     loud = target_of(noise_multiplier=2.0)
-    fit = beside_guesses(loud, found_by(fitted(loud)), seed=0)
+    fit = compared_with_guesses(loud, found_by(fitted(loud)), seed=0)
     assert fit is not None and fit.unexplained < fit.guessed and not fit.better
     quiet = target_of(noise_multiplier=1e-3)
-    one = beside_guesses(quiet, found_by(INPUTS[:2]), seed=0)
+    one = compared_with_guesses(quiet, found_by(INPUTS[:2]), seed=0)
     assert one is not None and one.better
 
 
 def test_an_attack_that_failed_is_compared_with_nothing():
-    assert beside_guesses(target_of(), found_by(INPUTS[:2], status="failed"), seed=0) is None
-    assert beside_guesses(target_of(), found_by(INPUTS[:0], LABELS[:0]), seed=0) is None
+    assert compared_with_guesses(target_of(), found_by(INPUTS[:2], status="failed"), seed=0) is None
+    assert compared_with_guesses(target_of(), found_by(INPUTS[:0], LABELS[:0]), seed=0) is None
 
 
 def labels_of(*counts, status: Any = "ok"):
@@ -104,7 +104,7 @@ def said(*found, better=None, names=(), doubt=""):
     compared = {}
     for one in found:
         if isinstance(one.result, Reconstruction):
-            comparison = beside_guesses(target_of(), one.result, seed=0)
+            comparison = compared_with_guesses(target_of(), one.result, seed=0)
             assert comparison is not None
             compared[one.name] = comparison if better is None else replace(comparison, better=better)
     return verdict_of(found, compared, names, rate_of(found), doubt=doubt)

@@ -54,7 +54,7 @@ def test_gradients_of_views_are_averaged_and_then_bounded_once(engine, microbatc
     (inputs, labels), views, model = images(), CropAndFlip(views=3, padding=2), network()
     runner = Engine(model, engine=engine, augmentation=views, microbatch=microbatch)
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.2)))
-    total = runner.run(plan.at(0.0), inputs, labels, coins=COINS).total
+    total = runner.run(plan.at(0.0), inputs, labels, seed=COINS).total
     seen = views.apply(inputs.repeat_interleave(3, dim=0), views.draw(entry_words(inputs, labels, 3, 3)))
     each = per_example_gradients(model, cross_entropy, runner.layout, seen, labels.repeat_interleave(3))
     rows = each.view(6, 3, -1).mean(dim=1)
@@ -68,7 +68,7 @@ def test_one_example_adds_at_most_the_clip_norm_whatever_its_views(example):
     inputs, labels = images()
     runner = Engine(network(), augmentation=CropAndFlip(views=4))
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
-    alone = runner.run(plan.at(0.0), inputs[example : example + 1], labels[example : example + 1], coins=COINS).total
+    alone = runner.run(plan.at(0.0), inputs[example : example + 1], labels[example : example + 1], seed=COINS).total
     assert 0.099 < float(alone.norm()) <= 0.1 * (1 + 1e-12)
 
 
@@ -87,14 +87,14 @@ def test_views_of_a_record_do_not_depend_on_who_else_is_there():
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(0.1)))
 
     def summed(chosen):
-        return runner.run(plan.at(0.0), inputs[chosen], labels[chosen], coins=COINS).total
+        return runner.run(plan.at(0.0), inputs[chosen], labels[chosen], seed=COINS).total
 
     everybody = list(range(6))
     for removed in everybody:
         rest = [i for i in everybody if i != removed]
         torch.testing.assert_close(summed(everybody) - summed(rest), summed([removed]), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(summed(rest[::-1]), summed(rest), rtol=1e-9, atol=1e-12)
-    other = runner.run(plan.at(0.0), inputs, labels, coins=COINS + 1).total  # the coins do count
+    other = runner.run(plan.at(0.0), inputs, labels, seed=COINS + 1).total  # the coins do count
     assert float((other - summed(everybody)).norm()) > 0.01
 
 
@@ -125,7 +125,7 @@ def test_views_without_coins_are_refused():
     inputs, labels = images()
     runner = Engine(network(), augmentation=CropAndFlip())
     plan = StepPlan(Block(codec=Everything(runner.layout.dim), bound=clip(1.0)))
-    with pytest.raises(ValueError, match="coins must be given where there is an augmentation, got None"):
+    with pytest.raises(ValueError, match="seed must be given where there is an augmentation, got None"):
         runner.run(plan.at(0.0), inputs, labels)
 
 
@@ -149,16 +149,16 @@ def test_a_schedule_changes_known_records_in_its_steps_and_nobody_else():
     added = torch.tensor([[0.0, 3.0], [5.0, 0.0]])  # of two records, by step
     schedule = RecordSchedule.of(inputs[:2], labels[:2], added, seed=seed)
     for step in range(3):
-        seen = views_of(schedule, inputs, labels, coins=draws(seed, step))
+        seen = views_of(schedule, inputs, labels, seed=draws(seed, step))
         expected = inputs.clone()
         if step < 2:
             expected[:2] += added[step].double().view(2, 1, 1, 1)
         assert torch.equal(seen, expected[None])
         # In another order, and without the rest: by what a record is, and not by its place.
-        assert torch.equal(views_of(schedule, inputs[1:2], labels[1:2], coins=draws(seed, step))[0], expected[1:2])
+        assert torch.equal(views_of(schedule, inputs[1:2], labels[1:2], seed=draws(seed, step))[0], expected[1:2])
     # A record of another label is another record, and other coins are another run.
-    assert torch.equal(views_of(schedule, inputs[1:2], labels[:1], coins=draws(seed, 0))[0], inputs[1:2])
-    assert torch.equal(views_of(schedule, inputs, labels, coins=draws(seed + 1, 0))[0], inputs)
+    assert torch.equal(views_of(schedule, inputs[1:2], labels[:1], seed=draws(seed, 0))[0], inputs[1:2])
+    assert torch.equal(views_of(schedule, inputs, labels, seed=draws(seed + 1, 0))[0], inputs)
 
 
 @pytest.mark.parametrize("engine", ["layerwise", "torch.func"])

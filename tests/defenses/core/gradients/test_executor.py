@@ -105,7 +105,7 @@ def test_dropout_that_came_after_the_first_batch_is_drawn_by_record_too():
     plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=clip(0.3))).at(0.0)
     ours.run(plan, inputs, labels)
     model.insert(2, nn.Dropout(0.5))
-    with pytest.raises(ValueError, match="coins must be given where there is dropout"):
+    with pytest.raises(ValueError, match="seed must be given where there is dropout"):
         ours.run(plan, inputs, labels)
 
 
@@ -113,7 +113,7 @@ def moved_by_the_first(model, inputs, *, engine, microbatch=None):
     """How far its removal moves a sum of gradients that are brought to norm 1."""
     ours, targets = Engine(model, engine=engine, microbatch=microbatch), torch.arange(len(inputs)) % 3
     plan = StepPlan(Block(codec=Everything(ours.layout.dim), bound=normalize(1.0, regulariser=0.01))).at(0.0)
-    both, rest = (ours.run(plan, inputs[i:], targets[i:], coins=1).total.double() for i in (0, 1))
+    both, rest = (ours.run(plan, inputs[i:], targets[i:], seed=1).total.double() for i in (0, 1))
     return float((both - rest).norm())
 
 

@@ -128,7 +128,7 @@ def made(name):
 
 def summed(engine, chosen, coins=7):
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
-    return engine.run(plan.at(0.0), INPUTS.double()[chosen], LABELS[chosen], coins=coins).total
+    return engine.run(plan.at(0.0), INPUTS.double()[chosen], LABELS[chosen], seed=coins).total
 
 
 def one_record(model, i, coins=7):

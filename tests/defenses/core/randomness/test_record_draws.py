@@ -83,7 +83,7 @@ def test_dropout_of_a_record_is_the_same_alone_and_in_any_company_and_order(laye
     inputs = INPUTS.double()
 
     def summed(chosen, coins=7):
-        return runner.run(plan.at(0.0), inputs[chosen], LABELS[chosen], coins=coins).total
+        return runner.run(plan.at(0.0), inputs[chosen], LABELS[chosen], seed=coins).total
 
     everybody = list(range(6))
     whole = summed(everybody)
@@ -101,7 +101,7 @@ def test_every_engine_draws_the_same(layer):
     plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(0.1)))
     totals = []
     for engine in ENGINES[:3]:
-        totals.append(Engine(model, engine=engine).run(plan.at(0.0), INPUTS.double(), LABELS, coins=7).total)
+        totals.append(Engine(model, engine=engine).run(plan.at(0.0), INPUTS.double(), LABELS, seed=7).total)
     for total in totals[1:]:
         torch.testing.assert_close(total, totals[0], rtol=1e-9, atol=1e-12)
     with entries(keys):
@@ -187,7 +187,7 @@ def test_dropout_away_from_the_batch_is_drawn_one_example_at_a_time():
         model(INPUTS[:5])
     runner = Engine(model)  # a batch of one has no other place
     whole, rest, alone = (
-        runner.run(plan.at(0.0), INPUTS[chosen], LABELS[chosen], coins=1).total for chosen in ([0, 1, 2], [1, 2], [0])
+        runner.run(plan.at(0.0), INPUTS[chosen], LABELS[chosen], seed=1).total for chosen in ([0, 1, 2], [1, 2], [0])
     )
     torch.testing.assert_close(whole - rest, alone)
     assert runner.name.startswith("one_by_one (no layerwise: it fails on batches: dropout must have the batch")
@@ -196,9 +196,7 @@ def test_dropout_away_from_the_batch_is_drawn_one_example_at_a_time():
 def test_dropout_without_coins_is_refused():
     model = network("dropout").float()
     plan = StepPlan(Block(codec=Everything(Layout.of(model).dim), bound=clip(1.0)))
-    with pytest.raises(
-        ValueError, match="coins must be given where there is dropout or another random layer, got None"
-    ):
+    with pytest.raises(ValueError, match="seed must be given where there is dropout or another random layer, got None"):
         Engine(model).run(plan.at(0.0), INPUTS, LABELS)
     Engine(model.eval()).run(plan.at(0.0), INPUTS, LABELS)  # nothing is drawn in evaluation mode
 

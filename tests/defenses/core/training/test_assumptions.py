@@ -11,6 +11,7 @@ import torch
 from leakbench.defenses.core import (
     Block,
     Bound,
+    ConcatenatedCodec,
     Context,
     Coordinates,
     CropAndFlip,
@@ -19,10 +20,9 @@ from leakbench.defenses.core import (
     Masked,
     Projected,
     Sampling,
-    Stacked,
+    SpanCodec,
     Stateless,
     StepPlan,
-    Within,
     clip,
     seeded,
 )
@@ -258,11 +258,11 @@ class OwnCodec(Everything):
 
 
 def in_a_span(codec):
-    return Within(0, codec, 4)
+    return SpanCodec(0, codec, 4)
 
 
 def beside(codec):
-    return Stacked((Everything(4), codec), (1.0, 2.0))
+    return ConcatenatedCodec((Everything(4), codec), (1.0, 2.0))
 
 
 def behind_a_mask(codec):

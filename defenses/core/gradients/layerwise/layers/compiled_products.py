@@ -75,9 +75,9 @@ def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...],
         signals: rows and columns.
         dtype: dtype of inputs and signals.
     """
-    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
-    x = torch.randn(3, entering, *inputs, generator=coins, dtype=dtype)
-    s = torch.randn(3, leaving, *signals, generator=coins, dtype=dtype)
+    generator, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3, entering, *inputs, generator=generator, dtype=dtype)
+    s = torch.randn(3, leaving, *signals, generator=generator, dtype=dtype)
     reference = PatchProducts(x[::2].double(), s[::2].double(), geometry, 1)
     pixels, derivatives = reference.images(slice(None))
     sizes = (reference.unfolded(pixels, derivatives).square().sum(dim=2), derivatives.flatten(1, 2).square().sum(dim=2))

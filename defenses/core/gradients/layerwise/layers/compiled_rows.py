@@ -60,11 +60,11 @@ class CompiledRows:
         for start in range(0, examples, step):
             yield slice(start, min(start + step, examples))
 
-    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+    def made(self, index: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
         """Returns the gradients of some examples; written into `out` if given."""
-        inputs, signals = images_of((self.inputs, self.signals), which, self._views)
-        some = len(signals) // self._views
-        rows = signals.new_empty(some, self.size) if out is None else out
+        inputs, signals = images_of((self.inputs, self.signals), index, self._views)
+        count = len(signals) // self._views
+        rows = signals.new_empty(count, self.size) if out is None else out
         self._measured(inputs, signals, rows)
         return rows
 
@@ -216,9 +216,9 @@ def right(
         dtype: dtype of inputs and signals.
         use: the use to check; an unused kernel is not compiled.
     """
-    coins, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
-    x = torch.randn(3 * views, entering, *inputs, generator=coins, dtype=dtype)
-    s = torch.randn(3 * views, leaving, *signals, generator=coins, dtype=dtype)
+    generator, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
+    x = torch.randn(3 * views, entering, *inputs, generator=generator, dtype=dtype)
+    s = torch.randn(3 * views, leaving, *signals, generator=generator, dtype=dtype)
     reference = PatchProducts(x.double(), s.double(), geometry, views)
     expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan

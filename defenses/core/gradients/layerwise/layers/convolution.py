@@ -90,9 +90,9 @@ class Convolution(FactoredGradient):
         """Temporary numbers per row that is formed."""
         return self._maker.scratch
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Rows in the weight's own order."""
-        return self._maker.order.in_order(self._maker.made(which))
+        return self._maker.order.in_order(self._maker.made(index))
 
     def chunks(self, *, wide: bool = False) -> Iterator[tuple[slice, Tensor]]:
         """Yields all rows, in chunks that suit the method that computes them."""
@@ -105,11 +105,11 @@ class Convolution(FactoredGradient):
             return self._kept.weighted(factors)
         return added_in_parts(self.examples, self.like, lambda part: self._some(part)._added(factors[part]))
 
-    def _some(self, which: slice) -> Convolution:
+    def _some(self, index: slice) -> Convolution:
         """Returns the gradients of some examples."""
-        if which == slice(0, self.examples):
+        if index == slice(0, self.examples):
             return self
-        images = slice(which.start * self.views, which.stop * self.views)
+        images = slice(index.start * self.views, index.stop * self.views)
         return Convolution(self.inputs[images], self.signals[images], self.geometry, views=self.views)
 
     def _added(self, factors: Float[Tensor, " rows"]) -> Float[Tensor, "leaving entering height width"]:
@@ -118,7 +118,7 @@ class Convolution(FactoredGradient):
         _, _, rows, columns = self.signals.shape
         if self._summation is Summation.TILES:
             each = tiles.factor_numbers(rows, columns, sum(g.channels)) * self.like.element_size()
-            return tiles.summed(len(self.signals), lambda some: self._tiled(some, factors), each)
+            return tiles.summed(len(self.signals), lambda images: self._tiled(images, factors), each)
         scaled = self.signals * factors.view(-1, 1, 1, 1)
         top, bottom, left, right = g.padding
         symmetric = top == bottom and left == right
@@ -133,9 +133,9 @@ class Convolution(FactoredGradient):
         """Returns a copy with zeros in both factors."""
         gone = bad.repeat_interleave(self.views).view(-1, 1, 1, 1)
         inputs, signals = (torch.where(gone, 0.0, values) for values in (self.inputs, self.signals))
-        rest = Convolution(inputs, signals, self.geometry, views=self.views)
-        rest._kept = None if self._kept is None else self._kept.without(bad)
-        return rest
+        good = Convolution(inputs, signals, self.geometry, views=self.views)
+        good._kept = None if self._kept is None else self._kept.without(bad)
+        return good
 
     def largest(self) -> Tensor:
         """Upper bound from the factors' norms: an entry sums products in which a pixel occurs at most once."""
@@ -146,15 +146,15 @@ class Convolution(FactoredGradient):
         """Squared norms by the cheapest formula of `cost.py`; rows that are kept already are not computed again."""
         if self._kept is not None:
             return self._kept.squares()
-        way = self._plan.way
-        if way is Strategy.PAIRS:
+        strategy = self._plan.way
+        if strategy is Strategy.PAIRS:
             pair_squares = product_squares(self.inputs, self.signals, self.geometry)
             if pair_squares is not None:
                 return pair_squares
-            way = Strategy.PIXELS
-        if way in (Strategy.GRAM, Strategy.PIXELS):
-            return self._by_products(way)
-        return self._of_rows(keep=way is Strategy.KEEP)
+            strategy = Strategy.PIXELS
+        if strategy in (Strategy.GRAM, Strategy.PIXELS):
+            return self._by_products(strategy)
+        return self._of_rows(keep=strategy is Strategy.KEEP)
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms from rows, because inner products between positions admit no mask; rows are kept if cheaper."""
@@ -168,8 +168,8 @@ class Convolution(FactoredGradient):
             self._of_rows(keep=True)
         if self._kept is not None:
             return self._kept.along(pieces)
-        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in made)
+        chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
         return [torch.cat(each) for each in zip(*products, strict=True)], torch.cat(norms)
 
@@ -188,8 +188,8 @@ class Convolution(FactoredGradient):
             self._of_rows(keep=True)
         if self._kept is not None:
             return self._kept.along_made(directions)
-        made = (self._maker.made(part) for part in self._maker.parts(wide=True))
-        by_chunk = ((product(rows, directions), row_norms(rows)) for rows in made)
+        chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
+        by_chunk = ((product(rows, directions), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
         return torch.cat(products), torch.cat(norms)
 
@@ -266,10 +266,10 @@ class Convolution(FactoredGradient):
     def _positions(self) -> int:
         return self.signals.shape[2] * self.signals.shape[3]
 
-    def _tiled(self, some: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
+    def _tiled(self, images: slice, factors: Tensor) -> tuple[Tensor, Tensor]:
         """Returns some images' inputs and weighted signals, channels last, padded to even height and width."""
-        inputs, signals = (values[some].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
-        signals = signals * factors[some].view(-1, 1, 1, 1)
+        inputs, signals = (values[images].permute(0, 2, 3, 1) for values in (self.inputs, self.signals))
+        signals = signals * factors[images].view(-1, 1, 1, 1)
         below, beside = (size % 2 for size in signals.shape[1:3])
         top, bottom, left, right = self.geometry.padding
         # Zero-padded output gradients add nothing, whatever the inputs there.
@@ -277,11 +277,11 @@ class Convolution(FactoredGradient):
             signals = F.pad(signals, (0, 0, 0, beside, 0, below))
         return F.pad(inputs, (0, 0, left, right + beside, top, bottom + below)), signals
 
-    def _by_products(self, way: Strategy) -> Squares:
+    def _by_products(self, strategy: Strategy) -> Squares:
         """Squared norms from inner products between positions."""
         positions = self.views * self._positions
         numbers = 2 * self.geometry.groups * positions**2
-        if way is Strategy.PIXELS:
+        if strategy is Strategy.PIXELS:
             numbers += 2 * (self.shape.pixels or 0) ** 2
         else:
             numbers += positions * self.shape.inputs * self.geometry.groups
@@ -289,7 +289,7 @@ class Convolution(FactoredGradient):
         part_squares = []
         for part in parts(self.examples, each, self.like):
             inputs, signals = self._patches.images(part)
-            if way is Strategy.PIXELS:
+            if strategy is Strategy.PIXELS:
                 both = self._pixel_products(inputs, signals), gram(signals.flatten(1, 2))
                 part_squares.append(gram_squares(*both, self.like.dtype))
             else:

@@ -61,11 +61,11 @@ class ProductOrder:
         """Reorders numbers of a row to the weight's shape."""
         return values.view(self.sizes).permute(0, 4, 3, 1, 2).flatten(0, 1)
 
-    def in_order(self, made: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
+    def in_order(self, rows: Float[Tensor, "some size"]) -> Float[Tensor, "some size"]:
         """Reorders rows to the weight's own order."""
-        return made.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).reshape(len(made), -1)
+        return rows.unflatten(1, self.sizes).permute(0, 1, 5, 4, 2, 3).reshape(len(rows), -1)
 
-    def products(self, made: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
+    def products(self, rows: Float[Tensor, "some size"], start: int, basis: Float[Tensor, "span k"]) -> Tensor:
         """Inner products with directions; if these cover few output channels, only those channels are multiplied."""
         out, entering, height, width = self._weight
         groups, patch = self._groups, entering * height * width
@@ -73,10 +73,10 @@ class ProductOrder:
         first, last = start // patch, -(-(start + len(basis)) // patch)
         if groups > 1 or 2 * (last - first) > out:
             first, last = 0, out
-        some = made
+        columns = rows
         if last - first < out:
-            some = made.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(made), -1)
-        return product(some, self._directions(start, basis, first, last).T)
+            columns = rows.unflatten(1, (groups * patch, -1))[:, :, first:last].reshape(len(rows), -1)
+        return product(columns, self._directions(start, basis, first, last).T)
 
     def _directions(self, start: int, basis: Float[Tensor, "span k"], first: int, last: int) -> Tensor:
         """Returns directions in the order of `made`, for the output channels [first, last)."""
@@ -86,8 +86,8 @@ class ProductOrder:
         owner = basis if basis._base is None else basis._base
         version = None if basis.is_inference() else basis._version
         key = (self._geometry, start, basis.storage_offset(), basis.shape, basis.stride())
-        held = _REORDERED.get(owner, {})
-        last_version, reordered = held.get(key, (None, None))
+        remembered = _REORDERED.get(owner, {})
+        last_version, reordered = remembered.get(key, (None, None))
         if reordered is not None and last_version == version:
             return reordered
         # Directions first, as they lie in memory (`basis.py`): the permutation then moves direction by direction.
@@ -97,15 +97,15 @@ class ProductOrder:
         directions = split.permute(0, 1, 4, 5, 3, 2).reshape(len(split), patch * (last - first))
         # A view would keep its own cache key alive.
         if directions._base is None and version is not None and directions.numel() <= _MOST_HELD:
-            _REORDERED[owner] = {**held, key: (version, directions if last_version == version else None)}
+            _REORDERED[owner] = {**remembered, key: (version, directions if last_version == version else None)}
         return directions
 
 
-def along(order: ProductOrder, made: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
+def along(order: ProductOrder, rows: Float[Tensor, "some size"], pieces: Sequence[BasisPiece]) -> list[Tensor]:
     """Inner products of rows with pieces of bases; rows or directions, whichever are fewer, are reordered."""
-    if sum(basis.shape[1] for _, basis in pieces) > len(made):
-        return products_with(order.in_order(made), pieces)
-    return [order.products(made, start, basis) for start, basis in pieces]
+    if sum(basis.shape[1] for _, basis in pieces) > len(rows):
+        return products_with(order.in_order(rows), pieces)
+    return [order.products(rows, start, basis) for start, basis in pieces]
 
 
 class KeptRows(FactoredGradient):
@@ -130,9 +130,9 @@ class KeptRows(FactoredGradient):
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Returns the rows of some examples."""
-        return self._order.in_order(self._rows.values[which])
+        return self._order.in_order(self._rows.values[index])
 
     def weighted(self, factors: Tensor) -> Float[Tensor, "leaving entering height width"]:
         """Weighted sum by a matrix-vector product, whose result is reordered."""

@@ -54,9 +54,9 @@ class Outer(FactoredGradient):
         self.like, self.examples = signals, signals.shape[0]
         self.size, self.scratch = signals.shape[1] * inputs.shape[1], 0
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Outer products, [out, in] flattened."""
-        return (self.signals[which].unsqueeze(2) * self.inputs[which].unsqueeze(1)).flatten(1)
+        return (self.signals[index].unsqueeze(2) * self.inputs[index].unsqueeze(1)).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """Weighted sum by a single product over the batch."""
@@ -177,9 +177,9 @@ class OuterSum(FactoredGradient):
         self.size, self.scratch = signals.shape[2] * inputs.shape[2], 0
         self._kept: GradientRows | None = None
 
-    def rows(self, which: slice | Tensor) -> Tensor:
+    def rows(self, index: slice | Tensor) -> Tensor:
         """Sums of products, [out, in] flattened."""
-        return torch.bmm(self.signals[which].mT, self.inputs[which]).flatten(1)
+        return torch.bmm(self.signals[index].mT, self.inputs[index]).flatten(1)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """From the rows if they were kept, otherwise a single product over all positions of the batch."""
@@ -193,9 +193,9 @@ class OuterSum(FactoredGradient):
     def without(self, bad: Tensor) -> OuterSum:
         """Returns a copy with zeros in both factors."""
         gone = bad.view(-1, 1, 1)
-        rest = OuterSum(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
-        rest._kept = None if self._kept is None else self._kept.without(bad)
-        return rest
+        good = OuterSum(torch.where(gone, 0.0, self.inputs), torch.where(gone, 0.0, self.signals))
+        good._kept = None if self._kept is None else self._kept.without(bad)
+        return good
 
     def largest(self) -> Tensor:
         """Upper bound from the factors' norms."""
@@ -203,17 +203,17 @@ class OuterSum(FactoredGradient):
 
     def squares(self) -> Squares:
         """Squared norms by the cheapest formula of `cost.py`."""
-        way = cheapest(self._shape, self.like.device.type)
-        if way is Strategy.PAIRS:
+        strategy = cheapest(self._shape, self.like.device.type)
+        if strategy is Strategy.PAIRS:
             pair_squares = product_squares(*self._images, self._geometry)
             if pair_squares is not None:
                 return pair_squares
-        if way in (Strategy.GRAM, Strategy.PAIRS):
+        if strategy in (Strategy.GRAM, Strategy.PAIRS):
             positions = self.inputs.shape[1]
             each = 8 * (2 * positions**2 + positions * (self.inputs.shape[2] + self.signals.shape[2]))
             pairs = ((self.inputs[part], self.signals[part]) for part in parts(self.examples, each, self.like))
             return joined([gram_squares(gram(x), gram(s), s.dtype) for x, s in pairs])
-        if way is Strategy.KEEP:
+        if strategy is Strategy.KEEP:
             self._kept = GradientRows(torch.cat([rows for _, rows in self.chunks()]))
             return self._kept.squares()
         return recomputed(super().squares().value, self.inputs, self.signals)

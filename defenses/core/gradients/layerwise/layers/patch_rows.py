@@ -53,26 +53,26 @@ class PatchProducts:
         examples = len(self.signals) // self.views
         return parts(examples, self.scratch * self.signals.element_size(), self.signals, wide=wide)
 
-    def made(self, which: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
+    def made(self, index: slice | Tensor, out: Float[Tensor, "some size"] | None = None) -> Float[Tensor, "some size"]:
         """Returns the gradients of some examples, in the order of the products; written into `out` if given."""
-        inputs, signals = self.images(which)
+        inputs, signals = self.images(index)
         g, images = self.geometry, len(inputs)
         shape = (images, g.groups, *g.kernel, g.weight_shape[1], g.channels[1] // g.groups)
         # Rows of several views are summed afterwards, so their products need memory of their own.
-        made = signals.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
+        rows = signals.new_empty(shape) if out is None or self.views > 1 else out.view(shape)
         if self._by_columns:
             # Row by row of the kernel: lines of the padded input, shifted.
             columns, flat = self._columns(inputs), signals.flatten(1, 2)
-            by_row = made.view(images, g.kernel[0], -1, g.channels[1])
+            by_row = rows.view(images, g.kernel[0], -1, g.channels[1])
             for row in range(g.kernel[0]):
                 start = row * g.dilation[0] * signals.shape[2]
                 _products_into(by_row[:, row], columns[:, start : start + flat.shape[1]], flat)
         else:
-            products = made.view(images * g.groups, -1, shape[-1])
+            products = rows.view(images * g.groups, -1, shape[-1])
             _products_into(products, self.unfolded(inputs, signals), self.by_group(signals))
         if self.views == 1:
-            return made.flatten(1)
-        summed = made.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
+            return rows.flatten(1)
+        summed = rows.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.copy_(summed)
 
     def squares(
@@ -91,9 +91,9 @@ class PatchProducts:
             masked.append(whole[-1] if mask is None else squared_lengths(rows * mask))
         return torch.cat(whole), torch.cat(masked)
 
-    def images(self, which: slice | Tensor) -> tuple[Tensor, Tensor]:
+    def images(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""
-        inputs, signals = images_of((self.inputs, self.signals), which, self.views)
+        inputs, signals = images_of((self.inputs, self.signals), index, self.views)
         top, bottom, left, right = self.geometry.padding
         # Channels last in memory: patches are then copied in long runs.
         pixels = inputs.permute(0, 2, 3, 1)
@@ -128,11 +128,11 @@ class PatchProducts:
         return lines.reshape(len(inputs), inputs.shape[1] * columns, -1)
 
 
-def images_of(values: Sequence[Tensor], which: slice | Tensor, views: int) -> list[Tensor]:
+def images_of(values: Sequence[Tensor], index: slice | Tensor, views: int) -> list[Tensor]:
     """Returns the images of some examples, all views of an example adjacent."""
     if views == 1:
-        return [each[which] for each in values]
-    return [each.unflatten(0, (-1, views))[which].flatten(0, 1) for each in values]
+        return [each[index] for each in values]
+    return [each.unflatten(0, (-1, views))[index].flatten(0, 1) for each in values]
 
 
 def _products_into(

@@ -25,18 +25,20 @@ _SUMS = ((1.0, 0.5, 0.5, 0.0), (0.0, 0.5, -0.5, 0.0), (0.0, 0.5, 0.5, 1.0))
 _CACHED_BYTES = 8 * 2**20
 
 
-def summed(images: int, some: Callable[[slice], tuple[Tensor, Tensor]], each: int) -> Float[Tensor, "out entering 3 3"]:
+def summed(
+    images: int, tiles_of: Callable[[slice], tuple[Tensor, Tensor]], each: int
+) -> Float[Tensor, "out entering 3 3"]:
     """Sum over images of the gradients of a 3x3 kernel of stride 1.
 
     Args:
         images: number of images.
-        some: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and output gradients [images, 2 * rows,
-            2 * columns, out] of some images, padded with zeros.
+        tiles_of: returns inputs [images, 2 * rows + 2, 2 * columns + 2, entering] and output gradients [images,
+            2 * rows, 2 * columns, out] of some images, padded with zeros.
         each: bytes of the factors of an image.
     """
     step, total = max(1, min(images, _CACHED_BYTES // each)), None
     for start in range(0, images, step):
-        inputs, signals = some(slice(start, min(start + step, images)))
+        inputs, signals = tiles_of(slice(start, min(start + step, images)))
         first, second = _of_signals(signals).mT, _of_inputs(inputs)
         total = torch.bmm(first, second) if total is None else total.baddbmm_(first, second)
     assert total is not None  # noqa: S101  there is at least one image

@@ -285,7 +285,7 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
 
 def low_rank(model: nn.Sequential, rank: int) -> nn.Module:
     """The network with frozen weights and products beside them, but for its last layer."""
-    return adapt(model, model[-1], rank=rank, scale=0.5, coins=torch.Generator().manual_seed(0))
+    return adapt(model, model[-1], rank=rank, scale=0.5, generator=torch.Generator().manual_seed(0))
 
 
 def classifier(shape: tuple[int, ...], *layers: nn.Module) -> nn.Sequential:

@@ -72,7 +72,7 @@ def test_blocks_that_ask_for_one_layer_share_its_rows_and_rest_lets_go_of_them(m
     inputs, targets = torch.randn(4, 2, 6, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     engine.sums(plan, inputs, targets)
     assert [len(idle) for idle in engine._pool._idle.values()] == [1]
-    engine.rest()
+    engine.release_memory()
     assert not engine._pool._idle
 
 

@@ -43,8 +43,8 @@ def moved(model, loss=cross_entropy, **settings):
     """How far removing an example moves a step, in clip norms, and by which engine; a model as it is in training."""
     engine = Engine(model.train(), loss=loss, expected_batch=48, **settings)
     plan = StepPlan(Block(codec=Everything(engine.layout.dim), bound=clip(CLIP)))
-    whole = engine.run(plan.at(0.0), *DATA, coins=1).total
-    rest = [engine.run(plan.at(0.0), DATA[0][keep], DATA[1][keep], coins=1).total for keep in leaving_out(48)]
+    whole = engine.run(plan.at(0.0), *DATA, seed=1).total
+    rest = [engine.run(plan.at(0.0), DATA[0][keep], DATA[1][keep], seed=1).total for keep in leaving_out(48)]
     return max(float((whole - one).norm()) / CLIP for one in rest), engine.name
 
 

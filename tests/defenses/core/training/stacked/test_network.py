@@ -14,16 +14,16 @@ from leakbench.benchmarks import models as catalogue
 from leakbench.defenses.core import (
     Bound,
     Defense,
-    NotTogether,
     Recipe,
     Sampling,
+    StackError,
     clip,
     cross_entropy,
     normalize,
     seeded,
     shuffle,
     train,
-    train_together,
+    train_stacked,
 )
 from leakbench.defenses.core.gradients.layerwise.cost import Strategy
 from leakbench.defenses.core.training.stacked import network, terms
@@ -185,7 +185,7 @@ def trained(one: Defense, name: str, device: torch.device = CPU, *, alone: bool,
                 **settings,
             )  # fmt: skip
     else:
-        train_together(
+        train_stacked(
             models, pool, chosen, one, sampling=sampling, steps=6, lr=0.5, noise=torch.Generator().manual_seed(4),
             seeds=seeds, sampler_keys=keys, even_if_slower=True, **settings,
         )  # fmt: skip
@@ -278,13 +278,13 @@ def test_a_stack_is_made_where_it_is_faster():
         assert gains(chain(linear), device)
         assert gains(chain(images), device) == (device.type == "cuda")
     StackedNetwork([images], cross_entropy, torch.device("cuda"))
-    with pytest.raises(NotTogether, match="not stacked where that is slower, as on the device cpu"):
+    with pytest.raises(StackError, match="not stacked where that is slower, as on the device cpu"):
         StackedNetwork([images], cross_entropy, CPU)
 
 
 def test_a_convolution_of_what_has_no_channels_is_refused():
     stack = stack_of([nn.Sequential(nn.Conv2d(6, 3, 2), nn.Flatten(), nn.Linear(9, 5)).double()])
-    with pytest.raises(NotTogether, match=r"of images with channels, got \[6, 7\]"):
+    with pytest.raises(StackError, match=r"of images with channels, got \[6, 7\]"):
         stack.clipped_sums(stack.parameters, (POOL[0][:, 0], POOL[1]), ROWS[:1], THERE[:1], clip(0.3), None)
 
 

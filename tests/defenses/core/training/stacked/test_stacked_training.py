@@ -19,9 +19,9 @@ from leakbench.defenses.core import (
     CropAndFlip,
     Defense,
     Everything,
-    NotTogether,
     Recipe,
     Sampling,
+    StackError,
     Stateless,
     StepPlan,
     clip,
@@ -30,7 +30,7 @@ from leakbench.defenses.core import (
     seeded,
     shuffle,
     train,
-    train_together,
+    train_stacked,
 )
 from leakbench.defenses.core.training.stacked import stacked_training as stacked_models
 
@@ -63,7 +63,7 @@ def defense(name: str, noise: float = 0.0, **settings) -> Defense:
 def stacked(one: Defense, *, steps: int = 12, build=network, models: int = MODELS, noise: int = 0, **more) -> list:
     """Models trained together."""
     stack = [build(number) for number in range(models)]
-    train_together(
+    train_stacked(
         stack,
         more.pop("pool", POOL),
         more.pop("chosen", CHOSEN),
@@ -136,7 +136,7 @@ def test_a_method_that_a_stack_does_not_execute_is_refused_or_gives_the_same(nam
     try:
         alone, together = both(defense(name), steps=4)
     except ValueError as error:
-        assert isinstance(error, NotTogether) or "this method needs public data, got none" in str(error)
+        assert isinstance(error, StackError) or "this method needs public data, got none" in str(error)
         return
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
@@ -203,7 +203,7 @@ def test_a_row_that_is_not_finite_counts_as_zero_by_itself():
     for pool, chosen in (((inputs, POOL[1]), CHOSEN[0]), (POOL, CHOSEN[0][1:])):
         model = models[len(ends)]
         batch = Recipe(expected_batch=40.0)
-        train_together(
+        train_stacked(
             [model], pool, chosen[None], one, sampling=full, steps=2, lr=0.5, noise=torch.Generator(), seeds=[1],
             sampler_keys=[2], recipe=batch,
         )  # fmt: skip
@@ -229,7 +229,7 @@ def test_rows_so_short_that_their_squares_vanish_are_bounded_by_their_norm(name)
         if alone:
             train(model, pool, one, sampling=full, steps=1, lr=1.0, noise=seeded(0), seed=1, sampler_key=2)
         else:
-            train_together(
+            train_stacked(
                 [model], pool, torch.arange(60)[None], one, sampling=full, steps=1, lr=1.0, noise=torch.Generator(),
                 seeds=[1], sampler_keys=[2],
             )  # fmt: skip
@@ -323,7 +323,7 @@ def beside_the_others(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), beside_the_others])
 def test_a_loss_by_which_examples_show_in_each_others_gradients_is_refused(loss):
-    with pytest.raises(NotTogether, match="a loss of each example by itself, got one that mixes them"):
+    with pytest.raises(StackError, match="a loss of each example by itself, got one that mixes them"):
         stacked(defense("dp_sgd"), recipe=Recipe(loss=loss))
 
 
@@ -448,20 +448,20 @@ def hooked_at_a_gradient(_: int) -> nn.Module:
     ],
 )
 def test_other_models_are_refused(build, sentence):
-    with pytest.raises(NotTogether, match=sentence):
+    with pytest.raises(StackError, match=sentence):
         stacked(defense("dp_sgd"), build=build)
 
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_group_norm_of_single_numbers_is_refused_as_pytorch_refuses_it_of_one_example(affine):
-    with pytest.raises(NotTogether, match="an example by itself: "):
+    with pytest.raises(StackError, match="an example by itself: "):
         stacked(defense("sgd"), build=lambda seed: network(seed, nn.GroupNorm(8, 8, affine=affine)))
 
 
 def test_a_hook_on_all_modules_is_refused():
     hook = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
     try:
-        with pytest.raises(NotTogether, match="without hooks"):
+        with pytest.raises(StackError, match="without hooks"):
             stacked(defense("dp_sgd"))
     finally:
         hook.remove()
@@ -469,9 +469,9 @@ def test_a_hook_on_all_modules_is_refused():
 
 def test_other_recipes_and_numbers_that_do_not_fit_are_refused():
     one = defense("dp_sgd")
-    with pytest.raises(NotTogether, match="views"):
+    with pytest.raises(StackError, match="views"):
         stacked(one, recipe=Recipe(augmentation=CropAndFlip(views=2)))
-    with pytest.raises(NotTogether, match="an optimizer of one's own"):
+    with pytest.raises(StackError, match="an optimizer of one's own"):
         stacked(one, recipe=Recipe(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))
     with pytest.raises(ValueError, match="a seed, a key and examples for each model, got"):
         stacked(one, chosen=CHOSEN[:2])
