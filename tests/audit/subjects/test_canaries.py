@@ -75,9 +75,10 @@ def test_the_right_noise_is_not_accused_and_a_part_of_its_epsilon_is_proved(suit
 
 
 def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
-    kept = found(suite_of(SUITE))
+    text = SUITE.replace("number = 1000", "number = 100")
+    kept = found(suite_of(text))
     monkeypatch.setattr(trained_run, "TRANSCRIPT_MEMORY", 10_000)
-    again = found(suite_of(SUITE))
+    again = found(suite_of(text))
     assert not again.error and (again.metrics, again.flags) == (kept.metrics, kept.flags)
 
 
@@ -104,11 +105,11 @@ def test_canaries_are_trained_on_by_their_coins_through_the_trainer_itself(suite
 
 
 def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):
-    suite = suite_of(CONTROLLED)
+    suite = suite_of(CONTROLLED.replace("number = 1000", "number = 200"))
     for defense in ("sgd", "dp_sgd"):
         outcome = found(suite, defense, "negative")
         assert outcome.metrics[NAME].detail["value_at_verdict"] == 0 and not outcome.error
-        assert 420 < outcome.arrays["member"].sum() < 580
+        assert 60 < outcome.arrays["member"].sum() < 140
     assert found(suite, "sgd", "positive").metrics[NAME].value > 3
 
 
@@ -243,16 +244,16 @@ def test_more_canaries_than_the_smallest_mask_has_coordinates_are_not_put_in(sui
 
 
 def test_records_are_written_verified_and_on_the_board(tmp_path):
-    records = run(SUITE, tmp_path)
+    records = run(SUITE.replace("number = 1000", "number = 100"), tmp_path)
     folder = tmp_path / "records"
     (record,) = (one for one in records if one.kind == "canaries")
     assert record.status == "ok" and record.requires is not None and record.requires["controls"] == ["CANARIES"]
-    assert record.task["canaries"] == {"kind": "dirac", "number": 1000}
+    assert record.task["canaries"] == {"kind": "dirac", "number": 100}
     assert contradiction(record, folder) == ""
     metric = record.metrics[NAME]
     for change, words in (
         ({"value_at_verdict": 90.0}, "the value_at_verdict of its canary_epsilon is 90.0"),
-        ({"correct": 200}, "the correct of its canary_epsilon is 200"),
+        ({"correct": 20}, "the correct of its canary_epsilon is 20"),
         ({"method": "one_run"}, "its canary_epsilon is"),
         ({"claimed": 0.1}, "of a record that is added it says 0.1"),
     ):
