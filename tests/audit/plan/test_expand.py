@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
