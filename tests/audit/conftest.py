@@ -49,6 +49,16 @@ def _cached_bounds() -> None:
 
 
 @pytest.fixture
+def converted_here(monkeypatch) -> None:
+    """Pickled tensors are loaded in this process: that the loader has one of its own is tested in files/test_read.py."""
+    from safetensors.torch import save_file
+
+    from leakbench.audit.external.files import read
+
+    monkeypatch.setattr(read, "converted", lambda source, target, _: save_file(torch.load(source), target))
+
+
+@pytest.fixture
 def suite_of(tmp_path) -> Callable[[str], suites.Suite]:
     """Loads the text of a suite file."""
 

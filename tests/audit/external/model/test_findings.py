@@ -20,21 +20,10 @@ from leakbench.audit.external.model.findings import (
     strongest,
 )
 from leakbench.audit.external.model.verdict import verdict
-from leakbench.audit.scoring.score import score
 from leakbench.audit.scoring.shift import Shift
-from leakbench.audit.scoring.truth import GroundTruth
 from leakbench.leaderboard.records.audit_findings import EpsilonBound
 
-NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
-
-
-def _outcome(name, members, non_members, *, ids=None):
-    values = torch.tensor(np.concatenate([members, non_members]))
-    ids = torch.arange(len(values)) if ids is None else ids
-    scores = MembershipScores(ids=ids, scores=values, exact=False)
-    truth = GroundTruth(members=ids[: len(members)], candidates=ids)
-    return AttackOutcome(name=name, scores=scores, metrics=score(scores, truth))
-
+from .test_verdict import NO_SHIFT, _outcome
 
 def _bound(*arguments, **settings) -> EpsilonBound:
     found = epsilon_bound(*arguments, **settings)
