@@ -164,7 +164,6 @@ def test_offline_one_candidate_s_own_members_answers_hardly_count():
 def test_models_that_all_answer_alike_give_finite_scores_and_too_few_are_refused():
     target, _ = world(models=8, spread=0.0, count=20)
     assert bavaria(target, shadows=8).scores.isfinite().all()
-    assert bavaria(target, shadows=8, online=False).scores.isfinite().all()
     with pytest.raises(NotApplicable, match="take more shadows"):
         bavaria(target, shadows=2)
 
