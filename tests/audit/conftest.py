@@ -50,12 +50,18 @@ def _cached_bounds() -> None:
 
 @pytest.fixture
 def converted_here(monkeypatch) -> None:
-    """Pickled tensors are loaded in this process: that the loader has one of its own is tested in files/test_read.py."""
+    """Pickled tensors are loaded in this process; the loader in one of its own is tested in files/test_read.py."""
     from safetensors.torch import save_file
 
     from leakbench.audit.external.files import read
 
-    monkeypatch.setattr(read, "converted", lambda source, target, _: save_file(torch.load(source), target))
+    def converted(source, target, checked):
+        state = torch.load(source)
+        for name in checked.path:
+            state = state[name]
+        save_file({name: state[name].detach().clone() for name in checked.tensors}, target)
+
+    monkeypatch.setattr(read, "converted", converted)
 
 
 @pytest.fixture

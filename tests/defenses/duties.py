@@ -361,7 +361,8 @@ def check_same_run(one: Run, other: Run) -> None:
 def check_ledger(factory: Factory, world: World | None = None) -> None:
     """The plans that were executed are charged like the plans of a dry run."""
     of_epochs = partition(1 / PER_EPOCH)
-    for sampling, run in (POISSON, usual(factory, world)), (of_epochs, trained(factory(1.0), world, sampling=of_epochs)):
+    dealt = trained(factory(1.0), world, sampling=of_epochs)
+    for sampling, run in (POISSON, usual(factory, world)), (of_epochs, dealt):
         expected = predict(factory(1.0), sampling=sampling, steps=STEPS)
         assert run.ledger.entries == expected.entries
         assert run.ledger.steps == STEPS

@@ -65,15 +65,6 @@ def half_the_noise(monkeypatch):
     monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, 0.5 * std))
 
 
-def test_the_right_noise_is_not_accused_and_a_part_of_its_epsilon_is_proved(suite_of):
-    outcome = found(suite_of(SUITE))
-    metric = outcome.metrics[NAME]
-    assert outcome.flags == [] and metric.detail["verdict"] == "no violation found"
-    assert 0.3 * outcome.claim["epsilon"] < metric.value < outcome.claim["epsilon"]
-    assert metric.detail["claimed"] == pytest.approx(outcome.claim["epsilon"])
-    assert metric.detail["method"] == "order_statistics" and metric.detail["ceiling"] > outcome.claim["epsilon"]
-
-
 def test_a_run_that_outgrows_its_memory_proves_the_same(suite_of, monkeypatch):
     text = SUITE.replace("number = 1000", "number = 100")
     kept = found(suite_of(text))
@@ -90,7 +81,7 @@ def test_noise_of_half_the_scale_is_found_by_the_canaries_alone(suite_of, monkey
     assert "claim_violated" in outcome.flags
 
 
-def test_canaries_are_trained_on_by_their_coins_through_the_trainer_itself(suite_of):
+def test_canaries_are_trained_on_by_their_coins_and_the_right_noise_is_not_accused(suite_of):
     job = job_of(suite_of(SUITE))
     subject = TrainedModel(job.cells, CPU)
     utility, canaries = (subject.outcome(cell) for cell in job.cells)
@@ -102,6 +93,11 @@ def test_canaries_are_trained_on_by_their_coins_through_the_trainer_itself(suite
     assert utility.task["trained_on"] == 100 and model.run.transcript.steps[0].expected_batch == 100
     # The auditor's own look at the noise knows the canaries, and finds what is claimed.
     assert not [flag for flag in utility.flags if "noise" in flag]
+    # A part of the epsilon is proved.
+    metric, claimed = canaries.metrics[NAME], canaries.claim["epsilon"]
+    assert canaries.flags == [] and metric.detail["verdict"] == "no violation found"
+    assert 0.3 * claimed < metric.value < claimed == pytest.approx(metric.detail["claimed"])
+    assert metric.detail["method"] == "order_statistics" and metric.detail["ceiling"] > claimed
 
 
 def test_a_model_that_never_saw_a_canary_proves_nothing(suite_of):

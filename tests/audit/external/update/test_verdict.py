@@ -48,7 +48,7 @@ def found_by(inputs, labels=LABELS[:2], **rest):
     return Reconstruction(inputs=inputs, labels=labels, objective=0.0, **rest)
 
 
-def fitted(target, steps=300):
+def fitted(target, steps=150):
     """Inputs that fit the update as closely as descent gets, noise and all."""
     guess = torch.full((2, 1, 8, 8), 0.5, requires_grad=True)
     optimizer = torch.optim.Adam([guess], 0.02)
