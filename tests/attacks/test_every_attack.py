@@ -36,7 +36,7 @@ from . import toys
 FOLDER = Path(inspect.getfile(attacks)).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 # Enough for the toys; the defaults are for real images.
-CHEAP = {"iterations": 150, "restarts": 1, "shadows": 8}
+CHEAP = {"iterations": 100, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
 SEEDS = range(4)
