@@ -91,13 +91,15 @@ def test_a_part_by_its_bare_name_is_refused_with_the_right_one(part, tmp_path):
 
 @pytest.mark.long
 def test_foreign_packages_of_the_names_of_our_folders_do_not_get_in_the_way(tmp_path):
-    """Two questions to one process, because it imports PyTorch."""
+    """Three questions to one process, because it imports PyTorch."""
     for part in PARTS:
         (tmp_path / part).mkdir()
         (tmp_path / part / "__init__.py").touch()
-    code = f"import {', '.join(PARTS)}\nfrom leakbench import audit\nfrom leakbench.benchmarks import data\n"
+    watch = "leakbench.audit.external.transcript.watch"
+    code = f"import sys, {', '.join(PARTS)}\nfrom leakbench import audit\nfrom leakbench.benchmarks import data\n"
+    code += f"print('{watch}' in sys.modules, callable(audit.watch))\n"
     code += "for name in data.names(): print(data.describe(name))\n"
-    code += "import sys; data.check('mnist')\nprint(data.names(), 'torchvision' in sys.modules)"
+    code += "data.check('mnist')\nprint(data.names(), 'torchvision' in sys.modules)"
     done = run(code, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "digits" in done.stdout and done.stdout.endswith("False\n")
+    assert done.stdout.startswith("False True\n") and "digits" in done.stdout and done.stdout.endswith("False\n")

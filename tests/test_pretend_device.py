@@ -407,7 +407,7 @@ def test_a_closed_form_finds_there_what_it_finds_on_the_cpu(device):
         return [part.cpu() for part in vars(result).values() if isinstance(part, torch.Tensor)]
 
     quiet, noisy, sparse = FACTORIES["dp_sgd"](0.0), FACTORIES["dp_sgd"](0.01), FACTORIES["random_freeze"](0.0)
-    for defense, examples in ((quiet, 1), (quiet, 2), (noisy, 1), (noisy, 2), (sparse, 1)):
+    for defense, examples in ((quiet, 1), (noisy, 2), (sparse, 1)):
         targets = [shared(where, defense, examples) for where in (device, HERE)]
         for name in CLOSED_FORMS:
             there, here = (found(name, target) for target in targets)

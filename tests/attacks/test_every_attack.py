@@ -36,10 +36,10 @@ from . import toys
 FOLDER = Path(inspect.getfile(attacks)).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 # Enough for the toys; the defaults are for real images.
-CHEAP = {"iterations": 150, "restarts": 1, "shadows": 8}
+CHEAP = {"iterations": 100, "restarts": 1, "shadows": 8}
 # Where results are compared with one another, not with the truth.
 HASTY = CHEAP | {"iterations": 15}
-SEEDS = range(6)
+SEEDS = range(4)
 ANSWER = {"membership": "scores", "reconstruction": "inputs", "labels": "counts", "canaries": "scores"}
 
 
@@ -129,8 +129,8 @@ def test_scores_on_exchangeable_candidates_are_at_chance_level(name):
         # Whoever took part, the label below is a coin: no attack can know it.
         coin = torch.randperm(400, generator=toys.generator(seed + 77)) < 200
         aucs.append(toys.auc(scored(name, seed)[2].scores, coin))
-    # Under exchangeability an AUC of 200 against 200 has std 0.0289; six of them 0.0118; five std.
-    assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0118
+    # Under exchangeability an AUC of 200 against 200 has std 0.0289; four of them 0.0145; five std.
+    assert abs(sum(aucs) / len(aucs) - 0.5) < 5 * 0.0145
 
 
 @pytest.mark.long
@@ -147,7 +147,7 @@ def test_members_of_a_leaky_target_are_told_apart(name):
 @pytest.mark.parametrize("name", of_kind("reconstruction"))
 def test_an_update_of_one_image_gives_the_image_away(name, enough):
     one, gains = method(name), []
-    for seed in SEEDS[:4]:
+    for seed in SEEDS:
         target, truth = toys.update_target(net=attacked_net(name), seed=seed)
         result = one(target, toys.generator(seed), **cheap(one))
         assert result.inputs.shape == truth.inputs.shape
@@ -180,7 +180,7 @@ def test_who_picks_is_right_on_an_update_of_nothing_else_and_at_chance_on_one_of
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in of_kind("reconstruction") if not picks(method(name))])
-@pytest.mark.parametrize("seeds", [SEEDS[:1], pytest.param(SEEDS[1:4], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [SEEDS[:1], pytest.param(SEEDS[1:], marks=pytest.mark.slow)])
 def test_an_update_of_noise_gives_nothing_away(name, seeds):
     one = method(name)
     for seed in seeds:
@@ -203,8 +203,8 @@ def test_an_update_of_one_image_gives_its_label_away_and_one_of_noise_does_not(n
             target, truth = toys.update_target(net=net, seed=seed)
             assert torch.equal(one(target, toys.generator(seed), **cheap(one)).labels, truth.labels)
             named += len(one(toys.update_target(net=net, seed=seed, noise=1e3)[0]).labels)
-    # At a level of 0.05 an update of noise, 24 of them give more than 5 names with a chance below 0.001.
-    assert named <= 5
+    # At a level of 0.05 an update of noise, 16 of them give more than 4 names with a chance below 0.001.
+    assert named <= 4
 
 
 @pytest.mark.parametrize("name", NAMES)

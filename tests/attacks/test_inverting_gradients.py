@@ -21,7 +21,7 @@ def test_an_image_behind_a_linear_layer_is_found_to_40_db():
     dim = sum(p.numel() for p in model.parameters())
     step = toys.Step(model=model, batch=truth, encoder=torch.eye(dim), noise_std=torch.zeros(dim))
     target = step.observe(labels=truth.labels, batch_size=1)
-    result = inverting_gradients(target, toys.generator(0), iterations=300, tv_weight=0.0)
+    result = inverting_gradients(target, toys.generator(0), iterations=200, tv_weight=0.0)
     assert toys.psnr(result.inputs, truth.inputs) > 40
     assert result.status == "ok"
 
@@ -75,7 +75,7 @@ def test_the_range_of_the_inputs_is_immaterial():
     for network, data, high in ((model, batch, 1.0), (Scaled(model), wide, 255.0)):
         step = toys.Step(model=network, batch=data, encoder=torch.eye(dim), noise_std=torch.zeros(dim), high=high)
         target = step.observe(labels=data.labels, batch_size=1)
-        found.append(inverting_gradients(target, toys.generator(7), iterations=100).inputs / high)
+        found.append(inverting_gradients(target, toys.generator(7), iterations=50).inputs / high)
     assert toys.psnr(found[0], found[1]) > 25
 
 
@@ -141,7 +141,7 @@ def test_the_likelihood_is_the_whitened_squared_distance_and_knows_how_long_an_u
 @subtests("noise", [0.0, 1e-3])
 def test_an_image_is_found_by_likelihood_too_under_noise_and_without(noise):
     target, batch = toys.conv_step(noise=noise, dtype=torch.float32)
-    found = inverting_gradients(target, toys.generator(1), iterations=150, objective="likelihood")
+    found = inverting_gradients(target, toys.generator(1), iterations=90, objective="likelihood")
     assert toys.psnr(found.inputs, batch.inputs) > toys.psnr(torch.full((1,), 0.5), batch.inputs) + 6
     assert found.status == "ok"
 

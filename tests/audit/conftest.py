@@ -3,7 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +38,52 @@ INVERSION = '{ name = "inverting_gradients", iterations = 3 }'
 def _forked_attacks() -> None:
     """Processes of third parties' attacks start in milliseconds."""
     worker.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Forked})  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cached_bounds() -> None:
+    """Bounds are functions of counts, and many simulated audits have equal counts: each is computed once."""
+    from leakbench.audit.evidence.audit import METHODS
+
+    METHODS.update({name: replace(row, bound=cache(row.bound)) for name, row in METHODS.items()})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cached_shifts() -> None:
+    """A shift is a function of the examples, and takes as long as all else that an audit of a model asks of them."""
+    from leakbench.audit.external.examples import exchangeable
+    from leakbench.audit.external.model import audit, preflight
+    from leakbench.audit.scoring.shift import shift_between
+    from leakbench.audit.subjects import trained_run
+
+    known = {}
+
+    def cached(members, non_members, *, seed=0):
+        parts = [one.cpu() for part in (members, non_members) for one in (part.ids, part.inputs, part.labels)]
+        key = (seed, *((one.dtype, one.shape, one.numpy().tobytes()) for one in parts))
+        if key not in known:
+            known[key] = shift_between(members, non_members, seed=seed)
+        return known[key]
+
+    for module in (exchangeable, audit, preflight, trained_run):
+        module.shift_between = cached
+
+
+@pytest.fixture
+def converted_here(monkeypatch) -> None:
+    """Pickled tensors are loaded in this process; the loader in one of its own is tested in files/test_read.py."""
+    from safetensors.torch import save_file
+
+    from leakbench.audit.external.files import read
+
+    def converted(source, target, checked):
+        state = torch.load(source)
+        for name in checked.path:
+            state = state[name]
+        tensors = {name: state[name].detach() for name in checked.tensors}
+        save_file({name: one.clone(memory_format=torch.contiguous_format) for name, one in tensors.items()}, target)
+
+    monkeypatch.setattr(read, "converted", converted)
 
 
 @pytest.fixture

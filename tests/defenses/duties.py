@@ -360,13 +360,14 @@ def check_same_run(one: Run, other: Run) -> None:
 
 def check_ledger(factory: Factory, world: World | None = None) -> None:
     """The plans that were executed are charged like the plans of a dry run."""
-    for sampling in (POISSON, partition(1 / PER_EPOCH)):
-        run = trained(factory(2.0), world, sampling=sampling)
-        expected = predict(factory(2.0), sampling=sampling, steps=STEPS)
+    of_epochs = partition(1 / PER_EPOCH)
+    dealt = trained(factory(1.0), world, sampling=of_epochs)
+    for sampling, run in (POISSON, usual(factory, world)), (of_epochs, dealt):
+        expected = predict(factory(1.0), sampling=sampling, steps=STEPS)
         assert run.ledger.entries == expected.entries
         assert run.ledger.steps == STEPS
         assert run.ledger.claim(1e-5) == expected.claim(1e-5)
-        foreign = not type(factory(2.0).method).__module__.startswith("leakbench.defenses.")
+        foreign = not type(factory(1.0).method).__module__.startswith("leakbench.defenses.")
         # A codec, a query or a bound of a class of its own: list it in defenses/core/training/assumptions.py.
         assert len(run.unverified) == foreign and ("unverified_method" in run.remarks) == foreign, run.unverified
 

@@ -133,7 +133,7 @@ def test_shadow_models_of_an_owners_function(leakbench, tmp_path, folder):
         "        steps.step()\n"
         "    return model\n"
     )
-    asked = (*FILES, "--shadows", "4", "--train", "train.py:train", "--attacks", "bavaria", "--no-gradients")
+    asked = (*FILES, "--shadows", "4", "--train", "train.py:train", "--attacks", "lira", "--no-gradients")
     code, _, err = leakbench(*asked)
     assert code == 2
     assert "pass --trust-code if you trust it" in err

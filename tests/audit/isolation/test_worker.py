@@ -143,14 +143,11 @@ def auc(scores: torch.Tensor, member: torch.Tensor) -> float:
     return float((above > below).double().mean() + (above == below).double().mean() / 2)
 
 
-def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine, site, monkeypatch):
+def test_members_in_the_auditors_memory_are_found_beside_it_and_not_from_a_process_of_its_own(mine, site):
     site.add("attacks", "digger", MINE.replace("def mine(", "def digger("))
     target, member = model_access()
     held = granted(target.candidates).inputs[member].clone()  # as a training holds them
-    monkeypatch.setattr(worker, "_free", [])
-    # By path, in the program that a run starts, and of another distribution.
-    for name, started in ((mine, subprocess), ("digger", worker.subprocess)):
-        monkeypatch.setattr(worker, "subprocess", started)
+    for name in (mine, "digger"):  # by path, and of another distribution
         assert auc(catalog.attack_here(name)(target, mode="dig").scores, member) == 1.0
         assert auc(catalog.attack(name)(target, mode="dig").scores, member) == 0.5
     assert len(held) == 20
@@ -267,6 +264,9 @@ def test_neither_the_folder_nor_the_variables_nor_open_files_lead_to_the_results
         with pytest.raises(ValueError, match="leakbench-attack-") as caught:
             catalog.attack(mine)(model_access()[0], mode="inherited")
     assert "where_the_truth_is" not in str(caught.value)
+    target, member = model_access()
+    held = granted(target.candidates).inputs[member].clone()  # as a training holds them
+    assert auc(catalog.attack(mine)(target, mode="dig").scores, member) == 0.5 and len(held) == 20
 
 
 class Unsendable(int):

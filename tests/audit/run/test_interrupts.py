@@ -1,6 +1,7 @@
 """What a run leaves behind when it is interrupted, killed, or the disk is full: whole records, and no process."""
 
 import dataclasses
+import multiprocessing
 import os
 import random
 import signal
@@ -8,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from leakbench.audit.cli import main
+from leakbench.audit.run.executors import local
 from leakbench.audit.run.lock import locked
 from leakbench.leaderboard.board.table import Board
 from leakbench.leaderboard.records.record import read, read_all
@@ -66,7 +69,38 @@ def start(text: str, folder: Path, *options: str, **environment: str) -> subproc
     )
 
 
-def first_record(folder: Path, process: subprocess.Popen) -> None:
+class Forked:
+    """The command in a fork of this process, as `start` has it; its workers are forks too, and import nothing."""
+
+    def __init__(self, text: str, folder: Path, *options: str) -> None:
+        load(folder, text)
+        self.outputs = [folder / "stdout", folder / "stderr"]
+        options = ("run", str(folder / "toy.toml"), "--out", str(folder), *options)
+        self.process = multiprocessing.get_context("fork").Process(target=self._run, args=options)
+        self.process.start()
+        self.pid = self.process.pid
+
+    def _run(self, *options: str) -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, output in enumerate(self.outputs, 1):
+            file = output.open("w", encoding="utf-8")
+            os.dup2(file.fileno(), number)
+            setattr(sys, output.name, file)
+        forks = {"get_context": lambda _: multiprocessing.get_context("fork")}
+        local.multiprocessing = SimpleNamespace(**vars(multiprocessing) | forks)  # type: ignore[assignment]
+        main(list(options))
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def communicate(self, timeout: float) -> list[str]:
+        self.process.join(timeout)
+        self.returncode = self.process.exitcode
+        return [output.read_text(encoding="utf-8") for output in self.outputs]
+
+
+def first_record(folder: Path, process: subprocess.Popen | Forked) -> None:
     limit = time.monotonic() + 600
     while not list(folder.glob("records/*.json")):
         assert process.poll() is None and time.monotonic() < limit
@@ -99,11 +133,13 @@ def living(group: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("jobs", [pytest.param("1", marks=pytest.mark.slow), "2"])
-def test_control_c_ends_the_run_and_what_is_finished_stays(jobs, tmp_path):
+@pytest.mark.parametrize(
+    ("begin", "jobs"), [(Forked, "2"), *(pytest.param(start, jobs, marks=pytest.mark.slow) for jobs in "12")]
+)
+def test_control_c_ends_the_run_and_what_is_finished_stays(begin, jobs, tmp_path):
     seeds = ", ".join(map(str, range(20)))  # far more than there is time for
     text = SUITE.replace("seeds = [0]", f"seeds = [{seeds}]").replace("epsilon", "noise_multiplier")
-    process = start(text, tmp_path, "--jobs", jobs)
+    process = begin(text, tmp_path, "--jobs", jobs)
     first_record(tmp_path, process)
     for _ in range(3):  # by somebody impatient
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to everybody

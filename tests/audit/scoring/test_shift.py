@@ -134,10 +134,10 @@ def test_a_shift_of_a_small_part_that_moves_losses_is_found(halves, kind, by):
     members, others = halves
     found = [
         shift_between(members, examples(*part_changed(others.inputs, others.labels, draw, kind)), seed=seed)
-        for seed, draw in ((seed, torch.Generator().manual_seed(seed)) for seed in range(4))
+        for seed, draw in ((seed, torch.Generator().manual_seed(seed)) for seed in range(2))
     ]
-    assert sum(one.found for one in found) >= 3 and {one.by for one in found if one.found} == {by}
-    said = next(one.words for one in found if one.found)
+    assert all(one.found and one.by == by for one in found)
+    said = found[0].words
     assert "p 0.00" in said and ("labels" in said or "shares" in said)
 
 

@@ -1,6 +1,6 @@
 """Planted bugs are caught by the battery, correct trainers are not accused, and the catalogue knows no bug."""
 
-import ast
+import re
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_a_planted_bug_is_caught(name):
     assert accused and not failed
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_bug_is_caught_and_the_loop_that_it_is_planted_in_is_not_accused():
     assert answers(BUGS["divided_by_batch"].trainer, "count") == (("size",), (), 1)
     assert answers(under_defense(plain), "count") == ((), (), 1)
@@ -70,9 +70,8 @@ def test_no_module_but_the_certificate_knows_a_bug():
     knowing = []
     for package in ("defenses", "attacks", "audit", "benchmarks", "leaderboard"):
         for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "bugs":
-                    knowing.append(file.relative_to(ROOT).as_posix())
+            if re.search(r"^\s*from\s+(\S*\.)?bugs\s+import\b", file.read_text(encoding="utf-8"), re.MULTILINE):
+                knowing.append(file.relative_to(ROOT).as_posix())
     assert knowing == ["audit/selftest/certificate.py"]
 
 

@@ -154,7 +154,7 @@ def test_models_of_one_stack_and_of_others_differ(suite_of):
 @pytest.mark.parametrize("defense", ["sgd", pytest.param("dp_sgd", marks=pytest.mark.slow)])
 def test_a_stack_and_models_one_after_another_answer_alike(suite_of, monkeypatch, defense):
     """Up to the coins of sampling and noise: by how much surer they are of what they were trained on."""
-    more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 40")
+    more = SUITE.replace("shadows = 4 }", "shadows = 8 }").replace("epochs = 2", "epochs = 25")
     stack = stack_of(cell_of(suite_of(more), defense, "positive" if defense == "sgd" else None))
     splits = load_splits(stack.request, CPU)
     asked, halves = by_content(join(*candidate_pools(splits, 80, CPU))), halves_of(splits, 160, 8)

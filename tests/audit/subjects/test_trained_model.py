@@ -320,16 +320,13 @@ def test_noise_that_proves_nothing_is_flagged_as_matched(suite_of):
     assert claim is not None and claim["epsilon"] is None and "not bounded" in claim["reason"]
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, monkeypatch, scale):
+def test_less_noise_than_claimed_violates_the_claim_and_the_right_amount_does_not(suite_of, private, monkeypatch):
+    assert not any(remarks(outcome) for outcome in private.values())
     real = CipherNoise.add
-    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, scale * std))
+    monkeypatch.setattr(CipherNoise, "add", lambda self, sums, std: real(self, sums, std / 2))
     for outcome in outcomes(suite_of(CONTROLLED)).values():
-        if scale == 1:
-            assert remarks(outcome) == []
-        else:
-            violated, found = remarks(outcome)
-            assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
+        violated, found = remarks(outcome)
+        assert violated == "claim_violated" and found in ("noise_0.49x_of_claimed", "noise_0.5x_of_claimed")
 
 
 @pytest.mark.parametrize("kind", ["constant", "repeated", "nan"])
@@ -393,10 +390,9 @@ def test_scores_lie_beside_a_record_in_the_order_of_the_data_set(private):
     [
         "poisson",
         "shuffle",
-        "partition",
-        "fixed",
         "full",
         "random_allocation",
+        *(pytest.param(other, marks=pytest.mark.slow) for other in ("partition", "fixed")),
         'cyclic", groups = 3, engine = "auto',
         # dp-accounting walks over its losses in Python here.
         pytest.param('truncated_poisson", largest_batch = 90, engine = "auto', marks=pytest.mark.slow),
@@ -529,8 +525,7 @@ def test_a_negative_control_trains_on_no_more_than_there_are_members(suite_of):
     assert found[None].task["sample_rate"] == 0.5
 
 
-def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_step(suite_of, monkeypatch):
-    kept = outcomes(suite_of(CONTROLLED))
+def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_step(suite_of, private, monkeypatch):
     monkeypatch.setattr(trained, "TRANSCRIPT_MEMORY", 10_000)
     monkeypatch.setattr(trained, "WATCHED", 2)
     real, taken = trained.OngoingRun.step, []
@@ -544,7 +539,7 @@ def test_a_run_that_outgrows_its_memory_is_taken_once_more_for_who_reads_every_s
     # For training, for everybody, and for the four that are asked about alone, together; each looks at step 0 before.
     assert sorted(taken) == sorted([*range(10)] * 3 + [0, 0])
     for name, found in again.items():
-        assert not found.error and found.metrics == kept[name].metrics and found.flags == kept[name].flags
+        assert not found.error and found.metrics == private[name].metrics and found.flags == private[name].flags
     assert "claim_violated" not in again[None].flags
 
 
@@ -613,15 +608,14 @@ def test_a_random_split_proves_something_of_attacks_that_were_told_nobodys_membe
             assert found.value is None and found.reason
 
 
-@pytest.mark.parametrize(("proved", "violated"), [(1e6, True), (0.0, False)])
-def test_a_bound_above_what_the_claim_implies_refutes_it(controlled, monkeypatch, suite_of, proved, violated):
+def test_a_bound_above_what_the_claim_implies_refutes_it(monkeypatch, suite_of):
     real = random_split.epsilon_lower
 
     def forged(*arguments):
         found = real(*arguments)
-        return dataclasses.replace(found, detail=found.detail | {"value_at_verdict": proved})
+        return dataclasses.replace(found, detail=found.detail | {"value_at_verdict": 1e6})
 
     monkeypatch.setattr(random_split, "epsilon_lower", forged)
     found = outcomes(suite_of(CONTROLLED))
-    assert ("claim_violated" in found["loss_threshold"].flags) == violated
+    assert "claim_violated" in found["loss_threshold"].flags
     assert "claim_violated" not in found["likelihood_ratio"].flags

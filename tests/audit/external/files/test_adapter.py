@@ -152,7 +152,7 @@ def test_tensors_that_do_not_fit_are_refused(merged, tensors, words):
     assert words in str(caught.value) and "cannot read" in str(caught.value)
 
 
-def test_the_adapter_of_an_adapter_and_pickles_are_not_read(merged, tmp_path):
+def test_the_adapter_of_an_adapter_and_pickles_are_not_read(merged, converted_here, tmp_path):
     merged(query(normal(2, 3), normal(5, 2)))
     second = tmp_path / "second"
     second.mkdir()

@@ -62,7 +62,7 @@ MACHINE = START + pickle.dumps(
 )
 
 
-def test_every_tensor_comes_back_as_it_was(tmp_path):
+def test_every_tensor_comes_back_as_it_was(converted_here, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(saved({"state_dict": STATE, "epoch": 3, "optimizer": {"state": {0: {"m": torch.ones(4)}}}}))
     with pytest.raises(FileRefused, match="--allow-pickle-tensors"):

@@ -53,7 +53,7 @@ def test_a_prefix_comes_off_where_all_shards_have_it(folder):
     equal(read_weights(folder).tensors, STATE)
 
 
-def test_pickled_shards_are_read_where_they_are_allowed(tmp_path):
+def test_pickled_shards_are_read_where_they_are_allowed(converted_here, tmp_path):
     for number in (1, 2):
         torch.save({f"w{number}": STATE[f"w{number}"]}, tmp_path / f"pytorch_model-{number}.bin")
     index(tmp_path, {f"w{n}": f"pytorch_model-{n}.bin" for n in (1, 2)}, "pytorch_model.bin.index.json")

@@ -226,7 +226,7 @@ def test_a_pickle_in_the_place_of_safetensors_is_not_read(folder):
         image_classifier(folder)
 
 
-def test_a_folder_without_safetensors_says_how_to_make_them(folder, transformers):
+def test_a_folder_without_safetensors_says_how_to_make_them(folder, transformers, converted_here):
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileRefused, match=r"No such file .*; save it by model.save_pretrained\(folder\)"):
         image_classifier(folder)

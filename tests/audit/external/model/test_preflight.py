@@ -1,6 +1,7 @@
 """The pre-flight: each mistake that makes an audit meaningless is said, and an honest model passes."""
 
 import copy
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,18 @@ from leakbench.attacks.core import Examples
 from leakbench.audit.external.examples.groups import Groups, Preprocess
 from leakbench.audit.external.model.preflight import preflight
 from leakbench.audit.external.model.sizes import smallest_leak
+from leakbench.audit.scoring.shift import Shift
 from leakbench.leaderboard.records.validation import json_values
 
 from .... import pretend_device
+
+
+@pytest.fixture(autouse=True)
+def _no_shift(request, monkeypatch) -> None:
+    """Most of the time is that of a shift, which two tests are about."""
+    if not request.node.name.endswith(("honest_model_passes", "shifts_are_remarks")):
+        unmoved = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
+        monkeypatch.setattr(importlib.import_module(preflight.__module__), "shift_between", lambda *_: unmoved)
 
 
 def _groups(members, non_members, population=None):

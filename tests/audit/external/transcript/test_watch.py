@@ -300,20 +300,6 @@ def test_two_that_watch_into_one_folder_are_told_apart(tmp_path):
         watch._handle.remove()
 
 
-@pytest.mark.long
-def test_importing_audit_does_not_import_what_watches():
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    module = "leakbench.audit.external.transcript.watch"
-    said = f"import sys; from leakbench import audit; print('{module}' in sys.modules, callable(audit.watch))"
-    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    found = subprocess.run([sys.executable, "-P", "-c", said], capture_output=True, text=True, check=True, env=here)
-    assert found.stdout.split() == ["False", "True"]
-
-
 def test_the_header_is_plain_json(tmp_path):
     plain(tmp_path / "run", steps=1)
     header = json.loads((tmp_path / "run" / "header.json").read_text())

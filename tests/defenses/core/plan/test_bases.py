@@ -361,7 +361,7 @@ def test_rows_inside_the_span_leave_nothing_that_a_bound_makes_long():
     assert rows.shape == (12, engine.layout.dim)
 
 
-@pytest.mark.parametrize("settings", [{}, {"biased": True}, {"interval": 3}, {"groups": 1, "project_noise": False}])
+@pytest.mark.parametrize("settings", [{}, {"biased": True, "interval": 3}, {"groups": 1, "project_noise": False}])
 def test_runs_of_gep_have_factors_and_go_on_bit_for_bit(settings, tmp_path):
     def defense():
         return gep(**{"rank": 18, "groups": 2, "noise_multiplier": 1.0} | settings)
