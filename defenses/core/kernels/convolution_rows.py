@@ -27,11 +27,9 @@ from llvmlite import ir
 from .convolution_tiles import Patch, PatchTile, even, tiles_of, vectors_beside
 from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, counted, processor
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
-_BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
 # Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
 MOST_IN_A_ROW = 512
-_BYTE = ir.IntType(8)  # of a mask
+_BYTE = ir.IntType(8)
 
 
 @dataclass(frozen=True)
@@ -130,13 +128,9 @@ class RowKernel:
         overwritten, first and last example, out [n, size], numbers from a row of `out` to the next (0 if rows are not
         kept), squares [n] in float64.
         """
-        return compiled(_RowWriter(self, "make").module, "rows", *_BATCH, _POINTER, _SIZE, _POINTER)
-
-    @cached_property
-    def make_masked(self) -> Callable[..., None]:
-        """Like `make`, with squared norms of masked rows; further arguments: mask [size] in bytes, squares [n]."""
-        types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
-        return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        types = (pointer, pointer, pointer, size, size, pointer, size, pointer)
+        return compiled(_RowWriter(self).module, "rows", *types)
 
 
 def _host() -> Processor:
@@ -148,38 +142,27 @@ def _host() -> Processor:
 class _RowWriter(VectorWriter):
     """Writes a kernel in LLVM's representation."""
 
-    def __init__(self, sizes: RowKernel, what: str) -> None:
+    def __init__(self, sizes: RowKernel) -> None:
         super().__init__("rows", _host(), wide=sizes.wide)
-        self._sizes = sizes
-        self._write(what)
-
-    def _write(self, what: str) -> None:
-        s, pointer = self._sizes, self._number.as_pointer()
-        double = ir.DoubleType().as_pointer()
-        own = {
-            "make": [pointer, INT, double],
-            "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
-        }[what]
-        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
+        self._sizes = s = sizes
+        pointer, double = self._number.as_pointer(), ir.DoubleType().as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, pointer, INT, double])
         function = ir.Function(self.module, kind, "rows")
         for argument in function.args:
             if isinstance(argument.type, ir.PointerType):
                 argument.add_attribute("noalias")
-        inputs, signals, zeros, first, last, out, *own = function.args
+        inputs, signals, zeros, first, last, out, step, squares = function.args
         build: Any = ir.IRBuilder(function.append_basic_block())
         self._build = build
         with counted(build, first, last) as example:
             n = example.number
-            row = build.gep(out, [build.mul(n, own[0])])
+            row = build.gep(out, [build.mul(n, step)])
             if not s.exact:
                 self._clear(row)
             with counted(build, INT(0), INT(s.views)) as view:
                 image = build.add(build.mul(n, INT(s.views)), view.number)
                 self._image(inputs, signals, row, zeros, image)
-            into = [own[1]] if what == "make" else [own[1], own[3]]
-            squares = self._squares(row, None if what == "make" else own[2])
-            for square, to in zip(squares, into, strict=True):
-                build.store(square, build.gep(to, [n]))
+            build.store(self._square(row), build.gep(squares, [n]))
         build.ret_void()
 
     def _image(
@@ -307,32 +290,25 @@ class _RowWriter(VectorWriter):
         size = INT(self._sizes.size * self._bytes)
         self._build.call(clear, [self._build.bitcast(row, _BYTE.as_pointer()), _BYTE(0), size, ir.IntType(1)(0)])
 
-    def _squares(self, row: LlvmValue, mask: LlvmValue | None) -> list[LlvmValue]:
-        """Squared norms in float64, in which no square of a float32 is lost: of a row, and of the masked row."""
+    def _square(self, row: LlvmValue) -> LlvmValue:
+        """Squared norm of a row in float64, in which no square of a float32 is lost."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
         fma = self._intrinsic("fma", wide, [wide] * 3)
 
-        def grown(sums: Sequence[LlvmValue], start: LlvmValue, offset: int, there: int | None) -> list[LlvmValue]:
-            value = self._at(build.gep(row, [start]), offset, there)
+        def grown(total: LlvmValue, start: LlvmValue, offset: int, active: int | None) -> LlvmValue:
+            value = self._at(build.gep(row, [start]), offset, active)
             value = value if self._sizes.wide else build.fpext(value, wide)
-            grown_sums = [build.call(fma, [value, value, sum]) for sum in sums]
-            if mask is not None:  # by selection, so that a row is read once for both norms
-                keeps = self._at(build.gep(mask, [start]), offset, there, number=_BYTE)
-                chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
-                grown_sums[1] = build.select(chosen, grown_sums[1], sums[1])
-            return grown_sums
+            return build.call(fma, [value, value, total])
 
-        norms = 1 if mask is None else 2
-        sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # four per norm, so that none waits for the previous
+        sums = [ir.Constant(wide, [0.0] * lanes)] * 4  # four, so that none waits for the previous
         whole = size // (4 * lanes)
         if whole:
             with counted(build, INT(0), INT(whole), sums) as loop:
-                start, before = build.mul(loop.number, INT(4 * lanes)), loop.sums
-                after = [grown(before[i * norms :][:norms], start, i * lanes, None) for i in range(4)]
-                loop.sums = [sum for each in after for sum in each]
+                start = build.mul(loop.number, INT(4 * lanes))
+                loop.sums = [grown(total, start, i * lanes, None) for i, total in enumerate(loop.sums)]
             sums = loop.sums
         for offset in range(whole * 4 * lanes, size, lanes):
-            sums[:norms] = grown(sums[:norms], INT(0), offset, size - offset)
-        each = [sums[number::norms] for number in range(norms)]
-        return [self._total(build.fadd(build.fadd(a, b), build.fadd(c, d))) for a, b, c, d in each]
+            sums[0] = grown(sums[0], INT(0), offset, size - offset)
+        a, b, c, d = sums
+        return self._total(build.fadd(build.fadd(a, b), build.fadd(c, d)))

@@ -204,7 +204,7 @@ class VectorWriter:
     def _intrinsic(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
         """Returns an LLVM intrinsic on vectors, declared once."""
         vector: Any = takes[0] if isinstance(gives, ir.VoidType) else gives
-        element = {ir.DoubleType(): "f64", ir.FloatType(): "f32", ir.IntType(8): "i8"}[vector.element]
+        element = {ir.DoubleType(): "f64", ir.FloatType(): "f32"}[vector.element]
         full = f"llvm.{name}.v{vector.count}{element}{'.p0' if name.startswith('masked') else ''}"
         return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
 

@@ -59,7 +59,7 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     views = inputs.shape[0] // examples
     buffers = None if use.buffers is None else partial(use.buffers, layer)
     factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
-    weight = factored if buffers is None else factored.formed(use.masks.get("weight"))
+    weight = factored if buffers is None else factored.formed()
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
