@@ -20,7 +20,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted, fused
+from .machine_code import INT, LlvmValue, added_up, compiled, counted, fused, read, widened
 
 SIDE, PART = 5, 3
 """Number of columns of the table of sides, and of the table of parts."""
@@ -205,21 +205,16 @@ def _squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighte
     done, accumulator = build.mul(whole, width), build.alloca(double)
     build.store(double(0.0), accumulator)
 
-    def read(pointer: LlvmValue, place: LlvmValue, of: ir.Type, align: int) -> LlvmValue:
-        value = build.load(build.bitcast(build.gep(pointer, [place]), of.as_pointer()))
-        value.align = align
-        return value
-
     def numbers(pointer: LlvmValue, place: LlvmValue, vectors: bool) -> LlvmValue:
-        value = read(pointer, place, vector if vectors else number, 8 if wide else 4)
-        return value if wide else build.fpext(value, sums if vectors else double)
+        value = read(build, build.gep(pointer, [place]), vector if vectors else number)
+        return widened(build, value, sums if vectors else double)
 
     def factors(place: LlvmValue, vectors: bool) -> tuple[LlvmValue, LlvmValue]:
         value = numbers(row, place, vectors)
         if weighted:
             return value, build.fmul(value, numbers(beside[0], place, vectors))
         if masked:
-            marks = read(beside[0], place, bytes_ if vectors else _BYTE, 1)
+            marks = read(build, build.gep(beside[0], [place]), bytes_ if vectors else _BYTE)
             # A product with 0 or 1, not a selection: non-finite values must show wherever they are.
             value = build.fmul(value, build.uitofp(marks, value.type))
         return value, value
@@ -232,10 +227,7 @@ def _squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighte
                 build.call(fused(module, sums), [*pair, total]) for pair, total in zip(pairs, long.sums, strict=True)
             ]
         total = build.fadd(build.fadd(*long.sums[:2]), build.fadd(*long.sums[2:]))
-        parts = [build.extract_element(total, ir.IntType(32)(i)) for i in range(_LANES)]
-        while len(parts) > 1:
-            parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        build.store(parts[0], accumulator)
+        build.store(added_up(build, total), accumulator)
     with build.if_then(build.icmp_signed("<", done, size)):
         with counted(build, done, size, [build.load(accumulator)]) as short:
             pair = factors(short.number, vectors=False)

@@ -25,7 +25,18 @@ from typing import Any
 from llvmlite import ir
 
 from .convolution_tiles import Patch, PatchTile, even, tiles_of, vectors_beside
-from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, counted, processor
+from .machine_code import (
+    INT,
+    LlvmValue,
+    Processor,
+    VectorWriter,
+    added_up,
+    compiled,
+    counted,
+    fused,
+    processor,
+    widened,
+)
 
 # Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
 MOST_IN_A_ROW = 512
@@ -239,7 +250,6 @@ class _RowWriter(VectorWriter):
         """Sums over positions; each pair of a patch's number and a vector of channels has a register of its own."""
         s, build = self._sizes, self._build
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
-        fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
         with counted(build, *edges[0], [zero] * (len(offsets) * len(starts))) as y:
             line = build.gep(pixels, [build.mul(y.number, INT(s.stride[0] * s.line))])
             signals = build.gep(derivatives, [build.mul(y.number, INT(s.columns * s.leaving))])
@@ -249,25 +259,14 @@ class _RowWriter(VectorWriter):
                 factors = [self._at(channels, start, starts.stop - start) for start in starts]
                 values = (self._spread(build.load(build.gep(pixel, [INT(offset)]))) for offset in offsets)
                 products = [(value, each) for value in values for each in factors]
-                x.sums = [build.call(fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
+                x.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
             y.sums = x.sums
         for number in range(len(offsets)):
             to = build.gep(into, [INT(number * s.leaving)])
             for start, value in zip(starts, y.sums[number * len(starts) :], strict=False):
-                self._put(value, build.gep(to, [INT(start)]), starts.stop - start)
-
-    def _put(self, value: LlvmValue, channels: LlvmValue, active: int) -> None:
-        """Stores the numbers of some channels in a row, or adds them to the row if it is not `exact`."""
-        build, vector = self._build, value.type
-        if not self._sizes.exact:
-            value = build.fadd(value, self._at(channels, 0, active))
-        place = build.bitcast(channels, vector.as_pointer())
-        if active >= vector.count:
-            build.store(value, place).align = self._bytes
-            return
-        mask = self._mask(active)
-        store = self._intrinsic("masked.store", ir.VoidType(), [vector, place.type, ir.IntType(32), mask.type])
-        build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
+                channels, active = build.gep(to, [INT(start)]), starts.stop - start
+                total = value if s.exact else build.fadd(value, self._at(channels, 0, active))
+                self._put(total, channels, active)
 
     def _padded(self, source: LlvmValue, zeros: LlvmValue) -> LlvmValue:
         """Copies the image into zero padding."""
@@ -294,12 +293,10 @@ class _RowWriter(VectorWriter):
         """Squared norm of a row in float64, in which no square of a float32 is lost."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
-        fma = self._intrinsic("fma", wide, [wide] * 3)
 
         def grown(total: LlvmValue, start: LlvmValue, offset: int, active: int | None) -> LlvmValue:
-            value = self._at(build.gep(row, [start]), offset, active)
-            value = value if self._sizes.wide else build.fpext(value, wide)
-            return build.call(fma, [value, value, total])
+            value = widened(build, self._at(build.gep(row, [start]), offset, active), wide)
+            return build.call(fused(self.module, wide), [value, value, total])
 
         sums = [ir.Constant(wide, [0.0] * lanes)] * 4  # four, so that none waits for the previous
         whole = size // (4 * lanes)
@@ -311,4 +308,4 @@ class _RowWriter(VectorWriter):
         for offset in range(whole * 4 * lanes, size, lanes):
             sums[0] = grown(sums[0], INT(0), offset, size - offset)
         a, b, c, d = sums
-        return self._total(build.fadd(build.fadd(a, b), build.fadd(c, d)))
+        return added_up(build, build.fadd(build.fadd(a, b), build.fadd(c, d)))
