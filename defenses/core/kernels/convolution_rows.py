@@ -39,7 +39,7 @@ from .machine_code import (
 )
 
 # Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
-MOST_IN_A_ROW = 512
+_MOST_IN_A_ROW = 512
 _BYTE = ir.IntType(8)
 
 
@@ -128,8 +128,8 @@ class RowKernel:
     @property
     def _block(self) -> tuple[int, int]:
         """Rows and columns of the output whose products are added sequentially."""
-        columns = even(self.columns, MOST_IN_A_ROW)
-        return (even(self.rows, MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
+        columns = even(self.columns, _MOST_IN_A_ROW)
+        return (even(self.rows, _MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
 
     @cached_property
     def make(self) -> Callable[..., None]:
