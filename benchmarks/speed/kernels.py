@@ -48,10 +48,6 @@ def _false(*_arguments: Any, **_options: Any) -> bool:
     return False
 
 
-def _torch_squares(rows: torch.Tensor) -> torch.Tensor:
-    return import_module(_CORE + "plan.linear_algebra.lengths").lengths(rows).square()
-
-
 def _torch_noise(self: Any, values: torch.Tensor, std: float, unit: float | None) -> None:
     noisy = values.double() + torch.randn(len(values), dtype=torch.float64) * std
     values.copy_(noisy if unit is None else noisy.div_(unit).round_().mul_(unit))
@@ -62,27 +58,24 @@ _PRODUCTS = [
     _without_kernel(_LAYERWISE + "layers.convolution:product_flops", _none),
     _without_kernel(_LAYERWISE + "layers.linear:product_flops", _none),
 ]
-_FACTORS = _without_kernel(_LAYERWISE + "block_sums:BatchGradients._at_once", _none)
+_FACTORS = [
+    _without_kernel(_LAYERWISE + "block_sums:BatchGradients._at_once", _none),
+    _without_kernel(_LAYERWISE + "tables:NormTable.factors", _none),
+]
 _SUMS = _without_kernel(_LAYERWISE + "tables:SumTable.add", _false)
 _OUTER = _without_kernel(_LAYERWISE + "tables:SumTable.outer", _false)
-_SQUARES = [_without_kernel(_LAYERWISE + "factors:squared_lengths", _torch_squares)]
-_NORMS = _without_kernel(_LAYERWISE + "layers.rules:measurable", _false)
 _TILES = _without_kernel(_LAYERWISE + "cost:_MOST_FACTORS", -1)
 
 WITHOUT: dict[str, list[Replacement]] = {
     "same": [],
-    "bound_factors": [_FACTORS],
-    "row_squares": _SQUARES,
-    "bound_factors+row_squares": [_FACTORS, *_SQUARES],
+    "bound_factors": _FACTORS,
     "weighted_rows": [_SUMS, _OUTER],
     "weighted_rows: outer": [_OUTER],
-    "channel_sums": [_NORMS],
     "convolution_rows": [_ROWS],
-    "convolution_rows: masked": [_without_kernel(_LAYERWISE + "engine:Layerwise._masks", lambda *_: {})],
     "product_norms": _PRODUCTS,
     "winograd": [_TILES],
     "normals": [_without_kernel(_CORE + "randomness.noise:CipherNoise._visit", _torch_noise)],
-    "all": [_ROWS, *_PRODUCTS, _FACTORS, _SUMS, _OUTER, *_SQUARES, _NORMS],
+    "all": [_ROWS, *_PRODUCTS, *_FACTORS, _SUMS, _OUTER],
 }
 
 

@@ -25,13 +25,22 @@ from typing import Any
 from llvmlite import ir
 
 from .convolution_tiles import Patch, PatchTile, even, tiles_of, vectors_beside
-from .machine_code import INT, LlvmValue, Processor, VectorWriter, compiled, counted, processor
+from .machine_code import (
+    INT,
+    LlvmValue,
+    Processor,
+    VectorWriter,
+    added_up,
+    compiled,
+    counted,
+    fused,
+    processor,
+    widened,
+)
 
-_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
-_BATCH = (_POINTER, _POINTER, _POINTER, _SIZE, _SIZE)
 # Positions whose products are added sequentially: in float32 such a sum is right to 1e-6 of its terms' lengths.
-MOST_IN_A_ROW = 512
-_BYTE = ir.IntType(8)  # of a mask
+_MOST_IN_A_ROW = 512
+_BYTE = ir.IntType(8)
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,8 @@ class RowKernel:
     @property
     def _block(self) -> tuple[int, int]:
         """Rows and columns of the output whose products are added sequentially."""
-        columns = even(self.columns, MOST_IN_A_ROW)
-        return (even(self.rows, MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
+        columns = even(self.columns, _MOST_IN_A_ROW)
+        return (even(self.rows, _MOST_IN_A_ROW // columns) if columns == self.columns else 1), columns
 
     @cached_property
     def make(self) -> Callable[..., None]:
@@ -130,13 +139,9 @@ class RowKernel:
         overwritten, first and last example, out [n, size], numbers from a row of `out` to the next (0 if rows are not
         kept), squares [n] in float64.
         """
-        return compiled(_RowWriter(self, "make").module, "rows", *_BATCH, _POINTER, _SIZE, _POINTER)
-
-    @cached_property
-    def make_masked(self) -> Callable[..., None]:
-        """Like `make`, with squared norms of masked rows; further arguments: mask [size] in bytes, squares [n]."""
-        types = (*_BATCH, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER)
-        return compiled(_RowWriter(self, "make_masked").module, "rows", *types)
+        pointer, size = ctypes.c_void_p, ctypes.c_int64
+        types = (pointer, pointer, pointer, size, size, pointer, size, pointer)
+        return compiled(_RowWriter(self).module, "rows", *types)
 
 
 def _host() -> Processor:
@@ -148,38 +153,27 @@ def _host() -> Processor:
 class _RowWriter(VectorWriter):
     """Writes a kernel in LLVM's representation."""
 
-    def __init__(self, sizes: RowKernel, purpose: str) -> None:
+    def __init__(self, sizes: RowKernel) -> None:
         super().__init__("rows", _host(), wide=sizes.wide)
-        self._sizes = sizes
-        self._write(purpose)
-
-    def _write(self, purpose: str) -> None:
-        s, pointer = self._sizes, self._number.as_pointer()
-        double = ir.DoubleType().as_pointer()
-        own = {
-            "make": [pointer, INT, double],
-            "make_masked": [pointer, INT, double, _BYTE.as_pointer(), double],
-        }[purpose]
-        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, *own])
+        self._sizes = s = sizes
+        pointer, double = self._number.as_pointer(), ir.DoubleType().as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, pointer, pointer, INT, INT, pointer, INT, double])
         function = ir.Function(self.module, kind, "rows")
         for argument in function.args:
             if isinstance(argument.type, ir.PointerType):
                 argument.add_attribute("noalias")
-        inputs, signals, zeros, first, last, out, *own = function.args
+        inputs, signals, zeros, first, last, out, step, squares = function.args
         build: Any = ir.IRBuilder(function.append_basic_block())
         self._build = build
         with counted(build, first, last) as example:
             n = example.number
-            row = build.gep(out, [build.mul(n, own[0])])
+            row = build.gep(out, [build.mul(n, step)])
             if not s.exact:
                 self._clear(row)
             with counted(build, INT(0), INT(s.views)) as view:
                 image = build.add(build.mul(n, INT(s.views)), view.number)
                 self._image(inputs, signals, row, zeros, image)
-            into = [own[1]] if purpose == "make" else [own[1], own[3]]
-            squares = self._squares(row, None if purpose == "make" else own[2])
-            for square, to in zip(squares, into, strict=True):
-                build.store(square, build.gep(to, [n]))
+            build.store(self._square(row), build.gep(squares, [n]))
         build.ret_void()
 
     def _image(
@@ -256,7 +250,6 @@ class _RowWriter(VectorWriter):
         """Sums over positions; each pair of a patch's number and a vector of channels has a register of its own."""
         s, build = self._sizes, self._build
         zero = ir.Constant(self._vector, [0.0] * self._lanes)
-        fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
         with counted(build, *edges[0], [zero] * (len(offsets) * len(starts))) as y:
             line = build.gep(pixels, [build.mul(y.number, INT(s.stride[0] * s.line))])
             signals = build.gep(derivatives, [build.mul(y.number, INT(s.columns * s.leaving))])
@@ -266,25 +259,14 @@ class _RowWriter(VectorWriter):
                 factors = [self._at(channels, start, starts.stop - start) for start in starts]
                 values = (self._spread(build.load(build.gep(pixel, [INT(offset)]))) for offset in offsets)
                 products = [(value, each) for value in values for each in factors]
-                x.sums = [build.call(fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
+                x.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, x.sums, strict=True)]
             y.sums = x.sums
         for number in range(len(offsets)):
             to = build.gep(into, [INT(number * s.leaving)])
             for start, value in zip(starts, y.sums[number * len(starts) :], strict=False):
-                self._put(value, build.gep(to, [INT(start)]), starts.stop - start)
-
-    def _put(self, value: LlvmValue, channels: LlvmValue, active: int) -> None:
-        """Stores the numbers of some channels in a row, or adds them to the row if it is not `exact`."""
-        build, vector = self._build, value.type
-        if not self._sizes.exact:
-            value = build.fadd(value, self._at(channels, 0, active))
-        place = build.bitcast(channels, vector.as_pointer())
-        if active >= vector.count:
-            build.store(value, place).align = self._bytes
-            return
-        mask = self._mask(active)
-        store = self._intrinsic("masked.store", ir.VoidType(), [vector, place.type, ir.IntType(32), mask.type])
-        build.call(store, [value, place, ir.IntType(32)(self._bytes), mask])
+                channels, active = build.gep(to, [INT(start)]), starts.stop - start
+                total = value if s.exact else build.fadd(value, self._at(channels, 0, active))
+                self._put(total, channels, active)
 
     def _padded(self, source: LlvmValue, zeros: LlvmValue) -> LlvmValue:
         """Copies the image into zero padding."""
@@ -307,34 +289,23 @@ class _RowWriter(VectorWriter):
         size = INT(self._sizes.size * self._bytes)
         self._build.call(clear, [self._build.bitcast(row, _BYTE.as_pointer()), _BYTE(0), size, ir.IntType(1)(0)])
 
-    def _squares(self, row: LlvmValue, mask: LlvmValue | None) -> list[LlvmValue]:
-        """Squared norms in float64, in which no square of a float32 is lost: of a row, and of the masked row."""
+    def _square(self, row: LlvmValue) -> LlvmValue:
+        """Squared norm of a row in float64, in which no square of a float32 is lost."""
         build, size, lanes = self._build, self._sizes.size, self._lanes
         wide = ir.VectorType(ir.DoubleType(), lanes)
-        fma = self._intrinsic("fma", wide, [wide] * 3)
 
-        def grown(
-            sums: Sequence[LlvmValue], start: LlvmValue, offset: int, active_lanes: int | None
-        ) -> list[LlvmValue]:
-            value = self._at(build.gep(row, [start]), offset, active_lanes)
-            value = value if self._sizes.wide else build.fpext(value, wide)
-            grown_sums = [build.call(fma, [value, value, sum]) for sum in sums]
-            if mask is not None:  # by selection, so that a row is read once for both norms
-                keeps = self._at(build.gep(mask, [start]), offset, active_lanes, number=_BYTE)
-                chosen = build.icmp_unsigned("!=", keeps, ir.Constant(keeps.type, None))
-                grown_sums[1] = build.select(chosen, grown_sums[1], sums[1])
-            return grown_sums
+        def grown(total: LlvmValue, start: LlvmValue, offset: int, active: int | None) -> LlvmValue:
+            value = widened(build, self._at(build.gep(row, [start]), offset, active), wide)
+            return build.call(fused(self.module, wide), [value, value, total])
 
-        norms = 1 if mask is None else 2
-        sums = [ir.Constant(wide, [0.0] * lanes)] * (4 * norms)  # four per norm, so that none waits for the previous
+        sums = [ir.Constant(wide, [0.0] * lanes)] * 4  # four, so that none waits for the previous
         whole = size // (4 * lanes)
         if whole:
             with counted(build, INT(0), INT(whole), sums) as loop:
-                start, before = build.mul(loop.number, INT(4 * lanes)), loop.sums
-                after = [grown(before[i * norms :][:norms], start, i * lanes, None) for i in range(4)]
-                loop.sums = [sum for each in after for sum in each]
+                start = build.mul(loop.number, INT(4 * lanes))
+                loop.sums = [grown(total, start, i * lanes, None) for i, total in enumerate(loop.sums)]
             sums = loop.sums
         for offset in range(whole * 4 * lanes, size, lanes):
-            sums[:norms] = grown(sums[:norms], INT(0), offset, size - offset)
-        each = [sums[number::norms] for number in range(norms)]
-        return [self._total(build.fadd(build.fadd(a, b), build.fadd(c, d))) for a, b, c, d in each]
+            sums[0] = grown(sums[0], INT(0), offset, size - offset)
+        a, b, c, d = sums
+        return added_up(build, build.fadd(build.fadd(a, b), build.fadd(c, d)))

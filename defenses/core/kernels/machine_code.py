@@ -20,6 +20,7 @@ from llvmlite import binding, ir
 
 INT = ir.IntType(64)
 LlvmValue = Any  # a value in LLVM's representation: llvmlite's classes are typed too narrowly for a type checker
+_BYTES: dict[ir.Type, int] = {ir.DoubleType(): 8, ir.FloatType(): 4, ir.IntType(8): 1}
 COMPILING = Lock()
 """Lock held by the thread that compiles: LLVM's global state is not thread-safe."""
 
@@ -111,9 +112,45 @@ def _machine() -> binding.TargetMachine:
 
 def fused(module: ir.Module, of: ir.Type) -> ir.Function:
     """Returns LLVM's fused multiply-add for numbers or vectors, declared once per module."""
-    element, lanes = (of.element, f"v{of.count}") if isinstance(of, ir.VectorType) else (of, "")
-    name = f"llvm.fma.{lanes}{'f64' if element == ir.DoubleType() else 'f32'}"
+    lanes = f"v{of.count}" if isinstance(of, ir.VectorType) else ""
+    name = f"llvm.fma.{lanes}f{8 * _BYTES[_element(of)]}"
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(of, [of] * 3), name)
+
+
+def _element(of: ir.Type) -> ir.Type:
+    return of.element if isinstance(of, ir.VectorType) else of
+
+
+def read(build: ir.IRBuilder, place: LlvmValue, of: ir.Type) -> LlvmValue:
+    """Loads a number or a vector, from any address of its numbers' type."""
+    value: Any = build.load(build.bitcast(place, of.as_pointer()))
+    value.align = _BYTES[_element(of)]
+    return value
+
+
+def write(build: ir.IRBuilder, value: LlvmValue, place: LlvmValue) -> None:
+    """Stores a number or a vector, at any address of its numbers' type."""
+    build.store(value, build.bitcast(place, value.type.as_pointer())).align = _BYTES[_element(value.type)]
+
+
+def widened(build: ir.IRBuilder, value: LlvmValue, of: ir.Type) -> LlvmValue:
+    """Converts a number or a vector to a longer format; returns it as it is if it has that format."""
+    return value if value.type == of else build.fpext(value, of)
+
+
+def spread(build: ir.IRBuilder, value: LlvmValue, vector: ir.VectorType) -> LlvmValue:
+    """Broadcasts a number to a vector."""
+    none, word = ir.Constant(vector, ir.Undefined), ir.IntType(32)
+    first_lane = build.insert_element(none, value, word(0))
+    return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(word, vector.count), None))
+
+
+def added_up(build: ir.IRBuilder, vector: LlvmValue) -> LlvmValue:
+    """Sums a vector's numbers, adjacent numbers first."""
+    parts = [build.extract_element(vector, ir.IntType(32)(i)) for i in range(vector.type.count)]
+    while len(parts) > 1:
+        parts = [build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 @contextmanager
@@ -171,7 +208,7 @@ class VectorWriter:
         self._lanes = host.vector // self._bytes
         self._vector = ir.VectorType(self._number, self._lanes)
         self.module = ir.Module(name)
-        self._fma = self._intrinsic("fma", self._vector, [self._vector] * 3)
+        self._fma = fused(self.module, self._vector)
         self._build: Any = None  # of the function that is being written
 
     def _at(
@@ -191,38 +228,35 @@ class VectorWriter:
             number: type of the numbers, if not the module's.
         """
         build, vector = self._build, ir.VectorType(number or self._number, self._lanes)
-        align = self._bytes if number is None else 1
-        place = build.bitcast(build.gep(start, [INT(offset)]), vector.as_pointer())
+        place = build.gep(start, [INT(offset)])
         if active is None or active >= self._lanes:
-            loaded = build.load(place)
-            loaded.align = align
-            return loaded
-        mask = self._mask(active)
-        load = self._intrinsic("masked.load", vector, [place.type, ir.IntType(32), mask.type, vector])
-        return build.call(load, [place, ir.IntType(32)(align), mask, ir.Constant(vector, None)])
+            return read(build, place, vector)
+        place = build.bitcast(place, vector.as_pointer())
+        align, mask = ir.IntType(32)(_BYTES[vector.element]), self._mask(active)
+        load = self._masked("load", vector, vector, [place.type, align.type, mask.type, vector])
+        return build.call(load, [place, align, mask, ir.Constant(vector, None)])
 
-    def _intrinsic(self, name: str, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
-        """Returns an LLVM intrinsic on vectors, declared once."""
-        vector: Any = takes[0] if isinstance(gives, ir.VoidType) else gives
-        element = {ir.DoubleType(): "f64", ir.FloatType(): "f32", ir.IntType(8): "i8"}[vector.element]
-        full = f"llvm.{name}.v{vector.count}{element}{'.p0' if name.startswith('masked') else ''}"
-        return self.module.globals.get(full) or ir.Function(self.module, ir.FunctionType(gives, takes), full)
+    def _put(self, value: LlvmValue, place: LlvmValue, active: int) -> None:
+        """Stores a vector of numbers; only the first lanes are written."""
+        build, vector = self._build, value.type
+        if active >= vector.count:
+            return write(build, value, place)
+        place = build.bitcast(place, vector.as_pointer())
+        align, mask = ir.IntType(32)(self._bytes), self._mask(active)
+        store = self._masked("store", vector, ir.VoidType(), [vector, place.type, align.type, mask.type])
+        build.call(store, [value, place, align, mask])
+
+    def _masked(self, name: str, vector: ir.VectorType, gives: ir.Type, takes: Sequence[ir.Type]) -> ir.Function:
+        """Returns LLVM's masked load or store, declared once."""
+        name = f"llvm.masked.{name}.v{vector.count}f{8 * _BYTES[vector.element]}.p0"
+        return self.module.globals.get(name) or ir.Function(self.module, ir.FunctionType(gives, takes), name)
 
     def _mask(self, active: int) -> ir.Constant:
         return ir.Constant(ir.VectorType(ir.IntType(1), self._lanes), [int(i < active) for i in range(self._lanes)])
 
     def _spread(self, value: LlvmValue) -> LlvmValue:
         """Broadcasts a number to a vector."""
-        build, none = self._build, ir.Constant(ir.VectorType(value.type, self._lanes), ir.Undefined)
-        first_lane = build.insert_element(none, value, ir.IntType(32)(0))
-        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(ir.IntType(32), self._lanes), None))
-
-    def _total(self, vector: LlvmValue) -> LlvmValue:
-        """Sums a vector's numbers, adjacent numbers first."""
-        parts = [self._build.extract_element(vector, ir.IntType(32)(i)) for i in range(self._lanes)]
-        while len(parts) > 1:
-            parts = [self._build.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return spread(self._build, value, ir.VectorType(value.type, self._lanes))
 
     def _table(self, values: Sequence[int]) -> LlvmValue:
         """Adds a constant array to the module."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted
+from .machine_code import INT, LlvmValue, compiled, counted, read, spread, widened, write
 
 GROUP = 128
 """Numbers per group; each group has sixteen blocks of the cipher of its own."""
@@ -86,10 +86,10 @@ class _NormalWriter:
         key, draw, first, count, values, std, unit = function.args
         build: Any = ir.IRBuilder(function.append_basic_block())
         self._build = build
-        stds, units = self._spread(std, self._number), self._spread(unit, self._number)
+        stds, units = spread(build, std, self._number), spread(build, unit, self._number)
         inverse = build.fdiv(self._constant(1.0), units)
-        keys = [self._spread(build.load(build.gep(key, [INT(i)])), self._block) for i in range(8)]
-        nonce = [self._spread(build.trunc(part, word), self._block) for part in (draw, build.lshr(draw, INT(32)))]
+        keys = [spread(build, build.load(build.gep(key, [INT(i)])), self._block) for i in range(8)]
+        nonce = [spread(build, build.trunc(part, word), self._block) for part in (draw, build.lshr(draw, INT(32)))]
         last = build.alloca(entry, size=INT(GROUP))  # memory to complete the last group, if it has fewer numbers
         groups = build.udiv(build.add(count, INT(GROUP - 1)), INT(GROUP))
         with counted(build, INT(0), groups) as group:
@@ -106,16 +106,13 @@ class _NormalWriter:
                 pair = self._pair(*(build.bitcast(words[2 * number + i], self._long) for i in range(2)))
                 for half, drawn in enumerate(pair):
                     place = build.gep(at, [INT((2 * number + half) * _LANES)])
-                    place = build.bitcast(place, ir.VectorType(entry, _LANES).as_pointer())
-                    before = build.load(place)
-                    before.align = 8 if wide else 4
-                    before = before if wide else build.fpext(before, self._number)
+                    before = widened(build, read(build, place, ir.VectorType(entry, _LANES)), self._number)
                     # Not fused: other devices multiply and add in two operations.
                     noisy = build.fadd(before, build.fmul(drawn, stds))
                     if rounded:
                         noisy = build.fmul(self._call("rint", build.fmul(noisy, inverse)), units)
                     noisy = noisy if wide else build.fptrunc(noisy, ir.VectorType(entry, _LANES))
-                    build.store(noisy, place).align = 8 if wide else 4
+                    write(build, noisy, place)
             with build.if_then(short):
                 self._copied(last, destination, remaining)
         build.ret_void()
@@ -129,7 +126,7 @@ class _NormalWriter:
         """Returns sixteen blocks of ChaCha20, as a vector for each word of a block, with a block per lane."""
         build, rounds = self._build, 20
         counters = build.add(
-            self._spread(build.mul(group, INT(_BLOCKS)), ir.VectorType(INT, _BLOCKS)),
+            spread(build, build.mul(group, INT(_BLOCKS)), ir.VectorType(INT, _BLOCKS)),
             ir.Constant(ir.VectorType(INT, _BLOCKS), list(range(_BLOCKS))),
         )
         high = build.lshr(counters, ir.Constant(ir.VectorType(INT, _BLOCKS), [32] * _BLOCKS))
@@ -220,9 +217,3 @@ class _NormalWriter:
 
     def _whole(self, value: int) -> LlvmValue:
         return ir.Constant(self._long, [value] * _LANES)
-
-    def _spread(self, value: LlvmValue, kind: ir.VectorType) -> LlvmValue:
-        """Broadcasts a value to a vector."""
-        build, none = self._build, ir.Constant(kind, ir.Undefined)
-        first_lane = build.insert_element(none, value, self._word(0))
-        return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(self._word, kind.count), None))

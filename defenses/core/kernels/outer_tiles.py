@@ -6,7 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, Processor, counted, fused, processor
+from .machine_code import INT, LlvmValue, Processor, counted, fused, processor, read, spread, widened, write
 
 _BESIDE = 2  # vectors in a line of a tile, which share each weight that is loaded
 _OTHERS = Processor(vector=16, sums=8)  # assumed for a processor without fused multiply-add
@@ -66,24 +66,17 @@ def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: i
     values, step, weights, leading, rows, sums, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
     wide, narrow = (kind if lanes == 1 else ir.VectorType(kind, lanes) for kind in (double, number))
-    none, zeros = ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
-
-    def spread(value: LlvmValue) -> LlvmValue:
-        if lanes == 1:
-            return value
-        return build.shuffle_vector(build.insert_element(none, value, ir.IntType(32)(0)), none, zeros)
-
     begin = [ir.Constant(wide, 0.0 if lanes == 1 else None)] * (height * beside)
     with counted(build, INT(0), rows, begin) as row:
         row_values = build.gep(values, [build.mul(row.number, step)])
         weight = build.gep(weights, [build.mul(row.number, leading)])
         vectors = []
         for i in range(beside):
-            value = build.load(build.bitcast(build.gep(row_values, [INT(i * lanes)]), narrow.as_pointer()))
-            value.align = 8 if number == double else 4
-            vectors.append(value if number == double else build.fpext(value, wide))
+            value = read(build, build.gep(row_values, [INT(i * lanes)]), narrow)
+            vectors.append(widened(build, value, wide))
         for line in range(height):
-            each = spread(build.load(build.gep(weight, [INT(line)])))
+            each = build.load(build.gep(weight, [INT(line)]))
+            each = each if lanes == 1 else spread(build, each, wide)
             for i, vector in enumerate(vectors):
                 at = line * beside + i
                 row.sums[at] = build.call(fused(module, wide), [vector, each, row.sums[at]])
@@ -92,7 +85,6 @@ def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: i
         for i in range(beside):
             total = row.sums[line * beside + i]
             total = total if number == double else build.fptrunc(total, narrow)
-            place = build.bitcast(build.gep(to, [INT(i * lanes)]), narrow.as_pointer())
-            build.store(total, place).align = 8 if number == double else 4
+            write(build, total, build.gep(to, [INT(i * lanes)]))
     build.ret_void()
     return function

@@ -31,7 +31,7 @@ from typing import Any
 from llvmlite import ir
 
 from .convolution_rows import RowKernel
-from .machine_code import INT, LlvmValue, VectorWriter, compiled, counted, processor
+from .machine_code import INT, LlvmValue, VectorWriter, added_up, compiled, counted, processor, widened
 
 # Points on a side of a tile; with few registers half as many on the other.
 _TILE = 4
@@ -256,9 +256,7 @@ class _ProductWriter(VectorWriter):
 
     def _read(self, start: LlvmValue, active: int | None) -> LlvmValue:
         """Loads a vector of channels, in float64."""
-        if self._sizes.wide:
-            return self._at(start, 0, active)
-        return self._build.fpext(self._at(start, 0, active, number=self._given), self._vector)
+        return widened(self._build, self._at(start, 0, active, number=self._given), self._vector)
 
     def _totals(self, vectors: Sequence[LlvmValue]) -> LlvmValue:
         """Returns a vector of the sums of as many vectors as it has lanes."""
@@ -310,6 +308,6 @@ class _ProductWriter(VectorWriter):
                 own = build.extract_element(run.sums[1], build.srem(at, INT(lanes)))
                 x.sums = [run.sums[0], build.fadd(x.sums[1], own)]
             y.sums = x.sums
-        half, diagonal = self._total(y.sums[0]), y.sums[1]
+        half, diagonal = added_up(build, y.sums[0]), y.sums[1]
         # A pair of two positions counts twice.
         return build.fsub(build.fmul(half, double(2.0)), diagonal), diagonal

@@ -23,7 +23,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, Processor, compiled, counted
+from .machine_code import INT, LlvmValue, Processor, compiled, counted, fused, read, spread, widened, write
 
 _STRIP_BYTES = 4096  # of a row at a time: tiles of both factors then fit a first cache
 _LINE = 64  # bytes of a cache line
@@ -120,8 +120,7 @@ class _Writer:
         self._lanes = sizes.lanes
         self._vector = ir.VectorType(self._number, self._lanes)
         self.module = ir.Module("row_products")
-        kind = f"v{self._lanes}f{8 * sizes.number}"
-        self._fma = ir.Function(self.module, ir.FunctionType(self._vector, [self._vector] * 3), f"llvm.fma.{kind}")
+        self._fma = fused(self.module, self._vector)
         self._byte = ir.IntType(8).as_pointer()
         hint = ir.FunctionType(ir.VoidType(), [self._byte, *[ir.IntType(32)] * 3])
         self._prefetch = ir.Function(self.module, hint, "llvm.prefetch.p0")
@@ -183,23 +182,19 @@ class _Writer:
 
     def _pack(self, row: LlvmValue, factor: LlvmValue | None, width: LlvmValue, to: LlvmValue) -> None:
         """Packs a run of a row times its factor, in the format of the products, zero-padded to whole vectors."""
-        build, none = self._build, ir.Constant(self._vector, ir.Undefined)
+        build = self._build
         whole = build.sdiv(width, INT(self._lanes))
         done = build.mul(whole, INT(self._lanes))
-        scale = ir.Constant(self._number, 1.0) if factor is None else self._converted(factor, self._number)
-        spread = build.insert_element(none, scale, ir.IntType(32)(0))
-        spread = self._shuffled(spread, none, [0] * self._lanes)
+        scale = ir.Constant(self._number, 1.0) if factor is None else widened(build, factor, self._number)
+        scales = spread(build, scale, self._vector)
         with build.if_then(build.icmp_signed(">", whole, INT(0))), counted(build, INT(0), whole) as long:
             place = build.mul(long.number, INT(self._lanes))
-            vector = ir.VectorType(self._given, self._lanes)
-            values = build.load(build.bitcast(build.gep(row, [place]), vector.as_pointer()))
-            values.align = self._sizes.given
-            values = self._converted(values, self._vector)
-            self._store(build.fmul(values, spread), build.gep(to, [place]))
+            values = read(build, build.gep(row, [place]), ir.VectorType(self._given, self._lanes))
+            write(build, build.fmul(widened(build, values, self._vector), scales), build.gep(to, [place]))
         with build.if_then(build.icmp_signed("<", done, width)):
-            self._store(ir.Constant(self._vector, [0.0] * self._lanes), build.gep(to, [done]))
+            write(build, ir.Constant(self._vector, [0.0] * self._lanes), build.gep(to, [done]))
             with counted(build, done, width) as short:
-                value = self._converted(build.load(build.gep(row, [short.number])), self._number)
+                value = widened(build, build.load(build.gep(row, [short.number])), self._number)
                 build.store(build.fmul(value, scale), build.gep(to, [short.number]))
 
     def _fetch(self, rows: list[LlvmValue], width: LlvmValue, part: LlvmValue, parts: LlvmValue) -> None:
@@ -235,11 +230,9 @@ class _Writer:
             loop.sums = [build.call(self._fma, [*pair, sum]) for pair, sum in zip(products, loop.sums, strict=True)]
         four = ir.VectorType(ir.DoubleType(), _RIGHT)
         for i in range(s.left):
-            row_sums = self._converted(self._added_up(loop.sums[i * _RIGHT : (i + 1) * _RIGHT]), four)
-            place = build.bitcast(build.gep(to, [build.mul(step, INT(i))]), four.as_pointer())
-            before = build.load(place)
-            before.align = 8
-            build.store(build.fadd(before, row_sums), place).align = 8
+            row_sums = widened(build, self._added_up(loop.sums[i * _RIGHT : (i + 1) * _RIGHT]), four)
+            place = build.gep(to, [build.mul(step, INT(i))])
+            write(build, build.fadd(read(build, place, four), row_sums), place)
 
     def _added_up(self, sums: list[LlvmValue]) -> LlvmValue:
         """Returns a vector of four vectors' totals: adjacent lanes, and then halves, are added for all at once."""
@@ -271,17 +264,7 @@ class _Writer:
 
     def _load(self, rows: LlvmValue, step: LlvmValue, place: LlvmValue, row: int) -> LlvmValue:
         build = self._build
-        start = build.gep(rows, [build.add(place, build.mul(step, INT(row)))])
-        loaded = build.load(build.bitcast(start, self._vector.as_pointer()))
-        loaded.align = self._sizes.number
-        return loaded
-
-    def _store(self, values: LlvmValue, place: LlvmValue) -> None:
-        to = self._build.bitcast(place, self._vector.as_pointer())
-        self._build.store(values, to).align = self._sizes.number
-
-    def _converted(self, value: LlvmValue, kind: ir.Type) -> LlvmValue:
-        return value if value.type == kind else self._build.fpext(value, kind)
+        return read(build, build.gep(rows, [build.add(place, build.mul(step, INT(row)))]), self._vector)
 
     def _parts(self, count: LlvmValue, of: int) -> LlvmValue:
         return self._build.sdiv(self._build.add(count, INT(of - 1)), INT(of))

@@ -14,7 +14,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, compiled, counted, fused
+from .machine_code import INT, LlvmValue, compiled, counted, fused, read, spread, widened, write
 from .outer_tiles import outer_sum
 
 MATRIX = 10
@@ -64,8 +64,7 @@ def _module(wide: bool) -> ir.Module:
     done = build.mul(whole, INT(_BESIDE))
 
     def exact(place: LlvmValue) -> LlvmValue:
-        value = build.load(place)
-        return value if wide else build.fpext(value, double)
+        return widened(build, build.load(place), double)
 
     with counted(build, INT(0), rows) as row:
         build.store(exact(build.gep(factors, [row.number])), build.gep(weights, [row.number]))
@@ -124,29 +123,23 @@ def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:
     rows, step, weights, sums, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
 
-    def widened(value: LlvmValue, of: ir.Type) -> LlvmValue:
-        return value if number == double else build.fpext(value, of)
-
     starts = [build.gep(rows, [build.mul(step, INT(i))]) for i in range(count)]
     singles = [build.load(build.gep(weights, [INT(i)])) for i in range(count)]
-    vector, short = ir.VectorType(double, _LANES), ir.IntType(32)
-    none, lanes = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(short, _LANES), None)
-    spread = [build.shuffle_vector(build.insert_element(none, f, short(0)), none, lanes) for f in singles]
+    vector = ir.VectorType(double, _LANES)
+    spread_weights = [spread(build, each, vector) for each in singles]
     whole = build.sdiv(size, INT(_LANES))
     done = build.mul(whole, INT(_LANES))
 
-    def added(place: LlvmValue, read: ir.Type, of: ir.Type, weights: Sequence[LlvmValue]) -> None:
-        to = build.bitcast(build.gep(sums, [place]), of.as_pointer())
-        total = build.load(to)
-        total.align = 8
+    def added(place: LlvmValue, given: ir.Type, of: ir.Type, weights: Sequence[LlvmValue]) -> None:
+        to = build.gep(sums, [place])
+        total = read(build, to, of)
         for start, weight in zip(starts, weights, strict=True):
-            value = build.load(build.bitcast(build.gep(start, [place]), read.as_pointer()))
-            value.align = 8 if number == double else 4
-            total = build.call(fused(module, of), [widened(value, of), weight, total])
-        build.store(total, to).align = 8
+            value = widened(build, read(build, build.gep(start, [place]), given), of)
+            total = build.call(fused(module, of), [value, weight, total])
+        write(build, total, to)
 
     with build.if_then(build.icmp_signed("<", INT(0), whole)), counted(build, INT(0), whole) as long:
-        added(build.mul(long.number, INT(_LANES)), ir.VectorType(number, _LANES), vector, spread)
+        added(build.mul(long.number, INT(_LANES)), ir.VectorType(number, _LANES), vector, spread_weights)
     with build.if_then(build.icmp_signed("<", done, size)), counted(build, done, size) as remaining:
         added(remaining.number, number, double, singles)
     build.ret_void()

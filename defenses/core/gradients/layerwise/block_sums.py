@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...kernels.bound_factors import KINDS, SMALL
-from ...plan.bound import Bound, finite_rows, normalize, row_norms
+from ...plan.bound import Bound, finite_rows, row_norms
 from ...plan.codec import Codec, Complement, Coordinates, Everything, Subspace
 from ...plan.composed_codecs import Masked, spread
 from ...plan.defense import Block
@@ -32,15 +32,12 @@ from .layers.convolution import Convolution
 from .layers.kept_rows import KeptRows
 from .layers.linear import Outer
 from .masks import SpanMasks, Spans
-from .tables import BoundFactors, NormTable, SumTable
+from .tables import ANY_BOUND, BoundFactors, NormTable, SumTable
 
 # Relative error of a squared norm up to which it is trusted.
 _TRUSTED = 1e-4
 # The same in `matched`, for the norm outside of a subspace: a difference of two norms loses its last digits.
 _TRUSTED_REST = 1e-5
-# Bound of calls that need squared norms alone. Not `clip`, under which a row shorter than the clip norm is certain
-# although its norm is not.
-_ANY_BOUND = normalize(1.0, regulariser=1.0)
 
 
 def served(block: Block) -> bool:
@@ -62,13 +59,6 @@ def _unmasked(codec: Codec) -> tuple[Coordinates | None, Codec]:
     return None, codec
 
 
-def mask_of(block: Block) -> Coordinates | None:
-    """Returns the mask under which a block's norms are taken; None without a mask, or if no norm is needed."""
-    kept, codec = _unmasked(block.codec)
-    mask = codec if type(codec) is Coordinates else kept
-    return mask if type(block.query) is Gradient and block.bound.kind != "unbounded" else None
-
-
 @dataclass(eq=False)  # not frozen, which takes 4 us
 class BatchGradients:
     """Per-example gradients of a batch.
@@ -81,7 +71,6 @@ class BatchGradients:
         like: device and dtype of the rows.
         known: cached coefficients and least norms in the plan's subspaces, which several blocks may share.
         known_squares: cached squared norms of the coordinates of the plan's masks, which several blocks may share.
-        masks: masks of the plan that the terms were given, by `id`, split by parameter.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
@@ -90,7 +79,6 @@ class BatchGradients:
     like: Tensor
     known: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
-    masks: Mapping[int, SpanMasks] = field(default_factory=dict, repr=False)
 
     def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Returns whole rows of some examples."""
@@ -146,7 +134,7 @@ class BatchGradients:
             # All factors are 1 and no norm is needed; a non-finite example is replaced by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
-            bounded = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
+            bounded = self._at_once(self._by_parameter(codec) if isinstance(codec, Coordinates) else None, block.bound)
             if bounded is not None:
                 return self._weighted(block, bounded.factors, None if bounded.certain is None else ~bounded.certain)
         squares = self._encoded(block)
@@ -207,7 +195,7 @@ class BatchGradients:
 
     @cached_property
     def _whole(self) -> BoundFactors | None:
-        return self._at_once(None, _ANY_BOUND)
+        return self._at_once(None, ANY_BOUND)
 
     def _encoded(self, block: Block) -> Squares:
         """Squared norms of encoded rows."""
@@ -241,19 +229,15 @@ class BatchGradients:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share a mask.
         if id(kept) not in self.known_squares:
-            mask = self._mask(kept)
-            bounded = self._at_once(mask, _ANY_BOUND)
+            mask = self._by_parameter(kept)
+            bounded = self._at_once(mask, ANY_BOUND)
             if bounded is not None and bounded.certain is None:
                 self.known_squares[id(kept)] = Squares.exact(bounded.squares)
             else:
                 self.known_squares[id(kept)] = _certain_squares(bounded, self._masked(mask))
         return self.known_squares[id(kept)]
 
-    def _mask(self, kept: Coordinates) -> SpanMasks:
-        """Returns a mask of the plan by parameter: the mask given to the terms, or a new mask."""
-        return self.masks[id(kept)] if id(kept) in self.masks else self._by_parameter(kept, inside=True)
-
-    def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
+    def _by_parameter(self, named: Coordinates, *, inside: bool = True) -> SpanMasks:
         """Returns a mask of the named coordinates, or of all others."""
         spans = [span for spans, _ in self.terms for span in spans]
         return SpanMasks(named.kept.to(self.like.device), self.dim, spans, inside=inside)

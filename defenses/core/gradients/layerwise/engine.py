@@ -30,11 +30,11 @@ from ...plan.layout import Layout
 from ..engines.interface import PerExample, Unsupported
 from ..reference import Loss, ModelFunction
 from ..reference_sums import added_up
-from .block_sums import BatchGradients, mask_of, served
+from .block_sums import BatchGradients, served
 from .buffers import BufferPool, Buffers
 from .factors import FactoredGradient, Mapped, Summed, parts
 from .layers.rules import KNOWN, refuse_settings
-from .masks import SpanMasks, Spans
+from .masks import Spans
 from .recorder import Use, record
 
 _SMALL = 2**18  # entries of a first layer's output, up to which the cost of a graph node (`_Begin`) is noticeable
@@ -129,9 +129,7 @@ class Layerwise(PerExample):
         with torch.no_grad(), self._pool.lend() as buffers:
             # Unbounded blocks need the sum alone, which the vendor's kernels compute without rows.
             bounded = any(block.bound.kind != "unbounded" for block in plan.blocks)
-            gradients = self._gradients(
-                inputs, targets, None, views, buffers if bounded else None, self._masks(plan, inputs)
-            )
+            gradients = self._gradients(inputs, targets, None, views, buffers if bounded else None)
             return tuple(gradients.clipped_sum(block) for block in plan.blocks)
 
     def _by_rows(self, plan: StepPlan, inputs: Tensor, targets: Tensor, views: int) -> tuple[Tensor, ...]:
@@ -176,15 +174,6 @@ class Layerwise(PerExample):
         """Estimates four times the activations: outputs, tensors saved by autograd, derivatives, and results."""
         return 4 * activations * itemsize
 
-    def _masks(self, plan: StepPlan, like: Tensor) -> dict[int, SpanMasks]:
-        """Returns the mask of a plan's norms, by identity; the first of several, because rows are measured once."""
-        kept = next((kept for block in plan.blocks if (kept := mask_of(block)) is not None), None)
-        return (
-            {}
-            if kept is None
-            else {id(kept): SpanMasks(kept.kept.to(like.device), self.layout.dim, self.layout.slices)}
-        )
-
     def _gradients(
         self,
         inputs: Tensor,
@@ -192,7 +181,6 @@ class Layerwise(PerExample):
         point: Tensor | None,
         views: int,
         buffers: Buffers | None = None,
-        masks: Mapping[int, SpanMasks] | None = None,
     ) -> BatchGradients:
         """Returns factored gradients of every trained parameter that the loss depends on."""
         trained = self._values() if point is None else self.layout.unflatten(point.detach())
@@ -200,7 +188,6 @@ class Layerwise(PerExample):
         values = {**trained, **self._arranged_weights(trained, inputs)}
         examples, forward = inputs.shape[0] // views, self._forward
         spans = dict(zip(self.layout.names, self.layout.slices, strict=True))
-        masks = {} if masks is None else masks
         terms_by_names: dict[tuple[str, ...], list[FactoredGradient]] = {}
 
         def take(use: Use) -> None:
@@ -216,14 +203,6 @@ class Layerwise(PerExample):
                 raise Unsupported(f"layer '{use.name}' has one channel, strides and one column, with channels last")
             # Mean over an example's views: gradients are linear in the signals, so a single division here is enough.
             mine = use if views == 1 else use._replace(signals=use.signals / views)
-            if masks:
-                own = {
-                    slot.role: part
-                    for mask in masks.values()
-                    for slot in self._slots[use.layer]
-                    if slot.source is None and (part := mask.partly(spans[slot.names[0]])) is not None
-                }
-                mine = mine._replace(masks=own)
             terms = self._rules[use.layer](mine, use.layer, examples)
             for slot in self._slots[use.layer]:
                 # By parameter, not by layer: gradients of a shared weight are added up before their norm is computed.
@@ -255,7 +234,6 @@ class Layerwise(PerExample):
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],
-            masks=masks,
         )
 
     def _begins(self, layer: nn.Module, output: Tensor) -> None:

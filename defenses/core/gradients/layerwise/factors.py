@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...kernels.row_squares import row_squares
 from ...plan.bound import row_norms
 from ...plan.linear_algebra.lengths import lengths
 from ...plan.linear_algebra.products import product
-from .tables import NormTable, SumTable, measurable
+from .tables import ANY_BOUND, NormTable, SumTable, measurable
 
 # A chunk of rows and its factors should stay in the cache of a CPU; a GPU needs large launches.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
@@ -168,14 +167,19 @@ def added_products(
     return total.to(signals.dtype)
 
 
-def squared_lengths(rows: Float[Tensor, "rows size"]) -> Float[Tensor, " rows"]:
-    """Squared norms in float64; rows that are not `measurable` are squared in their own dtype, which may overflow."""
-    if not (rows.numel() and measurable(rows)):
-        return lengths(rows).square()
-    squares = rows.new_empty(len(rows), dtype=torch.float64)
-    place = (rows.data_ptr(), rows.stride(0), squares.data_ptr())
-    row_squares(wide=rows.dtype == torch.float64)(*place, *rows.shape)
-    return squares
+def squared_lengths(
+    rows: Float[Tensor, "rows size"], mask: Bool[Tensor, " size"] | None = None
+) -> Float[Tensor, " rows"]:
+    """Squared norms in float64; rows that are not `measurable` are squared in their own dtype, which may overflow.
+
+    Args:
+        rows: rows of some examples.
+        mask: mask of a row; a number outside of it counts only if it is not finite.
+    """
+    table = NormTable(len(rows), rows)
+    if rows.numel() and table.add(table.rows(rows, mask)) and (measured := table.factors(ANY_BOUND)) is not None:
+        return measured.squares
+    return lengths(rows if mask is None else rows * mask).square()
 
 
 BasisPiece = tuple[int, Tensor]
@@ -243,12 +247,11 @@ class FactoredGradient:
 
     def squares(self) -> Squares:
         """Squared norms."""
-        return self._collect(lambda rows: rows.square().sum(dim=1))
+        return self._measured_rows()
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """Squared norms of the masked rows."""
-        kept = mask.to(self.like)
-        return self._collect(lambda rows: (rows * kept).square().sum(dim=1))
+        return self._measured_rows(mask)
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Float[Tensor, "rows _"]], Float[Tensor, " rows"]]:
         """Inner products with the columns of each piece of a basis, and norms; rows are formed once for all pieces."""
@@ -275,8 +278,8 @@ class FactoredGradient:
         for part in parts(self.examples, each, self.like, wide=wide):
             yield part, self.rows(part)
 
-    def _collect(self, measure: Callable[[Tensor], Tensor]) -> Squares:
-        return Squares.exact(torch.cat([measure(rows) for _, rows in self.chunks()]))
+    def _measured_rows(self, mask: Bool[Tensor, " size"] | None = None) -> Squares:
+        return Squares.exact(torch.cat([squared_lengths(rows, mask) for _, rows in self.chunks()]))
 
 
 def parts(examples: int, each: int, like: Tensor, *, wide: bool = False) -> Iterator[slice]:
@@ -331,16 +334,6 @@ class GradientRows(FactoredGradient):
     def squares(self) -> Squares:
         """Squared norms, in a single pass over the rows."""
         return Squares.exact(self._squared)
-
-    def masked_squares(self, mask: Tensor) -> Squares:
-        """Squared norms of the kept columns, in a single pass if compiled, else a few rows at a time."""
-        if self.values.numel() and measurable(self.values) and mask.is_cpu and mask.is_contiguous():
-            squares = self.like.new_empty(self.examples, dtype=torch.float64)
-            places = (self.values.data_ptr(), self.values.stride(0), mask.data_ptr(), squares.data_ptr())
-            row_squares(wide=self.values.dtype == torch.float64, masked=True)(*places, self.examples, self.size)
-            return Squares.exact(squares)
-        kept = mask.to(self.like)
-        return Squares.exact(torch.cat([lengths(rows * kept) for _, rows in self.chunks()]).square())
 
     def largest(self) -> Tensor:
         """Returns the norms, which bound the entries."""
@@ -430,13 +423,12 @@ class FromRows(FactoredGradient):
     def squares(self) -> Squares:
         """Squared norms of rows."""
         self._bounded = True
-        return Squares.exact(torch.cat([squared_lengths(rows) for _, rows in self.chunks()]))
+        return super().squares()
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """Squared norms of masked rows."""
         self._bounded = True
-        kept = mask.to(self.like)
-        return Squares.exact(torch.cat([squared_lengths(rows * kept) for _, rows in self.chunks()]))
+        return super().masked_squares(mask)
 
     def weighted(self, factors: Tensor) -> Tensor:
         """Weighted sum of rows; computed from their terms if no norm was taken."""

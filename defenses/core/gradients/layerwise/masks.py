@@ -14,7 +14,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class SpanMasks:
-    """Parts of a mask by parameter. Each part is a single tensor, so that it can be recognised by identity."""
+    """Parts of a mask by parameter."""
 
     def __init__(
         self, coordinates: Int[Tensor, " some"], dim: int, spans: Sequence[tuple[int, int]], *, inside: bool = True
@@ -50,10 +50,6 @@ class SpanMasks:
         """Returns the mask of some parameters; True if all coordinates are kept, False if none is."""
         kept = self.kept(spans)
         return kept > 0 if kept in (0, sum(stop - start for start, stop in spans)) else self.of(spans)
-
-    def partly(self, span: tuple[int, int]) -> Bool[Tensor, " size"] | None:
-        """Returns the mask of a parameter; None if all or none of it is kept."""
-        return self._parts[span] if 0 < self._kept[span] < span[1] - span[0] else None
 
 
 @lru_cache(maxsize=64)  # its construction takes as long as the whole search

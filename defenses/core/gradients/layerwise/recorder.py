@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from ..engines.interface import Unsupported
 from ..reference import Loss
 from .buffers import Buffers
 
-_NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
 # Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
 # Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
@@ -41,7 +39,6 @@ class Use(NamedTuple):
             if there are none.
         buffers: source of memory for rows that are kept until the sums are done; None if no caller returns the memory,
             or no norms are needed.
-        masks: masks of "weight" and "bias" where a plan's mask keeps only a part of them.
     """
 
     layer: nn.Module
@@ -50,7 +47,6 @@ class Use(NamedTuple):
     signals: Tensor
     statistics: tuple[Tensor, Tensor] | None = None
     buffers: Buffers | None = None
-    masks: Mapping[str, Tensor] = _NO_MASKS
 
 
 def record(

@@ -15,8 +15,13 @@ from torch import Tensor
 
 from ...kernels.bound_factors import KINDS, PART, bound_factors
 from ...kernels.weighted_rows import MATRIX, weighted_rows
-from ...plan.bound import Bound
+from ...plan.bound import Bound, normalize
 
+ANY_BOUND = normalize(1.0, regulariser=1.0)
+"""Bound of calls that need squared norms alone.
+
+Not `clip`, under which a row shorter than the clip norm is certain although its norm is not.
+"""
 # Size of a sum, from which on PyTorch's sums on several threads are faster.
 _WORTH_A_THREAD = 2**22
 # Number of products, up to which outer products are added up in float64 by the kernel: MKL's float32 sums are twice as

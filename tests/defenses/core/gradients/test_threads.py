@@ -9,8 +9,8 @@ from torch import nn
 
 from leakbench.defenses.core import Block, Engine, Everything, StepPlan, clip
 from leakbench.defenses.core.gradients.numerics.full_precision import full_precision
+from leakbench.defenses.core.kernels.bound_factors import bound_factors
 from leakbench.defenses.core.kernels.machine_code import COMPILING
-from leakbench.defenses.core.kernels.row_squares import row_squares
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -67,7 +67,7 @@ def test_a_fork_compiles_whatever_another_thread_compiles():
 
     def beside():
         while not stop.is_set():
-            kept.append(row_squares.__wrapped__(wide=False))
+            kept.append(bound_factors.__wrapped__(wide=False))
 
     thread = threading.Thread(target=beside)
     thread.start()
@@ -88,4 +88,4 @@ def _exit_of_a_fork():
 
 def _one_pass():
     with full_precision():
-        row_squares.__wrapped__(wide=True)
+        bound_factors.__wrapped__(wide=True)

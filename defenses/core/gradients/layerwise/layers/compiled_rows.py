@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ....kernels.convolution_rows import RowKernel
@@ -68,48 +67,26 @@ class CompiledRows:
         self._measured(inputs, signals, rows)
         return rows
 
-    def squares(
-        self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Squared norms of all rows, and of the masked rows, in float64.
+    def squares(self, out: Float[Tensor, "rows size"] | None = None) -> Float[Tensor, " rows"]:
+        """Squared norms of all rows, in float64; the rows are written into `out` if given, else discarded."""
+        return self._measured(self.inputs, self.signals, out)
 
-        Args:
-            out: memory for the rows; None to discard them.
-            mask: mask of a row, in the order of the rows.
-        """
-        return self._measured(self.inputs, self.signals, out, mask)
-
-    def _measured(
-        self, inputs: Tensor, signals: Tensor, out: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        whole = signals.new_empty(len(signals) // self._views, dtype=torch.float64)
-        masked = whole if mask is None else torch.empty_like(whole)
-        place = (len(whole), self.size)
+    def _measured(self, inputs: Tensor, signals: Tensor, out: Tensor | None) -> Tensor:
+        squares = signals.new_empty(len(signals) // self._views, dtype=torch.float64)
+        place = (len(squares), self.size)
         if out is not None and (out.shape != place or out.stride(1) != 1 or out.dtype != signals.dtype):
             raise ValueError(
                 f"out must have rows in one piece, {place} of dtype {signals.dtype}, got {tuple(out.shape)} with "
                 f"strides {out.stride()}, {out.dtype}"
             )
-        if mask is not None and (mask.shape != place[1:] or not mask.is_contiguous() or mask.dtype != torch.bool):
-            raise ValueError(
-                f"mask must have {self.size} numbers in one piece, of dtype torch.bool, got {tuple(mask.shape)} "
-                f"with strides {mask.stride()}, {mask.dtype}"
-            )
 
         def run(*batch: int) -> None:
             rows, step = (signals.new_empty(1, self.size), 0) if out is None else (out, out.stride(0))
-            into = (rows.data_ptr(), step, whole.data_ptr())
-            if mask is None:
-                self.kernel.make(*batch, *into)
-            else:
-                self.kernel.make_masked(*batch, *into, mask.data_ptr(), masked.data_ptr())
+            self.kernel.make(*batch, rows.data_ptr(), step, squares.data_ptr())
 
-        self._run(inputs, signals, run)
-        return whole, masked
-
-    def _run(self, inputs: Tensor, signals: Tensor, run: Callable[..., None]) -> None:
         flops = 2.0 * self.size * self._views * signals.shape[2] * signals.shape[3]
-        over_images(run, (inputs, signals), len(signals) // self._views, numbers=self.kernel.padded, flops=flops)
+        over_images(run, (inputs, signals), len(squares), numbers=self.kernel.padded, flops=flops)
+        return squares
 
 
 def over_images(
@@ -193,10 +170,6 @@ def lanes() -> int:
     return 0 if host is None else host.vector // 4
 
 
-KernelUse = Literal["rows", "masked"]
-"""Use of a kernel: rows and their norms, or norms of masked rows too."""
-
-
 @lru_cache(maxsize=1024)
 def right(
     geometry: Geometry,
@@ -204,7 +177,6 @@ def right(
     signals: tuple[int, ...],
     views: int,
     dtype: torch.dtype,
-    use: KernelUse,
 ) -> bool:
     """Returns whether the kernel's rows and norms equal those from patches, beside an example that is NaN.
 
@@ -214,7 +186,6 @@ def right(
         signals: rows and columns.
         views: images of an example.
         dtype: dtype of inputs and signals.
-        use: the use to check; an unused kernel is not compiled.
     """
     generator, (entering, leaving) = torch.Generator().manual_seed(0), geometry.channels
     x = torch.randn(3 * views, entering, *inputs, generator=generator, dtype=dtype)
@@ -223,12 +194,8 @@ def right(
     expected = torch.cat([reference.made(slice(i, i + 1)) for i in (0, 2)])  # patches of large images are large
     x[views : 2 * views], s[views : 2 * views] = torch.nan, torch.nan
     maker = CompiledRows(x, s, geometry, views)
-    comparisons: list[tuple[Tensor, Tensor]] = []
-    rows, mask = x.new_empty(3, maker.size), torch.arange(maker.size) % 3 > 0 if use == "masked" else None
-    kept = expected if mask is None else expected * mask
-    for out in (rows, None):
-        whole, masked = (squares[::2].sqrt() for squares in maker.squares(out, mask))
-        comparisons += [(whole, expected.norm(dim=1)), (masked, kept.norm(dim=1))]
+    rows = x.new_empty(3, maker.size)
+    comparisons = [(maker.squares(out)[::2].sqrt(), expected.norm(dim=1)) for out in (rows, None)]
     comparisons.append((rows[::2].double(), expected))
     limit = _TOLERANCE * float(expected.norm(dim=1).max())
     return all(bool((a - b).abs().max() <= limit) for a, b in comparisons)

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
@@ -33,6 +33,7 @@ from ..factors import (
     parts,
     product_size,
     recomputed,
+    squared_lengths,
 )
 from . import compiled_rows
 from . import winograd as tiles
@@ -77,13 +78,14 @@ class Convolution(FactoredGradient):
     @cached_property
     def _maker(self) -> PatchProducts | CompiledRows:
         """Method that computes rows."""
-        if self._plan.compiled and self._right("rows"):
+        if self._plan.compiled and self._right:
             return CompiledRows(self.inputs, self.signals, self.geometry, self.views)
         return self._patches
 
-    def _right(self, use: compiled_rows.KernelUse) -> bool:
+    @property
+    def _right(self) -> bool:
         sizes = (values.shape[2:] for values in (self.inputs, self.signals))
-        return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype, use)
+        return compiled_rows.right(self.geometry, *sizes, self.views, self.like.dtype)
 
     @property
     def scratch(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  that of what makes the rows
@@ -158,16 +160,15 @@ class Convolution(FactoredGradient):
 
     def masked_squares(self, mask: Tensor) -> Squares:
         """Squared norms from rows, because inner products between positions admit no mask; rows are kept if cheaper."""
-        if self._kept is not None:
-            return self._kept.masked_squares(mask)
-        return self._of_rows(keep=self._worth_keeping, mask=mask)
+        if (kept := self._kept_if_cheaper()) is not None:
+            return kept.masked_squares(mask)
+        made, ordered = map(self._maker.made, self._maker.parts()), self._maker.order.ordered(mask)
+        return self._recomputed(torch.cat([squared_lengths(rows, ordered) for rows in made]))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """Inner products and norms from rows as they are computed, kept if cheaper."""
-        if self._kept is None and self._worth_keeping:
-            self._of_rows(keep=True)
-        if self._kept is not None:
-            return self._kept.along(pieces)
+        if (kept := self._kept_if_cheaper()) is not None:
+            return kept.along(pieces)
         chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
         by_chunk = ((along(self._maker.order, rows, pieces), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
@@ -184,14 +185,18 @@ class Convolution(FactoredGradient):
 
     def along_made(self, directions: Float[Tensor, "size k"]) -> tuple[Tensor, Tensor]:
         """Inner products with directions in that order, from rows as they are computed, and norms."""
-        if self._kept is None and self._worth_keeping:
-            self._of_rows(keep=True)
-        if self._kept is not None:
-            return self._kept.along_made(directions)
+        if (kept := self._kept_if_cheaper()) is not None:
+            return kept.along_made(directions)
         chunks = (self._maker.made(part) for part in self._maker.parts(wide=True))
         by_chunk = ((product(rows, directions), row_norms(rows)) for rows in chunks)
         products, norms = zip(*by_chunk, strict=True)
         return torch.cat(products), torch.cat(norms)
+
+    def _kept_if_cheaper(self) -> KeptRows | None:
+        """Returns the kept rows, which are formed if none are and keeping them for the sum is cheaper; else None."""
+        if self._kept is None and self._worth_keeping:
+            self._of_rows(keep=True)
+        return self._kept
 
     @property
     def _worth_keeping(self) -> bool:
@@ -210,31 +215,24 @@ class Convolution(FactoredGradient):
         products = (through * self.signals).sum(dim=(1, 2, 3), dtype=torch.float64)
         return products.unflatten(0, (self.examples, self.views)).sum(dim=1)
 
-    def formed(self, mask: Bool[Tensor, " size"] | None = None) -> FactoredGradient:
+    def formed(self) -> FactoredGradient:
         """Returns the rows, if norms and sums are computed from them; else itself.
 
         Forming rows during the backward pass reads tensors that are still in the cache, and lets the pass free them.
-
-        Args:
-            mask: mask of the plan's norms, which are measured on each row while it is in the cache.
         """
         if self._plan.way is not Strategy.KEEP:
             return self
-        self._of_rows(keep=True, mask=mask)
+        self._of_rows(keep=True)
         return self._kept or self
 
-    def _of_rows(self, *, keep: bool, mask: Bool[Tensor, " size"] | None = None) -> Squares:
-        """Squared norms of rows, masked or not, which are kept for the sum or freed at once."""
+    def _of_rows(self, *, keep: bool) -> Squares:
+        """Squared norms of rows, which are kept for the sum or freed at once."""
         kept = self._buffers(self.examples * self.size, self.like).view(self.examples, self.size) if keep else None
-        maker = self._maker
-        if mask is not None and isinstance(maker, CompiledRows) and not self._right("masked"):
-            maker = self._patches
-        order = maker.order
-        whole, masked = maker.squares(kept, None if mask is None else order.ordered(mask))
-        if kept is not None:
-            self._kept = KeptRows(kept, order, whole, None if mask is None else (mask, masked))
-            return Squares.exact(masked)
-        return self._recomputed(masked)
+        value = self._maker.squares(kept)
+        if kept is None:
+            return self._recomputed(value)
+        self._kept = KeptRows(kept, self._maker.order, value)
+        return Squares.exact(value)
 
     def _recomputed(self, value: Tensor) -> Squares:
         # In the order in which they lie in memory: a view, no copy.

@@ -116,7 +116,6 @@ class KeptRows(FactoredGradient):
         values: Float[Tensor, "rows size"],
         order: ProductOrder,
         measured: Float[Tensor, " rows"] | None = None,
-        masked: tuple[Bool[Tensor, " size"], Float[Tensor, " rows"]] | None = None,
     ) -> None:
         """Takes computed rows.
 
@@ -124,9 +123,8 @@ class KeptRows(FactoredGradient):
             values: the rows.
             order: order of their numbers.
             measured: their `squared_lengths`, if already measured.
-            masked: a mask, in the weight's order, and squared norms of the masked rows, if already measured.
         """
-        self._rows, self._order, self._masked = GradientRows(values, measured), order, masked
+        self._rows, self._order = GradientRows(values, measured), order
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape
 
@@ -139,12 +137,8 @@ class KeptRows(FactoredGradient):
         return self._order.restored(self._rows.weighted(factors))
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
-        """Enters the rows, and the masked rows, which may have been measured during their computation."""
-        if isinstance(mask, bool):
-            return self._rows.enter(norms, mask)
-        if self._masked is not None and self._masked[0] is mask:
-            return norms.add(self._rows.side(norms), under=norms.squares(self._masked[1]))
-        return self._rows.enter(norms, self._order.ordered(mask))
+        """Enters the rows, and the masked rows."""
+        return self._rows.enter(norms, mask if isinstance(mask, bool) else self._order.ordered(mask))
 
     def enter_sum(self, sums: SumTable, start: int) -> bool:
         """Enters the rows, with the order of their numbers."""
@@ -163,9 +157,7 @@ class KeptRows(FactoredGradient):
         return self._rows.squares()
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
-        """Returns squared norms already measured under the identical mask; else measures them in the rows' order."""
-        if self._masked is not None and self._masked[0] is mask:
-            return Squares.exact(self._masked[1])
+        """Squared norms of the masked rows, in the rows' order."""
         return self._rows.masked_squares(self._order.ordered(mask))
 
     @property

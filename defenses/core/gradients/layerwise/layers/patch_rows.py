@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -75,21 +75,10 @@ class PatchProducts:
         summed = rows.flatten(1).unflatten(0, (-1, self.views)).sum(dim=1)
         return summed if out is None else out.copy_(summed)
 
-    def squares(
-        self, out: Float[Tensor, "rows size"] | None = None, mask: Bool[Tensor, " size"] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Squared norms of all rows, and of the masked rows, in float64.
-
-        Args:
-            out: memory for the rows; None to discard them.
-            mask: mask of a row, in the order of the rows.
-        """
-        whole, masked = [], []
-        for part in self.parts():
-            rows = self.made(part, out=None if out is None else out[part])
-            whole.append(squared_lengths(rows))
-            masked.append(whole[-1] if mask is None else squared_lengths(rows * mask))
-        return torch.cat(whole), torch.cat(masked)
+    def squares(self, out: Float[Tensor, "rows size"] | None = None) -> Float[Tensor, " rows"]:
+        """Squared norms of all rows, in float64; the rows are written into `out` if given, else discarded."""
+        made = (self.made(part, out=None if out is None else out[part]) for part in self.parts())
+        return torch.cat([squared_lengths(rows) for rows in made])
 
     def images(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""

@@ -14,16 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ....kernels.channel_sums import channel_sums
 from ...engines.interface import Unsupported
 from ..factors import FactoredGradient, GradientRows, Lookup
 from ..recorder import Use
-from ..tables import measurable
 from .convolution import Convolution
 from .convolution_settings import Geometry, padding_of
 from .linear import Outer, OuterSum
-
-_WORTH_A_THREAD = 2**22  # size of a tensor, from which on PyTorch's sums on several threads are faster
 
 FactoredGradients = dict[str, FactoredGradient]
 """The gradients of "weight" and "bias", if the layer has a bias."""
@@ -59,18 +55,25 @@ def convolution(use: Use, layer: nn.Conv1d | nn.Conv2d, examples: int) -> Factor
     views = inputs.shape[0] // examples
     buffers = None if use.buffers is None else partial(use.buffers, layer)
     factored = Convolution(inputs, signals, geometry, views=views, buffers=buffers)
-    weight = factored if buffers is None else factored.formed(use.masks.get("weight"))
+    weight = factored if buffers is None else factored.formed()
     if layer.bias is None:
         return {"weight": weight}
     return {"weight": weight, **_by_example(examples, bias=signals.sum(dim=(2, 3)))}
 
 
 def group_norm(use: Use, layer: nn.GroupNorm, examples: int) -> FactoredGradients:
-    """GroupNorm: two sums over positions, without a normalised tensor."""
+    """GroupNorm: two sums over positions, from the mean and standard deviation of the forward pass."""
     inputs, signals = use.inputs, use.signals
-    mean, scale = use.statistics or _statistics(inputs, layer)
-    weight, bias = _normal_sums(signals, inputs, mean, scale)
-    return _by_example(examples, weight=weight, bias=bias)
+    images, channels, *spatial = signals.shape
+    mean, scale = (
+        values.view(images, layer.num_groups).repeat_interleave(channels // layer.num_groups, dim=1)
+        for values in use.statistics or _statistics(inputs, layer)
+    )
+    # Centred first: sum s x - mean sum s loses digits if the mean is much larger than the standard deviation.
+    products = (inputs - mean.view(images, channels, *[1] * len(spatial))).mul_(signals)
+    over = tuple(range(2, signals.dim()))
+    weight, bias = (values.sum(dim=over) if over else values for values in (products, signals))
+    return _by_example(examples, weight=weight * scale, bias=bias)
 
 
 def _statistics(inputs: Tensor, layer: nn.GroupNorm) -> tuple[Tensor, Tensor]:
@@ -128,35 +131,6 @@ def refuse_settings(layer: nn.Module, name: str) -> None:
             raise Unsupported(f"embedding '{name}' must have max_norm=None, which changes weights in forward passes")
         if layer.scale_grad_by_freq:
             raise Unsupported(f"embedding '{name}' must not have scale_grad_by_freq, which counts the whole batch")
-
-
-def _normal_sums(signals: Tensor, inputs: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a norm's weight and bias, [images, channels] each.
-
-    Args:
-        signals: the loss's gradient at the output [images, channels, ...].
-        inputs: the layer's input.
-        mean: mean of each group of channels [images, groups].
-        scale: 1 / standard deviation, likewise.
-    """
-    # Weight: sum over positions of s (x - mean) / std, multiplied out to (sum s x - mean sum s) / std.
-    images, channels, *spatial = signals.shape
-    last = (0, *range(2, signals.dim()), 1)
-    both, groups = [values.permute(last) for values in (signals, inputs)], mean.numel() // max(1, images)
-    threads = 1 if signals.numel() < _WORTH_A_THREAD else torch.get_num_threads()
-    alike = all(each.dtype == signals.dtype and each.is_contiguous() for each in (mean, scale))
-    lying = alike and all(measurable(each) and each.is_contiguous() for each in both)
-    if signals.numel() and threads == 1 and lying:
-        weight, bias = (signals.new_empty(images, channels) for _ in both)
-        memory = signals.new_empty(2 * channels, dtype=torch.float64)
-        places = (each.data_ptr() for each in (*both, memory, mean, scale, weight, bias))
-        channel_sums(wide=signals.dtype == torch.float64)(*places, images, prod(spatial), channels, groups)
-        return weight, bias
-    over = tuple(range(2, signals.dim()))
-    sums, products = ((each.sum(dim=over) if over else each) for each in (signals, signals * inputs))
-    by_group, each = (images, groups, channels // groups), (images, groups, 1)
-    weight = torch.addcmul(products.view(by_group), mean.view(each), sums.view(by_group), value=-1)
-    return weight.mul_(scale.view(each)).flatten(1), sums
 
 
 def _by_example(examples: int, **values: Tensor) -> FactoredGradients:

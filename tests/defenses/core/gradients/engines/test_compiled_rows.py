@@ -76,12 +76,8 @@ def test_rows_norms_and_sums_are_those_of_patches(channels, kernel, stride, dila
     inputs, signals = images(count, g, size)
     maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs, signals, g)
     assert_close(rows_of(maker), expected)
-    mask = torch.arange(maker.size) % 3 > 0
     for out in (None, torch.empty(count, maker.size)):
-        whole, masked = maker.squares(out, maker.order.ordered(mask))
-        assert_close(whole.sqrt(), expected.norm(dim=1))
-        assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
-        assert torch.equal(maker.squares(out)[0], whole)
+        assert_close(maker.squares(out).sqrt(), expected.norm(dim=1))
 
 
 @subtests("vector, dtype, channels", pairwise(VECTORS, DTYPES, [(1, 3), (20, 8), (3, 49)]))
@@ -94,26 +90,6 @@ def test_processors_of_all_vectors_have_the_same_rows(monkeypatch, vector, dtype
     inputs, signals = images(3, g, (9, 40), dtype=dtype)
     maker = CompiledRows(inputs, signals, g, 1)
     assert_close(rows_of(maker), exact(inputs, signals, g))
-    compiled_rows.row_kernel.cache_clear()
-
-
-@subtests("vector, dtype, channels", pairwise(VECTORS, DTYPES, [(1, 1), (3, 5), (4, 16)]))
-def test_a_mask_keeps_all_of_a_norm_or_nothing_and_what_it_leaves_out_may_be_anything(
-    monkeypatch, vector, dtype, channels
-):
-    monkeypatch.setattr(convolution_rows, "processor", lambda: Processor(vector=vector, sums=12))
-    compiled_rows.row_kernel.cache_clear()
-    g = geometry_of(channels=channels)
-    inputs, signals = images(3, g, (7, 6), dtype=dtype)
-    signals[1, 0] = torch.nan  # one channel of one example
-    maker = CompiledRows(inputs, signals, g, 1)
-    first = torch.arange(maker.size) % channels[1] == 0  # in the order of the rows
-    whole, all_of_it = maker.squares(None, torch.ones(maker.size, dtype=torch.bool))
-    assert torch.equal(whole[::2], all_of_it[::2]) and bool(all_of_it[1].isnan())
-    assert maker.squares(None, torch.zeros(maker.size, dtype=torch.bool))[1].tolist() == [0, 0, 0]
-    whole, others = maker.squares(None, ~first)
-    assert bool(whole[1].isnan()) and bool(torch.isfinite(others).all())
-    assert_close(others.sqrt(), (maker.made(slice(None)).double()[:, ~first]).norm(dim=1))
     compiled_rows.row_kernel.cache_clear()
 
 
@@ -160,8 +136,8 @@ def test_nothing_beside_the_batch_is_read_or_written(padding, channels):
     beside = [whole[3:6].permute(0, 3, 1, 2) for whole in around]
     maker = CompiledRows(beside[0], beside[1], g, 1)
     rows = torch.full((9, maker.size), 7.0)
-    squares, _ = maker.squares(rows[3:6])
-    assert torch.equal(rows[3:6], expected.made(slice(None))) and torch.equal(squares, expected.squares()[0])
+    squares = maker.squares(rows[3:6])
+    assert torch.equal(rows[3:6], expected.made(slice(None))) and torch.equal(squares, expected.squares())
     assert bool((rows[:3] == 7).all()) and bool((rows[6:] == 7).all())
     sparse = torch.full((3, 2 * maker.size), 7.0)  # rows with something between them
     maker.squares(sparse[:, : maker.size])
@@ -183,7 +159,7 @@ def test_squares_overflow_no_float32():
     inputs, signals = images(2, g, (7, 6))
     for scale in (1e-18, 1e18):
         rows = exact(inputs * scale, signals, g)
-        assert_close(CompiledRows(inputs * scale, signals, g, 1).squares()[0].sqrt(), rows.norm(dim=1))
+        assert_close(CompiledRows(inputs * scale, signals, g, 1).squares().sqrt(), rows.norm(dim=1))
 
 
 def test_sizes_that_are_no_convolutions_are_refused():
@@ -234,8 +210,7 @@ def test_an_engine_has_the_same_rows_in_float32(name, everywhere):
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-@pytest.mark.parametrize("use", ["rows", "masked"])
-def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere):
     g = geometry_of()
     inputs, signals = images(4, g, (7, 6))
     mask, factors = torch.rand(g.weight_shape).flatten() > 0.5, torch.rand(4)
@@ -261,14 +236,10 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch, everywhere, use):
     assert_right(*answers)
     squares = CompiledRows.squares
 
-    def wrong(self, out=None, mask=None):
-        whole, masked = squares(self, out, mask)
-        return (whole, masked * 1.001) if (mask is not None) == (use == "masked") else (whole, masked)
-
-    monkeypatch.setattr(CompiledRows, "squares", wrong)
+    monkeypatch.setattr(CompiledRows, "squares", lambda self, out=None: squares(self, out) * 1.001)
     compiled_rows.right.cache_clear()
     term, slack, *answers = found()
-    assert isinstance(term._maker, PatchProducts if use == "rows" else CompiledRows)
+    assert isinstance(term._maker, PatchProducts)
     assert bool((slack > 0).all())  # of rows that are added up in another way
     assert_right(*answers)
     compiled_rows.right.cache_clear()
@@ -279,8 +250,8 @@ def test_a_kernel_that_reads_its_neighbours_is_not_used(monkeypatch, everywhere)
     inputs, signals = images(4, g, (7, 6))
     real = CompiledRows.squares
 
-    def mixed(self, out=None, mask=None):
-        answer = real(self, out, mask)
+    def mixed(self, out=None):
+        answer = real(self, out)
         if out is not None:
             out[:-1] += 0 * out[1:]
         return answer
@@ -323,9 +294,6 @@ def test_tensors_that_a_kernel_would_read_past_the_end_of_are_refused():
     for out in (torch.empty(1, size), torch.empty(2, size - 1), torch.empty(size, 2).T, torch.empty(2, size).double()):
         with pytest.raises((ValueError, TypeCheckError)):
             maker.squares(out)
-    for mask in (torch.ones(size - 1).bool(), torch.ones(size), torch.ones(1).bool().expand(size)):
-        with pytest.raises((ValueError, TypeCheckError)):
-            maker.squares(None, mask)
 
 
 def test_no_examples_have_no_rows():
@@ -335,7 +303,7 @@ def test_no_examples_have_no_rows():
     maker = CompiledRows(inputs, signals, g, 1)
     assert maker.made(slice(0, 0)).shape == maker.made(torch.tensor([], dtype=torch.long)).shape == (0, maker.size)
     none = CompiledRows(inputs[:0], signals[:0], g, 1)
-    assert none.squares()[0].shape == (0,)
+    assert none.squares().shape == (0,)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -344,7 +312,7 @@ def test_code_does_not_grow_with_the_channels_that_leave(wide):
     def length(leaving):
         g = geometry_of(channels=(1, leaving), kernel=(12, 13), stride=(1, 1), padding=(0, 0, 0, 0))
         inputs, signals = images(1, g, (16, 16), dtype=torch.float64 if wide else torch.float32)
-        return len(str(convolution_rows._RowWriter(CompiledRows(inputs, signals, g, 1).kernel, "make").module))
+        return len(str(convolution_rows._RowWriter(CompiledRows(inputs, signals, g, 1).kernel).module))
 
     assert length(4096) <= 1.05 * length(64)
 
@@ -359,11 +327,8 @@ def test_groups_of_channels_that_share_their_code_and_those_left_over(monkeypatc
     g = geometry_of(channels=(3, leaving))
     inputs, signals = images(3, g, (7, 6))
     maker, expected = CompiledRows(inputs, signals, g, 1), exact(inputs, signals, g)
-    mask = torch.arange(maker.size) % 3 > 0
-    whole, masked = maker.squares(torch.empty(3, maker.size), maker.order.ordered(mask))
     assert_close(rows_of(maker), expected)
-    assert_close(whole.sqrt(), expected.norm(dim=1))
-    assert_close(masked.sqrt(), (expected * mask).norm(dim=1))
+    assert_close(maker.squares(torch.empty(3, maker.size)).sqrt(), expected.norm(dim=1))
     compiled_rows.row_kernel.cache_clear()
 
 

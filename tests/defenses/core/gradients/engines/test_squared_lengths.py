@@ -4,7 +4,7 @@ import torch
 
 from leakbench.defenses.core.gradients.layerwise.factors import GradientRows
 
-from ....parameters import subtests
+from .....parameters import subtests
 
 SIZES = (1, 7, 31, 32, 33, 64, 100, 8192, 8195)
 
