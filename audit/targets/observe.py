@@ -171,19 +171,13 @@ def observe_local(
         batch_size: number of these examples, if the attacker may know it.
     """
     local_update = LocalUpdate(steps, model, layout, world.loss, lr=lr, max_unroll=max_unroll)
-    dim = layout.dim
 
-    def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.simulate(inputs, labels)
+    def limited(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def answer_about(inputs: Tensor, labels: Tensor, *share: Tensor) -> Tensor:
+            refuse_too_many(len(inputs), layout.dim)
+            return answer(inputs, labels, *share)
 
-    def surrogate(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.surrogate(inputs, labels, share)
-
-    def between(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.contributions_between(inputs, labels, share)
+        return answer_about
 
     def contributed(inputs: Tensor, labels: Tensor) -> Tensor:
         raise NotApplicable(
@@ -203,9 +197,9 @@ def observe_local(
 
     return Observation(
         released=local_update.released,
-        simulate=simulate,
-        surrogate=surrogate,
-        contributions_between=between,
+        simulate=limited(local_update.simulate),
+        surrogate=limited(local_update.surrogate),
+        contributions_between=limited(local_update.contributions_between),
         contributions=contributed,
         residual=lambda predicted: local_update.residual(predicted),
         logits=lambda inputs: local_update.logits(inputs),
