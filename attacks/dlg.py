@@ -14,7 +14,8 @@ LeNet a normal start in pixels stopped at an MSE of 0.1.) The result is clamped 
 import torch
 
 from .core import Access, Knows, Observation, Reconstruction, attack
-from .core.search.fitted_update import check_search, fitted_update
+from .core.search.fitted_update import fitted_update
+from .core.search.restarts import check_search
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)

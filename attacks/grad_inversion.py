@@ -22,7 +22,7 @@ from .core import Access, Box, Knows, NotApplicable, Observation, Reconstruction
 from .core.search.batch_statistics import statistics_mismatches
 from .core.search.consensus import consensus
 from .core.search.gradient_matching import relative_distances
-from .core.search.restarts import best, jittered_adams
+from .core.search.restarts import best, check_search, jittered_adams, normal
 
 HOPELESS = 0.9
 """Residual, relative to the update's norm, that a search must get below; otherwise its result is `degraded`."""
@@ -69,9 +69,12 @@ def grad_inversion(
         ValueError: a setting out of range.
         NotApplicable: the network has no batch norm.
     """
+    check_search(iterations, restarts, lr, register_every=register_every)
     weights = {"statistics_weight": statistics_weight, "tv_weight": tv_weight, "l2_weight": l2_weight}
-    weights |= {"group_weight": group_weight, "jitter": jitter}
-    _check(iterations, restarts, lr, largest_shift, register_every, weights)
+    weights |= {"group_weight": group_weight, "jitter": jitter, "largest_shift": largest_shift}
+    for name, value in weights.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     if target.structure is None:
         raise NotApplicable("the network must be known for its batch norms to be read, and it is not")
@@ -100,34 +103,8 @@ def grad_inversion(
         calls += 1
         return value, mismatch
 
-    # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
-    shape = (restarts, batch_size, *target.input_shape)
-    starts = torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
+    starts = normal((restarts, batch_size, *target.input_shape), generator, target.released)
     descents = jittered_adams(
         objectives, [starts], generator, iterations=iterations, lr=lr, jitter=jitter, project_=box.project_
     )
-    descent = best(descents, hopeless=HOPELESS)
-    return Reconstruction(
-        # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(descent.unknowns[0])),
-        labels=labels,
-        objective=descent.objective,
-        restarts=restarts,
-        history=descent.history,
-        status=descent.status,
-    )
-
-
-def _check(
-    iterations: int, restarts: int, lr: float, largest_shift: int, register_every: int, weights: dict[str, float]
-) -> None:
-    """Refuses settings out of range, before anything is computed."""
-    counts = {"iterations": iterations, "restarts": restarts, "register_every": register_every}
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    for name, value in (weights | {"largest_shift": largest_shift}).items():
-        if not (value >= 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
-    if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive and finite, got {lr}")
+    return best(descents, hopeless=HOPELESS).reconstruction(box, labels)

@@ -13,7 +13,8 @@ import torch
 
 from .core import Access, Knows, NotApplicable, Observation, Reconstruction, attack, granted
 from .core.closed_form.label_counts import fixed_label
-from .core.search.fitted_update import check_search, fitted_update
+from .core.search.fitted_update import fitted_update
+from .core.search.restarts import check_search
 
 
 @attack(access=Access.UPDATE, knows=Knows.BATCH_SIZE | Knows.DEFENSE)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
 from .core.search.gradient_matching import LayerWeights, direction_mismatches, layer_weights, squared_distances
-from .core.search.restarts import best, signed_adams
+from .core.search.restarts import best, check_search, normal, signed_adams
 
 HOPELESS = 0.9
 """Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
@@ -67,7 +67,9 @@ def inverting_gradients(
         ValueError: a setting out of range.
         NotApplicable: weights by layer for an update that is not coordinates of a gradient.
     """
-    _check(iterations, restarts, tv_weight, lr, at_once)
+    check_search(iterations, restarts, lr, at_once=at_once)
+    if not (tv_weight >= 0 and math.isfinite(tv_weight)):
+        raise ValueError(f"tv_weight must be at least 0, got {tv_weight}")
     if objective == "likelihood" and weighting != "equal":
         raise ValueError(f"weighting must be 'equal' where objective is 'likelihood', got {weighting!r}")
     labels, batch_size = granted(target.labels), granted(target.batch_size)
@@ -84,37 +86,9 @@ def inverting_gradients(
         values, distances = compared(box.inputs(points), labels)
         return (values if prior is None else values + tv_weight * prior(points)), distances
 
-    def start() -> Tensor:
-        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
-        shape = (batch_size, *target.input_shape)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
-
-    descents = []
+    shape, descents = (batch_size, *target.input_shape), []
     for first in range(0, restarts, at_once):
         # In turn from the same generator, so that more restarts repeat the first.
-        starts = torch.stack([start() for _ in range(first, min(first + at_once, restarts))])
-        descents += signed_adams(objectives, [starts], iterations=iterations, lr=lr, project_=box.project_)
-    descent = best(descents, hopeless=HOPELESS)
-    return Reconstruction(
-        # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(descent.unknowns[0])),
-        labels=labels,
-        objective=descent.objective,
-        restarts=restarts,
-        history=descent.history,
-        status=descent.status,
-    )
-
-
-def _check(iterations: int, restarts: int, tv_weight: float, lr: float, at_once: int) -> None:
-    """Refuses settings out of range, before anything is computed."""
-    for name, value, rule in (
-        ("iterations", iterations, 1),
-        ("restarts", restarts, 1),
-        ("tv_weight", tv_weight, 0),
-        ("at_once", at_once, 1),
-    ):
-        if not (value >= rule and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least {rule}, got {value}")
-    if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive and finite, got {lr}")
+        starts = [normal(shape, generator, target.released) for _ in range(first, min(first + at_once, restarts))]
+        descents += signed_adams(objectives, [torch.stack(starts)], iterations=iterations, lr=lr, project_=box.project_)
+    return best(descents, hopeless=HOPELESS).reconstruction(box, labels)

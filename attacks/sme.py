@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .core import Access, Box, Knows, Observation, Reconstruction, attack, granted, total_variations
 from .core.search.gradient_matching import direction_mismatches, surrogate_mismatches
-from .core.search.restarts import best, signed_adams
+from .core.search.restarts import best, check_search, normal, signed_adams
 
 HOPELESS = 0.9
 """Mismatch, 1 - cos, that a search must get below; otherwise its result is `degraded`."""
@@ -58,7 +58,12 @@ def sme(
     Raises:
         ValueError: a setting out of range.
     """
-    _check(iterations, restarts, tv_weight, lr, share_start, share_lr, at_once)
+    check_search(iterations, restarts, lr, at_once=at_once)
+    for name, value in (("tv_weight", tv_weight), ("share_lr", share_lr)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    if not 0 <= share_start <= 1:
+        raise ValueError(f"share_start must be in [0, 1], got {share_start}")
     labels, batch_size = granted(target.labels), granted(target.batch_size)
     box = Box(target.input_low, target.input_high)
     prior = total_variations if len(target.input_shape) >= 2 and tv_weight > 0 else None
@@ -76,43 +81,11 @@ def sme(
         for offset in offsets if share_lr > 0 else ():
             offset.clamp_(-share_start * lr / share_lr, (1 - share_start) * lr / share_lr)
 
-    def start() -> Tensor:
-        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
-        shape = (batch_size, *target.input_shape)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(target.released)
-
-    descents = []
+    shape, descents = (batch_size, *target.input_shape), []
     for first in range(0, restarts, at_once):
-        starts = [torch.stack([start() for _ in range(first, min(first + at_once, restarts))])]
+        points = [normal(shape, generator, target.released) for _ in range(first, min(first + at_once, restarts))]
+        starts = [torch.stack(points)]
         if several:
             starts.append(starts[0].new_zeros(len(starts[0]), 1))
         descents += signed_adams(objectives, starts, iterations=iterations, lr=lr, project_=project_)
-    descent = best(descents, hopeless=HOPELESS)
-    return Reconstruction(
-        # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
-        inputs=box.clamp(box.inputs(descent.unknowns[0])),
-        labels=labels,
-        objective=descent.objective,
-        restarts=restarts,
-        history=descent.history,
-        status=descent.status,
-    )
-
-
-def _check(
-    iterations: int, restarts: int, tv_weight: float, lr: float, share_start: float, share_lr: float, at_once: int
-) -> None:
-    """Refuses settings out of range, before anything is computed."""
-    for name, value, rule in (
-        ("iterations", iterations, 1),
-        ("restarts", restarts, 1),
-        ("tv_weight", tv_weight, 0),
-        ("share_lr", share_lr, 0),
-        ("at_once", at_once, 1),
-    ):
-        if not (value >= rule and math.isfinite(value)):
-            raise ValueError(f"{name} must be at least {rule}, got {value}")
-    if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive and finite, got {lr}")
-    if not 0 <= share_start <= 1:
-        raise ValueError(f"share_start must be in [0, 1], got {share_start}")
+    return best(descents, hopeless=HOPELESS).reconstruction(box, labels)

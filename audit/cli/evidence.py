@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,35 +66,13 @@ def evidence(
 ) -> int:
     """Computes the least epsilon that scores prove, with its assumptions; and whether it refutes a claim."""
     from ..evidence.audit import audit_canaries, audit_labels, audit_random_split, audit_runs
-    from ..evidence.estimate import judge, of_replacement
+    from ..evidence.estimate import judge
     from ..evidence.pairs import seed_of_split
 
-    if trials not in TRIALS:
-        raise ValueError(f"--trials must be one of {', '.join(TRIALS)}, got {trials!r}")
-    for name, value in (("--relation", relation), ("--claim-relation", claim_relation)):
-        if value not in (None, "add_remove", "replace_one"):
-            raise ValueError(f"{name} must be add_remove or replace_one, got {value!r}")
-    if claim is not None and not claim >= 0:
-        raise ValueError(f"--claim must be at least 0, got {claim}")
-    own: Any = relation or "add_remove"
-    if (trials == "labels") == (proxy_error is None):
-        raise ValueError("--proxy-error is of labels, and must be given there: what they prove is proved up to it")
-    if trials == "random-split" and relation == "add_remove":
-        raise ValueError("--relation of a random split is replace_one: each pair exchanges two records")
-    if trials == "labels" and relation == "add_remove":
-        raise ValueError("--relation of labels is replace_one: one label takes the place of another")
-    if trials in ("random-split", "labels"):
-        own = "replace_one"
-    implied = None
-    if claim is not None and claim_relation == "add_remove" and own == "replace_one":
-        # The bound holds for replacement, so the claim is converted to replacement, too.
-        implied = of_replacement(claim, delta)
-        if implied[1] >= 1:
-            raise ValueError(
-                f"--claim {claim:g} at delta {delta:g} by add_remove implies nothing of replacement; give the claim's "
-                "own epsilon of replacement with --claim-relation replace_one"
-            )
-    at = delta if implied is None else implied[1]
+    _check(trials, relation, proxy_error, claim, claim_relation)
+    own: Any = "replace_one" if trials in ("random-split", "labels") else relation or "add_remove"
+    claimed = None if claim is None else _Guarantee(claim, delta, claim_relation)
+    judged = claimed and claimed.under(own)
     choice = _choice(threshold, seed) if trials == "runs" else None
     if (trials == "runs") == (guesses is not None):
         raise ValueError("--threshold is of runs, and --guesses of the others; give the one that fits")
@@ -103,54 +82,80 @@ def evidence(
     values, member = table["score"].to_numpy(), table["member"].to_numpy() == 1
     if claim is not None and trials != "runs" and values.min() == values.max():
         raise ValueError(f"scores must differ for a verdict on a claim, got {len(values)} of {values[0]:g}")
-    lot = seed_of_split(table["id"].to_numpy(), member, seed)
+    groups, declared = (values[member], values[~member]), str(guesses).split(",")
+    settings: dict[str, Any] = {"method": method, "delta": delta if judged is None else judged.delta, "level": level}
+    if trials != "runs":
+        settings["seed"] = seed_of_split(table["id"].to_numpy(), member, seed)
     if choice is not None:
-        bound = audit_runs(
-            values[member],
-            values[~member],
-            method=method,
-            choice=choice,
-            delta=at,
-            level=level,
-            relation=own,
-            sample_rate=sample_rate,
-            steps=steps,
-        )
+        bound = audit_runs(*groups, choice=choice, relation=own, sample_rate=sample_rate, steps=steps, **settings)
     elif sample_rate is not None or steps is not None:
         raise ValueError("--sample-rate and --steps are of method pld")
-    elif trials == "canaries":
-        pairs = [_pair(text) for text in str(guesses).split(",")]
-        bound = audit_canaries(
-            values, member, method=method, guesses=pairs, delta=at, level=level, relation=own, seed=lot
-        )
-    elif proxy_error is not None:
-        pairs = [_pair(text) for text in str(guesses).split(",")]
-        bound = audit_labels(
-            values, member, method=method, guesses=pairs, proxy_error=proxy_error, delta=at, level=level, seed=lot
-        )
+    elif trials == "random-split":
+        bound = audit_random_split(*groups, answered=[_count(text) for text in declared], **settings)
+    elif proxy_error is None:
+        pairs = [_pair(text) for text in declared]
+        bound = audit_canaries(values, member, guesses=pairs, relation=own, **settings)
     else:
-        answered = [_count(text) for text in str(guesses).split(",")]
-        bound = audit_random_split(
-            values[member], values[~member], method=method, answered=answered, delta=at, level=level, seed=lot
-        )
+        pairs = [_pair(text) for text in declared]
+        bound = audit_labels(values, member, guesses=pairs, proxy_error=proxy_error, **settings)
     remark = _backwards(values, member)
-    verdict = None
-    if claim is not None:
-        claimed, claimed_relation = (claim, claim_relation) if implied is None else (implied[0], "replace_one")
-        verdict = judge(bound, epsilon=claimed, delta=at, relation=claimed_relation)  # pyright: ignore[reportArgumentType]
+    verdict = None if judged is None else judge(bound, **asdict(judged))
     if as_json:
-        against = None if claim is None else {"epsilon": claim, "delta": delta, "relation": claim_relation}
-        if against is not None and implied is not None:
-            against["implies"] = {"epsilon": implied[0], "delta": implied[1], "relation": "replace_one"}
+        against = claimed and asdict(claimed)
+        if against and judged and judged is not claimed:
+            against["implies"] = asdict(judged)
         print_json({"bound": bound.to_dict(), "claim": against, "verdict": verdict, "remark": remark})
     else:
         print(_bound_words(bound))
         if remark:
             print(f"remark: {remark}")
-        if verdict is not None:
-            more = "" if implied is None else f", which implies {implied[0]:.4g} at delta {at:.3g} for replace_one"
+        if claimed and judged:
+            implied = f", which implies {judged.epsilon:.4g} at delta {judged.delta:.3g} for replace_one"
+            more = "" if judged is claimed else implied
             print(f"claim: epsilon {claim:g} at delta {delta:g}, {claim_relation}{more}: {verdict}")
     return FAILED if verdict == "violation" else OK
+
+
+@dataclass(frozen=True)
+class _Guarantee:
+    """A claimed guarantee, or one that it implies."""
+
+    epsilon: float
+    delta: float
+    relation: str
+
+    def under(self, relation: str) -> _Guarantee:
+        """Returns the guarantee under the relation of the trials: an add/remove claim implies one of replacement."""
+        from ..evidence.estimate import of_replacement
+
+        if (self.relation, relation) != ("add_remove", "replace_one"):
+            return self
+        epsilon, delta = of_replacement(self.epsilon, self.delta)
+        if delta >= 1:
+            raise ValueError(
+                f"--claim {self.epsilon:g} at delta {self.delta:g} by add_remove implies nothing of replacement; give "
+                "the claim's own epsilon of replacement with --claim-relation replace_one"
+            )
+        return _Guarantee(epsilon, delta, relation)
+
+
+def _check(
+    trials: str, relation: str | None, proxy_error: float | None, claim: float | None, claim_relation: str
+) -> None:
+    """Refuses options that do not fit the trials, before any file is read."""
+    if trials not in TRIALS:
+        raise ValueError(f"--trials must be one of {', '.join(TRIALS)}, got {trials!r}")
+    for name, value in (("--relation", relation), ("--claim-relation", claim_relation)):
+        if value not in (None, "add_remove", "replace_one"):
+            raise ValueError(f"{name} must be add_remove or replace_one, got {value!r}")
+    if claim is not None and not claim >= 0:
+        raise ValueError(f"--claim must be at least 0, got {claim}")
+    if (trials == "labels") == (proxy_error is None):
+        raise ValueError("--proxy-error is of labels, and must be given there: what they prove is proved up to it")
+    if trials == "random-split" and relation == "add_remove":
+        raise ValueError("--relation of a random split is replace_one: each pair exchanges two records")
+    if trials == "labels" and relation == "add_remove":
+        raise ValueError("--relation of labels is replace_one: one label takes the place of another")
 
 
 def _backwards(values: Any, member: Any) -> str | None:

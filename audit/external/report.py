@@ -41,6 +41,7 @@ from leakbench.leaderboard.records.validation import build, json_values
 
 from ..run.arrays import write_arrays
 from ..run.provenance import library
+from .model.attacks import AttackOutcome
 from .model.audit import ModelAudit
 from .model.findings import Exposure
 
@@ -218,41 +219,41 @@ def _records(audit: ModelAudit, report: AuditReport) -> list[tuple[Record, dict[
         "seed": audit.settings.seed,
         "device": report.device,
         "provenance": library(),
+        "flags": ("distribution_shift",) if audit.shift.found else (),
     }
-    flags = ["distribution_shift"] if audit.shift.found else []
-    records = [
-        (
-            Record(
-                id=_id(digest, "utility"),
-                kind="utility",
-                metrics={"accuracy": audit.accuracy["non_members"]},
-                seconds=0.0,
-                flags=tuple(flags),
-                **common,
-            ),
-            {},
-        )
-    ]
-    for outcome in audit.outcomes:
-        columns: dict[str, Any] = {}
-        if outcome.scores is not None:
-            ids = outcome.scores.ids.cpu()
-            member = torch.isin(ids, audit.audited.members.ids.cpu())
-            columns = {"id": ids.numpy(), "score": outcome.scores.scores.cpu().numpy(), "member": member.numpy()}
-        record = Record(
-            id=_id(digest, json.dumps([outcome.name, dict(outcome.settings)], sort_keys=True)),
-            kind="membership",
-            attack=MethodUsed(name=outcome.name, settings=dict(outcome.settings)),
-            requires=outcome.requires or None,
-            metrics=outcome.metrics,
-            status="ok" if outcome.scores is not None else "failed" if outcome.failed else "skipped",
-            reason=outcome.why_not or None,
-            seconds=round(outcome.seconds, 3),
-            flags=tuple(flags),
-            **common,
-        )
-        records.append((record, columns))
-    return records
+    utility = Record(
+        id=_id(digest, "utility"),
+        kind="utility",
+        metrics={"accuracy": audit.accuracy["non_members"]},
+        seconds=0.0,
+        **common,
+    )
+    members = audit.audited.members.ids.cpu()
+    return [(utility, {}), *((_record(outcome, common), _columns(outcome, members)) for outcome in audit.outcomes)]
+
+
+def _record(outcome: AttackOutcome, common: Mapping[str, Any]) -> Record:
+    attack = MethodUsed(name=outcome.name, settings=dict(outcome.settings))
+    return Record(
+        id=_id(common["suite_digest"], json.dumps([attack.name, attack.settings], sort_keys=True)),
+        kind="membership",
+        attack=attack,
+        requires=outcome.requires or None,
+        metrics=outcome.metrics,
+        status="ok" if outcome.scores is not None else "failed" if outcome.failed else "skipped",
+        reason=outcome.why_not or None,
+        seconds=round(outcome.seconds, 3),
+        **common,
+    )
+
+
+def _columns(outcome: AttackOutcome, members: Tensor) -> dict[str, Any]:
+    """Returns the arrays beside an attack's record: its scores with ids and membership; empty if it did not run."""
+    if outcome.scores is None:
+        return {}
+    ids = outcome.scores.ids.cpu()
+    member = torch.isin(ids, members)
+    return {"id": ids.numpy(), "score": outcome.scores.scores.cpu().numpy(), "member": member.numpy()}
 
 
 def _id(digest: str, measurement: str) -> str:

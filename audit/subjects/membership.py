@@ -42,7 +42,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
     row = threat_model(attack.kind, attack.requires.access)
     if row is None or row.build is None:
         raise ValueError(f"{attack.name} needs {attack.requires.access.name} access, which no suite offers yet")
-    knows = attack.requires.knows
+    knows, build = attack.requires.knows, row.build
     if row.participation_known:
         examples, members = _of_one_step(model)
     else:
@@ -74,10 +74,8 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
         )
         # The same generator at every call: scores alone and among others may differ by their inputs, not by chance.
         generator = keyed(cell.request.seed_for(f"attack {cell.id}"))
-        if row.build is None:
-            raise ValueError(f"the threat model of {attack.name} must say how its target is built from a run")
         # A deep copy of the settings: an attack may modify a list in them, and the record stores them, too.
-        return candidates.answers(attack(row.build(view), generator, **copy.deepcopy(requested_attack.settings)))
+        return candidates.answers(attack(build(view), generator, **copy.deepcopy(requested_attack.settings)))
 
     with progress_events.named_activity(f"{attack.name} on {model.request.defense.name}, seed {model.request.seed}"):
         result = asked_about(examples, "candidates", model.all_steps)
@@ -98,7 +96,11 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
                 ]
             ):
                 refuse_comparison(requested_attack.name, result, alone)
-    truth = GroundTruth(members=members, candidates=examples.ids)
+    return _scored(model, row, knows, result, GroundTruth(members=members, candidates=examples.ids))
+
+
+def _scored(model: TrainedRun, row: ThreatModel, knows: Knows, result: MembershipScores, truth: GroundTruth) -> Finding:
+    """Returns metrics of an attack's scores beside what the run's claim allows, with columns and flags."""
     columns = {
         "id": column(result.ids),
         "score": column(result.scores),

@@ -19,6 +19,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -28,7 +29,6 @@ from leakbench.attacks.core import (
     Controls,
     Examples,
     LabelAccess,
-    MatchedFilter,
     ModelAccess,
     NotApplicable,
     Observation,
@@ -81,15 +81,8 @@ def observe(
     public_knowledge: PublicKnowledge,
     *,
     labels: Int[Tensor, " b"] | None = None,
-    batch_size: int | None = None,
-    sample_rate: float = 1.0,
-    participation: Participation = "known",
-    candidates: Examples | None = None,
-    others_removed: Callable[..., Float[Tensor, "part m"]] | None = None,
-    matched_filter: Callable[[], MatchedFilter] | None = None,
-    prior: Examples | None = None,
-    remainder: Float[Tensor, " m"] | None = None,
     views: Views | None = None,
+    **granted: Any,
 ) -> Observation:
     """Returns the target of an attack on a training step, or on a shared update.
 
@@ -99,17 +92,9 @@ def observe(
         layout: order of the flat vectors.
         public_knowledge: public knowledge; its population is the attacker's own copy.
         labels: labels of the batch, if the attacker may know them; copied.
-        batch_size: size of the batch, if the attacker may know it.
-        sample_rate: probability that a record takes part; 1 where participation is known.
-        participation: the attacker's knowledge about which records take part.
-        candidates: candidates of a membership test, as the attacker's own copy.
-        others_removed: for the informed adversary; maps a slice of the candidates to the undivided noisy sums minus all
-            other contributions, a row per candidate.
-        matched_filter: for the informed adversary; returns the statistics of these rows and of the candidates'
-            contributions from which each candidate's likelihood ratio follows.
-        prior: candidates for a record of the batch, as the attacker's own copy.
-        remainder: the undivided noisy sums minus the contributions of the rest of that record's batch.
         views: augmentation used in this step, from public randomness; None without augmentation.
+        **granted: fields of `Observation` that the attacker gets besides, such as the batch size, the sample rate,
+            candidates, and those of the informed adversary; examples are the attacker's own copies.
 
     Returns:
         The observation. Only its functions `others_removed` and `matched_filter` read private data.
@@ -131,19 +116,12 @@ def observe(
         classes=public_knowledge.classes,
         step=step.step,
         expected_batch=step.expected_batch,
-        sample_rate=sample_rate,
-        participation=participation,
         # A clone, because scorers compare with the caller's tensor.
         labels=None if labels is None else labels.clone(),
-        batch_size=batch_size,
         population=public_knowledge.population,
         noise_std=observed.noise_std,
-        candidates=candidates,
-        others_removed=others_removed,
-        matched_filter=matched_filter,
-        prior=prior,
-        remainder=remainder,
         structure=lambda: observed.structure(public_knowledge.input_shape),
+        **granted,
     )
 
 
@@ -171,19 +149,13 @@ def observe_local(
         batch_size: number of these examples, if the attacker may know it.
     """
     local_update = LocalUpdate(steps, model, layout, public_knowledge.loss, lr=lr, max_unroll=max_unroll)
-    dim = layout.dim
 
-    def simulate(inputs: Tensor, labels: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.simulate(inputs, labels)
+    def limited(answer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def answer_about(inputs: Tensor, labels: Tensor, *share: Tensor) -> Tensor:
+            refuse_too_many(len(inputs), layout.dim)
+            return answer(inputs, labels, *share)
 
-    def surrogate(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.surrogate(inputs, labels, share)
-
-    def between(inputs: Tensor, labels: Tensor, share: Tensor) -> Tensor:
-        refuse_too_many(len(inputs), dim)
-        return local_update.contributions_between(inputs, labels, share)
+        return answer_about
 
     def contributed(inputs: Tensor, labels: Tensor) -> Tensor:
         raise NotApplicable(
@@ -208,9 +180,9 @@ def observe_local(
 
     return Observation(
         released=local_update.released,
-        simulate=simulate,
-        surrogate=surrogate,
-        contributions_between=between,
+        simulate=limited(local_update.simulate),
+        surrogate=limited(local_update.surrogate),
+        contributions_between=limited(local_update.contributions_between),
         contributions=contributed,
         residual=lambda predicted: local_update.residual(predicted),
         logits=lambda inputs: local_update.logits(inputs),

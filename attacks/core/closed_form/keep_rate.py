@@ -6,7 +6,7 @@ hidden layer, a mask that the server knows, no noise.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -127,22 +127,7 @@ def random_update(
         return rows if clip_norm is None else rows * (clip_norm / rows.norm(dim=1, keepdim=True)).clamp(max=1)
 
     released = contributions(x, labels).sum(dim=0) + noise * normal(len(kept))
-    names = ("input", "0", "1", "2")
-    kinds = ("input", "linear", "relu", "linear")
-    sizes = ((inputs,), (width,), (width,), (classes,))
-    operations = tuple(
-        Operation(
-            name=name,
-            kind=kind,
-            inputs=names[:place][-1:],
-            shape=size,
-            weight=f"{name}.weight" if kind == "linear" else None,
-            bias=f"{name}.bias" if kind == "linear" else None,
-            words=f"layer {name}",
-        )
-        for place, (name, kind, size) in enumerate(zip(names, kinds, sizes, strict=True))
-    )
-    network = Network(operations=operations, parameters=values, loss="cross_entropy")
+    network = _network(values)
     part = ReleasedPart(start=0, stop=len(kept), kind="coordinates", coordinates=kept)
     structure = Structure(network=network, names=tuple(values), shapes=shapes, parts=(part,))
     update = Observation(
@@ -161,3 +146,24 @@ def random_update(
         structure=lambda: structure,
     )
     return update, Examples(ids=torch.arange(batch), inputs=x, labels=labels)
+
+
+def _network(parameters: Mapping[str, Tensor]) -> Network:
+    """Returns the graph of a network with a hidden layer of ReLUs, given its parameters by name."""
+    width, inputs = parameters["0.weight"].shape
+    names = ("input", "0", "1", "2")
+    kinds = ("input", "linear", "relu", "linear")
+    sizes = (inputs, width, width, len(parameters["2.bias"]))
+    operations = tuple(
+        Operation(
+            name=name,
+            kind=kind,
+            inputs=names[:place][-1:],
+            shape=(size,),
+            weight=f"{name}.weight" if kind == "linear" else None,
+            bias=f"{name}.bias" if kind == "linear" else None,
+            words=f"layer {name}",
+        )
+        for place, (name, kind, size) in enumerate(zip(names, kinds, sizes, strict=True))
+    )
+    return Network(operations=operations, parameters=parameters, loss="cross_entropy")

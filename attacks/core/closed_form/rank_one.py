@@ -4,6 +4,8 @@ For z = W x + b and one example, dL/dW = k x^T and dL/db = k, so [dL/dW | dL/db]
 (x, 1) from the whole matrix, from some of its entries, under noise, and from inner products with known directions.
 """
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -160,44 +162,18 @@ def bilinear(
             f"inputs and {rows} outputs",
             deficit=rows + columns - count,
         )
-    size = coefficients.norm().clamp(min=torch.finfo(coefficients.dtype).tiny)
-
-    def of_left(right: Tensor) -> Tensor:  # [k, rows]: coefficients as a linear map of k
-        return (torch.einsum("oik,i->ok", weight_basis, right) + bias_basis).T
-
-    def of_right(left: Tensor) -> Tensor:  # [k, columns]
-        return torch.einsum("oik,o->ki", weight_basis, left)
-
-    def missing(left: Tensor, right: Tensor) -> Tensor:
-        return coefficients - of_left(right) @ left
-
+    system = _Bilinear(coefficients, weight_basis, bias_basis)
     best: tuple[float, Tensor, Tensor] | None = None
     for start in starts:
-        right, left, error = start, torch.zeros_like(bias_basis[:, 0]), 1.0
-        for _ in range(iterations):
-            left = _solve(of_left(right), coefficients)
-            right = _solve(of_right(left), coefficients - bias_basis.T @ left)
-            before, error = error, float(missing(left, right).norm() / size)
-            if error < 1e-3 or before - error < 1e-4 * error:
-                break
-        for _ in range(50):
-            jacobian = torch.cat([of_left(right), of_right(left)], dim=1)
-            step = _solve(jacobian, missing(left, right))
-            tried = (left + step[:rows], right + step[rows:])
-            now = float(missing(*tried).norm() / size)
-            if not now < error:
-                break
-            left, right, before, error = *tried, error, now
-            if before - error < 1e-6 * error:
-                break
-        if best is None or error < best[0]:
-            best = error, left, right
+        solution = system.solved(start, iterations)
+        if best is None or solution[0] < best[0]:
+            best = solution
         if best[0] <= enough:
             break
     if best is None:
         raise ValueError("starts must hold at least one vector, got none")
     error, left, right = best
-    jacobian = torch.cat([of_left(right), of_right(left)], dim=1)
+    jacobian = system.jacobian(left, right)
     rank = int(torch.linalg.matrix_rank(jacobian, rtol=1e-9))
     if rank < rows + columns:
         raise RankDeficient(
@@ -206,6 +182,53 @@ def bilinear(
             deficit=rows + columns - rank,
         )
     return right, error, jacobian
+
+
+@dataclass(frozen=True)
+class _Bilinear:
+    """The equations of `bilinear`, whose arguments it holds."""
+
+    coefficients: Tensor
+    weight_basis: Tensor
+    bias_basis: Tensor
+
+    def of_left(self, right: Tensor) -> Tensor:
+        """Returns the coefficients as a linear map of k, [k, rows]."""
+        return (torch.einsum("oik,i->ok", self.weight_basis, right) + self.bias_basis).T
+
+    def of_right(self, left: Tensor) -> Tensor:
+        """Returns the coefficients as a linear map of x, [k, columns]."""
+        return torch.einsum("oik,o->ki", self.weight_basis, left)
+
+    def jacobian(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.cat([self.of_left(right), self.of_right(left)], dim=1)
+
+    def missing(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.coefficients - self.of_left(right) @ left
+
+    def error(self, left: Tensor, right: Tensor) -> float:
+        size = self.coefficients.norm().clamp(min=torch.finfo(self.coefficients.dtype).tiny)
+        return float(self.missing(left, right).norm() / size)
+
+    def solved(self, right: Tensor, iterations: int) -> tuple[float, Tensor, Tensor]:
+        """Returns the relative residual, k and x, from a start of x."""
+        left, error = torch.zeros_like(self.bias_basis[:, 0]), 1.0
+        for _ in range(iterations):
+            left = _solve(self.of_left(right), self.coefficients)
+            right = _solve(self.of_right(left), self.coefficients - self.bias_basis.T @ left)
+            before, error = error, self.error(left, right)
+            if error < 1e-3 or before - error < 1e-4 * error:
+                break
+        for _ in range(50):
+            step = _solve(self.jacobian(left, right), self.missing(left, right))
+            tried = (left + step[: len(left)], right + step[len(left) :])
+            now = self.error(*tried)
+            if not now < error:
+                break
+            left, right, before, error = *tried, error, now
+            if before - error < 1e-6 * error:
+                break
+        return error, left, right
 
 
 def repeated(

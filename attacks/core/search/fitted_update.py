@@ -17,22 +17,13 @@ from ..threat_model.requires import granted
 from .gradient_matching import expected_distance, squared_distance
 from .image_priors import Box
 from .quasi_newton import quasi_newton
-from .restarts import Descent, best_of
+from .restarts import Descent, best_of, normal
 
 HOPELESS = 0.5
 """Largest squared residual, relative to the update's squared norm, of a result that is not `degraded`."""
 
 SPREAD = 0.1
 """Standard deviation of a start around the middle of the box of valid inputs, in units in which the box is [-2, 2]."""
-
-
-def check_search(iterations: int, restarts: int, lr: float) -> None:
-    """Refuses settings of `fitted_update` out of range, before anything is computed."""
-    for name, value in (("iterations", iterations), ("restarts", restarts)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not (lr > 0 and math.isfinite(lr)):
-        raise ValueError(f"lr must be positive and finite, got {lr}")
 
 
 def fitted_update(
@@ -75,12 +66,10 @@ def fitted_update(
         return value, value
 
     def start() -> list[Tensor]:
-        # Drawn on the CPU in float64: a seed gives the same start on every device and in every dtype.
-        def drawn(*shape: int) -> Tensor:
-            return torch.randn(batch_size, *shape, generator=generator, dtype=torch.float64).to(target.released)
-
-        point = SPREAD * drawn(*target.input_shape)
-        return [point] if labels is not None else [point, drawn(target.classes)]
+        point = SPREAD * normal((batch_size, *target.input_shape), generator, target.released)
+        return (
+            [point] if labels is not None else [point, normal((batch_size, target.classes), generator, target.released)]
+        )
 
     enough = expected / unit if expected > 0 else 0.0
 

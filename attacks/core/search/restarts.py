@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..targets.results import Status
+from ..targets.results import Reconstruction, Status
+from .image_priors import Box
 
 Objective = Callable[..., tuple[Tensor, Tensor]]
 """(*unknowns) -> the minimised value, and the mismatch in it; scalars, the first differentiable."""
@@ -22,6 +23,21 @@ SETTLED = 10
 
 WARM_UP = 50
 """Largest number of steps of a warm-up."""
+
+
+def check_search(iterations: int, restarts: int, lr: float, **counts: int) -> None:
+    """Refuses settings of a search out of range, before anything is computed; `counts` are others that count."""
+    for name, value in {"iterations": iterations, "restarts": restarts, **counts}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not (lr > 0 and math.isfinite(lr)):
+        raise ValueError(f"lr must be positive and finite, got {lr}")
+
+
+def normal(shape: Sequence[int], generator: torch.Generator, like: Tensor) -> Tensor:
+    """Returns standard normal numbers, on the device and in the dtype of a tensor."""
+    # Drawn on the CPU in float64: a seed gives the same search on every device and in every dtype.
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(like)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +70,18 @@ class Search:
     objective: float
     history: Tensor
     status: Status
+
+    def reconstruction(self, box: Box, labels: Tensor) -> Reconstruction:
+        """Returns the inputs of the best start, whose first unknowns are inputs in box units."""
+        return Reconstruction(
+            # Projected in box units already, whose rounding may leave the range of inputs by a last digit.
+            inputs=box.clamp(box.inputs(self.unknowns[0])),
+            labels=labels,
+            objective=self.objective,
+            restarts=len(self.history),
+            history=self.history,
+            status=self.status,
+        )
 
 
 def best_of(restarts: int, descend: Callable[[], Descent], *, hopeless: float = math.inf) -> Search:
@@ -182,9 +210,7 @@ def jittered_adams(
         return (1 + math.cos(math.pi * (step - warm) / (iterations - warm))) / 2
 
     def disturb_(unknown: Tensor, step_length: float) -> None:
-        # Drawn on the CPU in float64: a seed gives the same search on every device and in every dtype.
-        drawn = torch.randn(unknown.shape, generator=generator, dtype=torch.float64)
-        unknown.add_(drawn.to(unknown), alpha=jitter * step_length)
+        unknown.add_(normal(unknown.shape, generator, unknown), alpha=jitter * step_length)
 
     return _adams(
         objectives,

@@ -278,37 +278,18 @@ def audit_groups(
     Raises:
         ValueError: an unknown attack, or shadow models whose answers have another form.
     """
-    on_steps = [] if transcript is None else transcript_attacks()
-    known = [*final_model_attacks(), *on_steps]
-    chosen = [(name, {}) for name in known] if settings.attacks is None else list(settings.attacks)
-    for name, _ in chosen:
-        if name not in known and name not in catalog.names("attacks"):
-            raise ValueError(no_such("attack", name, known))
-    if bank is not None:
-        candidates = join(audited.members, audited.non_members)
-        refuse_other_answers(answers(audited.model, candidates), candidates, bank, audited.classes)
-    delta = settings.delta_of_bounds
-    outcomes: Sequence[AttackOutcome] = []
-    for attack in chosen:
-        report(attack[0])
-        if transcript is not None and attack[0] in on_steps:
-            ran = run_on_transcript(
-                audited, transcript, [attack], claim=settings.claim, delta=delta, seed=settings.seed
-            )
-        else:
-            ran = run_attacks(audited, [attack], bank=bank, delta=delta, seed=settings.seed)
-        outcomes = [*outcomes, *ran]
+    known = [*final_model_attacks(), *([] if transcript is None else transcript_attacks())]
+    outcomes = _run_all(audited, settings, known, bank, transcript, report)
     shift = shift_between(audited.members, audited.non_members) if shift is None else shift
     outcomes = unless_proved(outcomes, settings.split, shift)
     members = audited.members.ids.cpu().numpy()
     claim = settings.claim
     allowed = {} if claim is None else allowed_by(claim.trade_off)
-    compared = (strongest(outcomes, metric, allowed.get(metric)) for metric in COMPARED)
-    by = tuple(best for best in compared if best is not None)
+    by = tuple(filter(None, (strongest(outcomes, metric, allowed.get(metric)) for metric in COMPARED)))
     bound = epsilon_bound(
         outcomes,
         members,
-        delta=delta,
+        delta=settings.delta_of_bounds,
         level=settings.level,
         split=settings.split,
         claim=None if claim is None else claim.of_replacement,
@@ -316,41 +297,24 @@ def audit_groups(
     if shift.found and isinstance(bound, EpsilonBound) and bound.split == "random":
         # The data contradict the statement that the split was random.
         bound = "members and non-members are told apart without the model, so the split was not drawn at random"
-    equations: Sequence[Any] | str = "not asked for"
-    shared: tuple[GradientLeak, ...] = ()
-    inputs = None
-    if settings.gradients:
-        report("gradients")
-        equations = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
-        plain = catalog.defense(BASELINE).with_noise(0.0)
-        inputs, attacked = shared_gradients(
-            audited, plain, gradient_attacks(), images=settings.images, seed=settings.seed
-        )
-        shared = tuple(attacked)
+    shared = _attack_gradients(audited, settings, report)
     accuracy = {
         name: score_utility(logits_of(audited.model, group.inputs), group.labels)["accuracy"]
         for name, group in (("members", audited.members), ("non_members", audited.non_members))
     }
-    # Without duplicates: a transcript's sentences include the claim's own errors.
-    against = list(dict.fromkeys([*refuted, *(claim.errors if claim else ())]))
     least = _detectable(outcomes)
     decided = verdict(
         by,
         bound,
         shift,
-        against,
+        # Without duplicates: a transcript's sentences include the claim's own errors.
+        list(dict.fromkeys([*refuted, *(claim.errors if claim else ())])),
         least,
         backwards(outcomes, members, least),
         right_answers(outcomes, members),
         _weak(outcomes, known),
         why_tied(outcomes, len(members), least),
     )
-    exposed = None
-    if by:
-        leading = next(outcome for outcome in outcomes if outcome.name == (decided.by or by[0].attack))
-        groups = (audited.members, audited.non_members)
-        labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
-        exposed = exposure(leading, members, labels)
     return ModelAudit(
         audited=audited,
         settings=settings,
@@ -358,13 +322,58 @@ def audit_groups(
         strongest=by,
         bound=bound,
         shift=shift,
-        exposure=exposed,
+        exposure=_exposed(audited, outcomes, decided.by or by[0].attack) if by else None,
         accuracy=accuracy,
-        ranks=equations,
-        shared=shared,
-        shared_inputs=inputs,
         verdict=_with_accuracy(decided, accuracy),
+        **shared,
     )
+
+
+def _run_all(
+    audited: Audited,
+    settings: AuditSettings,
+    known: Sequence[str],
+    bank: AnsweredBank | None,
+    transcript: WatchedTranscript | None,
+    report: Callable[[str], None],
+) -> tuple[AttackOutcome, ...]:
+    """Runs the chosen membership attacks, on the model or on the transcript; all known ones if none are chosen."""
+    chosen = [(name, {}) for name in known] if settings.attacks is None else list(settings.attacks)
+    for name, _ in chosen:
+        if name not in known and name not in catalog.names("attacks"):
+            raise ValueError(no_such("attack", name, known))
+    if bank is not None:
+        candidates = join(audited.members, audited.non_members)
+        refuse_other_answers(answers(audited.model, candidates), candidates, bank, audited.classes)
+    on_steps = [] if transcript is None else transcript_attacks()
+    common: dict[str, Any] = {"delta": settings.delta_of_bounds, "seed": settings.seed}
+    outcomes: list[AttackOutcome] = []
+    for attack in chosen:
+        report(attack[0])
+        if transcript is not None and attack[0] in on_steps:
+            outcomes += run_on_transcript(audited, transcript, [attack], claim=settings.claim, **common)
+        else:
+            outcomes += run_attacks(audited, [attack], bank=bank, **common)
+    return tuple(outcomes)
+
+
+def _exposed(audited: Audited, outcomes: Sequence[AttackOutcome], attack: str) -> Exposure:
+    """Returns the exposure of single members and classes by an attack that ran."""
+    leading = next(outcome for outcome in outcomes if outcome.name == attack)
+    groups = (audited.members, audited.non_members)
+    labels = {int(i): int(y) for g in groups for i, y in zip(g.ids.tolist(), g.labels.tolist(), strict=True)}
+    return exposure(leading, audited.members.ids.cpu().numpy(), labels)
+
+
+def _attack_gradients(audited: Audited, settings: AuditSettings, report: Callable[[str], None]) -> dict[str, Any]:
+    """Returns the fields of `ModelAudit` on gradients of single members that the model's architecture would share."""
+    if not settings.gradients:
+        return {"ranks": "not asked for"}
+    report("gradients")
+    equations = ranks(audited.model, tuple(audited.members.inputs.shape[1:]), seed=settings.seed)
+    plain = catalog.defense(BASELINE).with_noise(0.0)
+    inputs, attacked = shared_gradients(audited, plain, gradient_attacks(), images=settings.images, seed=settings.seed)
+    return {"ranks": equations, "shared": tuple(attacked), "shared_inputs": inputs}
 
 
 def _weak(outcomes: Sequence[AttackOutcome], known: Sequence[str]) -> str:

@@ -167,19 +167,9 @@ def read_bank(
             f"population of --bank must be [{models}, {public}, {outputs}], as the examples of --population, got "
             f"{list(answered.shape)}"
         )
-    forms: list[Form] = [form_of(model_logits) for model_logits in logits]
-    try:
-        for model_logits, form in zip(logits, forms, strict=True):
-            refuse_rounded(model_logits, form)
-    except NoLogits as error:
-        raise ValueError(f"logits of --bank: {error}") from None
-    logits = torch.stack(
-        [as_logits(model_logits, form).float() for model_logits, form in zip(logits, forms, strict=True)]
-    )
-    if answered is not None:
-        answered = torch.stack(
-            [as_logits(model_logits, form).float() for model_logits, form in zip(answered, forms, strict=True)]
-        )
+    forms = _forms(logits)
+    logits = _all_as_logits(logits, forms)
+    answered = None if answered is None else _all_as_logits(answered, forms)
     # On the CPU, like the file's tensors.
     labels = torch.cat([owned.members.labels, owned.non_members.labels]).cpu()
     factors = torch.tensor([unusual_factor(model_logits[:, 0], labels) for model_logits in logits])
@@ -242,6 +232,21 @@ def refuse_other_answers(own: Float[Tensor, "n classes"], examples: Examples, ba
         f"shadow models must know their own examples, as the audited model does, and are right on "
         f"{shadow_knowledge.right} of {shadow_knowledge.n} that they were trained on: {why}, or they are of other data"
     )
+
+
+def _forms(answers: Tensor) -> list[Form]:
+    """Returns the form of each model's answers; refuses rounded ones, and labels alone."""
+    forms: list[Form] = [form_of(model_answers) for model_answers in answers]
+    try:
+        for model_answers, form in zip(answers, forms, strict=True):
+            refuse_rounded(model_answers, form)
+    except NoLogits as error:
+        raise ValueError(f"logits of --bank: {error}") from None
+    return forms
+
+
+def _all_as_logits(answers: Tensor, forms: Sequence[Form]) -> Tensor:
+    return torch.stack([as_logits(mine, form).float() for mine, form in zip(answers, forms, strict=True)])
 
 
 def _read_as(forms: Sequence[Form]) -> str:

@@ -54,22 +54,13 @@ def verdict(
         weak: count of attacks that ran, as "3 of 10 attacks", if none had shadow models; empty otherwise.
         tied: why tied scores could show no leak, by `why_tied`; empty if they could.
     """
-    refutations, proof, answered = list(refuted), "", ""
-    pairs = bound if pairs is None else pairs
-    if isinstance(pairs, EpsilonBound) and pairs.value > 0:
-        proof, answered = _answered(pairs), pairs.attack
-    if isinstance(bound, EpsilonBound) and bound.value > 0:
-        answered = bound.attack
-        # More right answers than by chance count for any split; they prove an epsilon only if the split was random.
-        proof = _answered(bound)
-        if bound.split == "random":
-            proof += (
-                f", which proves an epsilon of at least {bound.value:.2f} (replace-one, {bound.percent} confidence)"
-            )
-        if bound.refutes:
-            refutations.append(f"{proof} where the claim allows {bound.claimed:.2f}")
+    refutations = list(refuted)
+    proof, answered = _proof(bound, bound if pairs is None else pairs)
+    by_pairs = ""
+    if isinstance(bound, EpsilonBound) and bound.refutes:
+        refutations.append(f"{proof} where the claim allows {bound.claimed:.2f}")
+        by_pairs = bound.attack
     if refutations:
-        by_pairs = bound.attack if isinstance(bound, EpsilonBound) and bound.refutes else ""
         return AuditVerdict(
             word="claim refuted",
             sentence=f"The claim is refuted: {'; '.join(refutations)}.",
@@ -77,57 +68,11 @@ def verdict(
             how="pairs" if by_pairs else "",
         )
     leaks = [best for best in by if best.found]
-    if shift.found:
-        return AuditVerdict(
-            word="cannot be told",
-            sentence=(
-                f"Members and non-members differ even without the model ({shift.words}), so no number here says "
-                "whether the model leaks: take both from one pool at random."
-            ),
-        )
-    if leaks or proof:
-        averages = next((best for best in leaks if best.metric == "auc"), None)
-        decided: dict[str, Any] = {"by": averages.attack, "how": "averages"} if averages else {}
-        if not averages:
-            decided = {"by": answered or leaks[0].attack, "how": "pairs" if answered else "averages"}
-        # The deciding evidence goes first, and an average that misses it is explained.
-        parts = [*map(_words, leaks), *([proof] if proof else [])]
-        shown = "; ".join(parts if averages else parts[::-1])
-        # The owner has declared a finite epsilon: a leak within it is no alarm, and no proof of the claim either.
-        within = by and by[0].allowed is not None and all(best.value <= (best.allowed or 0.0) for best in leaks)
-        # If the split is not stated to be random, a bound proves no epsilon, and is no evidence for the claim either.
-        if within and (not proof or _within(bound)):
-            return AuditVerdict(
-                word="within the claim",
-                sentence=f"What attacks find is no more than the claim allows, and no proof of it: {shown}.",
-                **decided,
-            )
-        return AuditVerdict(
-            word="leaks", sentence=f"This model leaks who was trained on: {shown}.{_missed(by, averages)}", **decided
-        )
-    if not by:
-        return AuditVerdict(
-            word="cannot be told", sentence="No attack could be measured, so nothing is known of leaks."
-        )
-    if reverse:
-        return AuditVerdict(
-            word="cannot be told",
-            sentence=(
-                f"Non-members look more like members than members do: {reverse}. Whoever turns such scores around "
-                "tells who was trained on: are the two groups exchanged, or is a score smaller for members?"
-            ),
-        )
-    if tied:
-        return AuditVerdict(word="cannot be told", sentence=tied)
+    if (leaks or proof) and not shift.found:
+        return _leak(by, leaks, bound, proof, answered)
+    if unknown := _why_unknown(by, shift, detectable, reverse, tied):
+        return AuditVerdict(word="cannot be told", sentence=unknown)
     most = next((best for best in by if best.metric == "auc"), by[0])
-    if large := [best for best in by if _undecided(best, detectable)]:
-        return AuditVerdict(
-            word="cannot be told",
-            sentence=(
-                f"So few candidates decide nothing: {'; '.join(map(_words, large))}, which is no proof of a leak, and "
-                f"more than what is called none (an AUC below {detectable:.3f}); take 1,000 of each."
-            ),
-        )
     ran = f"{weak} ran, none of them with shadow models, which find most. None" if weak else "No attack that ran"
     return AuditVerdict(
         word="no leak found",
@@ -137,6 +82,69 @@ def verdict(
         ),
         weak=weak,
     )
+
+
+def _proof(bound: EpsilonBound | str, pairs: EpsilonBound | str) -> tuple[str, str]:
+    """Returns the evidence of right answers about pairs, with the attack that gave them; empty if there is none."""
+    best = next((each for each in (bound, pairs) if isinstance(each, EpsilonBound) and each.value > 0), None)
+    if best is None:
+        return "", ""
+    proof = f"{best.attack} was right in {best.correct} of {best.guessed} answers to which of two was trained on"
+    # More right answers than by chance count for any split; they prove an epsilon only if the split was random.
+    if best is bound and best.split == "random":
+        proof += f", which proves an epsilon of at least {best.value:.2f} (replace-one, {best.percent} confidence)"
+    return proof, best.attack
+
+
+def _leak(
+    by: Sequence[Strongest], leaks: Sequence[Strongest], bound: EpsilonBound | str, proof: str, answered: str
+) -> AuditVerdict:
+    """Returns the verdict on a leak: within the claim, or not.
+
+    Args:
+        by: the strongest attack by each metric.
+        leaks: those that prove a leak.
+        bound: on epsilon, or why there is none.
+        proof: evidence of right answers about pairs; empty if there is none.
+        answered: the attack that gave them.
+    """
+    averages = next((best for best in leaks if best.metric == "auc"), None)
+    decided: dict[str, Any] = {"by": answered or leaks[0].attack, "how": "pairs" if answered else "averages"}
+    if averages:
+        decided = {"by": averages.attack, "how": "averages"}
+    # The deciding evidence goes first, and an average that misses it is explained.
+    parts = [*map(_words, leaks), *([proof] if proof else [])]
+    shown = "; ".join(parts if averages else parts[::-1])
+    # The owner has declared a finite epsilon: a leak within it is no alarm, and no proof of the claim either.
+    within = by and by[0].allowed is not None and all(best.value <= (best.allowed or 0.0) for best in leaks)
+    # If the split is not stated to be random, a bound proves no epsilon, and is no evidence for the claim either.
+    if within and (not proof or _within(bound)):
+        sentence = f"What attacks find is no more than the claim allows, and no proof of it: {shown}."
+        return AuditVerdict(word="within the claim", sentence=sentence, **decided)
+    sentence = f"This model leaks who was trained on: {shown}.{_missed(by, averages)}"
+    return AuditVerdict(word="leaks", sentence=sentence, **decided)
+
+
+def _why_unknown(by: Sequence[Strongest], shift: Shift, detectable: float, reverse: str, tied: str) -> str:
+    """Returns why nothing can be said of leaks; empty if "no leak found" would mean something."""
+    if shift.found:
+        return (
+            f"Members and non-members differ even without the model ({shift.words}), so no number here says whether "
+            "the model leaks: take both from one pool at random."
+        )
+    if not by:
+        return "No attack could be measured, so nothing is known of leaks."
+    if reverse:
+        return (
+            f"Non-members look more like members than members do: {reverse}. Whoever turns such scores around tells "
+            "who was trained on: are the two groups exchanged, or is a score smaller for members?"
+        )
+    if not tied and (large := [best for best in by if _undecided(best, detectable)]):
+        return (
+            f"So few candidates decide nothing: {'; '.join(map(_words, large))}, which is no proof of a leak, and "
+            f"more than what is called none (an AUC below {detectable:.3f}); take 1,000 of each."
+        )
+    return tied
 
 
 def why_tied(outcomes: Sequence[AttackOutcome], members: int, detectable: float) -> str:
@@ -218,10 +226,6 @@ def right_answers(outcomes: Sequence[AttackOutcome], members: Int[ndarray, " m"]
         members: ids of members.
     """
     return epsilon_bound(outcomes, members, delta=0.0, level=0.95, split="unknown")
-
-
-def _answered(bound: EpsilonBound) -> str:
-    return f"{bound.attack} was right in {bound.correct} of {bound.guessed} answers to which of two was trained on"
 
 
 def _within(bound: EpsilonBound | str) -> bool:

@@ -114,9 +114,21 @@ class TranscriptVerdict:
 
 
 @dataclass
+class _Sentences:
+    """Results of the tests, a sentence each, by the fields of `TranscriptVerdict`."""
+
+    refuted: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass
 class _Stated:
     """Accumulates the statements of a transcript's steps, and checks that each follows from the one before."""
 
+    claim: StatedClaim
+    transcript: WatchedTranscript
     multipliers: Counter[float] = field(default_factory=Counter)
     divisors: set[float] = field(default_factory=set)
     odd: list[str] = field(default_factory=list)
@@ -147,6 +159,21 @@ class _Stated:
             if not _same(before.after, step.parameters, before):
                 self.broken.append(step.step)
         self.last = step
+
+    def proved(self, ratio: float) -> float | None:
+        """Computes epsilon of all steps at a multiple of their stated noise; None if too little is stated."""
+        claim, transcript = self.claim, self.transcript
+        rate = 1.0 if claim.sampling == "full" else claim.sample_rate if claim.sampling == "poisson" else None
+        # The accountants' epsilon holds for add/remove neighbours.
+        if rate is None or claim.relation != "add_remove" or any(math.isnan(sigma) for sigma in self.multipliers):
+            return None
+        if 0 in self.multipliers:
+            return math.inf
+        counts = Counter(self.multipliers)
+        # Missing steps are given the largest noise observed, in favour of the claim.
+        counts[max(counts)] += transcript.steps_counted - len(transcript)
+        events = [Gaussian(rate, sigma * ratio, count) for sigma, count in sorted(counts.items())]
+        return proved_epsilon(events, claim.delta).value
 
 
 def judge_transcript(
@@ -185,15 +212,14 @@ def judge_transcript(
         ValueError: arguments that do not fit one another or the transcript.
     """
     check_level(level)
-    header = transcript.header
-    skipped: list[str] = []
+    header, sentences = transcript.header, _Sentences()
     zero = coordinates
     if zero is None:
-        zero = _zero(transcript, model, members, canaries, skipped)
+        zero = _zero(transcript, model, members, canaries, sentences)
     # Three families of tests share the error: the scale of the noise, its independence, and canaries.
     share = (1 - level) / (1 + (zero is not None) + (canaries is not None))
-    tests, stated = NoiseTests(header, zero), _Stated()
-    scores = _scores(transcript, claim, model, canaries, loss, skipped, device)
+    tests, stated = NoiseTests(header, zero), _Stated(claim, transcript)
+    scores = _scores(stated, model, canaries, loss, sentences, device)
     for step in transcript:
         tests.add(step)
         stated.add(step, header.clip_norm)
@@ -201,59 +227,27 @@ def judge_transcript(
             try:
                 scores.add(step)
             except NotApplicable as error:
-                skipped.append(f"canaries: {error}")
+                sentences.skipped.append(f"canaries: {error}")
                 scores = None
-    problems = _problems(transcript, stated, final)
-    remarks = [*transcript.remarks, *_remarks(claim, transcript, stated)]
-    refuted = _against_itself(claim, transcript, stated, expected_batch)
-    if tests.noiseless:
-        # Holds under any sampling, so the claim need not state it.
-        refuted.append(
-            f"{tests.noiseless} of {len(transcript)} updates are stated to have no noise, which proves no epsilon, and "
-            f"{claim.epsilon:g} is claimed"
-        )
-    epsilon = _proved(claim, transcript, stated, 1.0)
+    sentences.problems += _problems(stated, final)
+    sentences.remarks += [*transcript.remarks, *_remarks(stated)]
+    epsilon = stated.proved(1.0)
+    sentences.refuted += _against_itself(stated, expected_batch, tests.noiseless, epsilon)
     if epsilon is None:
-        skipped.append(
+        sentences.skipped.append(
             "epsilon of the stated noise: the claim must be of add_remove and say sampling=poisson with its "
             "sample_rate, or sampling=full, and the transcript its noise multipliers"
         )
-    elif math.isfinite(epsilon) and epsilon > claim.epsilon * (1 + _SLACK):
-        refuted.append(
-            f"the noise that the transcript states proves an epsilon of {epsilon:.3g} at delta {claim.delta:g} over "
-            f"{transcript.steps_counted} steps, and {claim.epsilon:g} is claimed"
-        )
     estimates = tests.found(1 - share)
-    if (least := lowest(estimates, share)) is not None:
-        matters, sentence = _too_little(least, claim, transcript, stated)
-        (refuted if matters else problems).append(sentence)
-    z, most = tests.between_steps, tests.most_by_gradient(share)
-    if z is not None and most is not None and abs(z) > most:
-        refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
-    elif z is not None and not independent(z, share):
-        remarks.append(
-            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
-            "than a gradient of examples that were not given would make them (all members, as they were trained on)."
-        )
-    surplus = next((estimate for estimate in estimates if estimate.low is not None and estimate.low > 1), None)
-    if surplus is not None:
-        remarks.append(
-            f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
-            "than stated, or these coordinates have a gradient after all."
-        )
-    bound = (
-        None if scores is None or canaries is None else _canary_bound(scores, canaries, claim, share, refuted, skipped)
-    )
+    _judge_noise(tests, estimates, stated, share, sentences)
+    bound = None if scores is None or canaries is None else _asked(scores, canaries, claim, share, sentences)
     return TranscriptVerdict(
-        word="violation" if refuted else "no verdict" if problems else "no violation found",
-        refuted=tuple(refuted),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-        skipped=tuple(skipped),
+        word="violation" if sentences.refuted else "no verdict" if sentences.problems else "no violation found",
+        **{name: tuple(texts) for name, texts in vars(sentences).items()},
         steps=transcript.steps_counted,
         epsilon=epsilon,
         noise=estimates,
-        between_steps=z,
+        between_steps=tests.between_steps,
         canaries=bound,
         level=level,
     )
@@ -264,44 +258,50 @@ def _zero(
     model: nn.Module | None,
     members: Tensor | None,
     canaries: GradientCanaries | None,
-    skipped: list[str],
+    sentences: _Sentences,
 ) -> Tensor | None:
     """Finds coordinates without a gradient from the inputs of all members and canaries."""
     if model is None or members is None:
-        skipped.append(
+        sentences.skipped.append(
             "noise on coordinates without a gradient: it needs the model and the members' inputs, or these coordinates"
         )
         return None
     everybody = members if canaries is None else torch.cat([members, canaries.inputs.to(members)])
     coordinates = zero_coordinates(model, fitted(transcript.header, model)[0], everybody)
     if isinstance(coordinates, str):
-        skipped.append(f"noise on coordinates without a gradient: {coordinates}")
+        sentences.skipped.append(f"noise on coordinates without a gradient: {coordinates}")
         return None
     return coordinates
 
 
 def _scores(
-    transcript: WatchedTranscript,
-    claim: StatedClaim,
+    stated: _Stated,
     model: nn.Module | None,
     canaries: GradientCanaries | None,
     loss: Loss,
-    skipped: list[str],
+    sentences: _Sentences,
     device: torch.device | str,
 ) -> CanaryScores | None:
     if canaries is None:
         return None
     if model is None:
-        skipped.append("canaries: they need the model")
+        sentences.skipped.append("canaries: they need the model")
         return None
+    claim = stated.claim
     rate = claim.sample_rate if claim.sampling == "poisson" and claim.sample_rate is not None else 1.0
-    return CanaryScores(canaries, model, transcript.header, sample_rate=rate, loss=loss, device=device)
+    return CanaryScores(canaries, model, stated.transcript.header, sample_rate=rate, loss=loss, device=device)
 
 
-def _against_itself(
-    claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, expected_batch: float | None
-) -> list[str]:
-    """Lists contradictions between claim and statements, before anything is measured."""
+def _against_itself(stated: _Stated, expected_batch: float | None, noiseless: int, epsilon: float | None) -> list[str]:
+    """Lists contradictions between claim and statements, before anything is measured.
+
+    Args:
+        stated: statements of all steps.
+        expected_batch: the divisor that the owner states; None if there is no such statement.
+        noiseless: updates that are stated to have no noise.
+        epsilon: proved by the stated noise; None if too little is stated.
+    """
+    claim, transcript = stated.claim, stated.transcript
     contradictions = [*claim.errors]
     if claim.steps is not None and transcript.steps_counted > claim.steps:
         contradictions.append(f"{transcript.steps_counted} updates were released, and the claim is about {claim.steps}")
@@ -316,10 +316,22 @@ def _against_itself(
         contradictions.append(
             f"sums were divided by {_range(stated.divisors)}, and a divisor of {expected_batch:g} is claimed"
         )
+    if noiseless:
+        # Holds under any sampling, so the claim need not state it.
+        contradictions.append(
+            f"{noiseless} of {len(transcript)} updates are stated to have no noise, which proves no epsilon, and "
+            f"{claim.epsilon:g} is claimed"
+        )
+    if epsilon is not None and math.isfinite(epsilon) and epsilon > claim.epsilon * (1 + _SLACK):
+        contradictions.append(
+            f"the noise that the transcript states proves an epsilon of {epsilon:.3g} at delta {claim.delta:g} over "
+            f"{transcript.steps_counted} steps, and {claim.epsilon:g} is claimed"
+        )
     return contradictions
 
 
-def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated) -> list[str]:
+def _remarks(stated: _Stated) -> list[str]:
+    claim, transcript = stated.claim, stated.transcript
     remarks = []
     if len(stated.divisors) > 1:
         remarks.append(
@@ -343,7 +355,7 @@ def _remarks(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated)
     return remarks
 
 
-def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
+def _problems(stated: _Stated, final: Mapping[str, Any] | None) -> list[str]:
     """Lists contradictions of the transcript with itself or the finished model."""
     problems = stated.odd[:1]
     if stated.broken:
@@ -352,9 +364,9 @@ def _problems(transcript: WatchedTranscript, stated: _Stated, final: Mapping[str
             f"{len(stated.broken) - 1} other steps: updates were changed or left out, or are not those that were taken"
         )
     last = stated.last
-    if final is not None and last is not None and last.after is not None and not transcript.lost:
+    if final is not None and last is not None and last.after is not None and not stated.transcript.lost:
         bare, _ = without_wrappers(final)
-        names = transcript.header.names
+        names = stated.transcript.header.names
         if all(name in bare for name in names):
             model = torch.cat([bare[name].detach().reshape(-1).to(last.after) for name in names])
             if model.shape != last.after.shape or not _same(last.after, model, last):
@@ -371,24 +383,38 @@ def _same(expected: Tensor, parameters: Tensor | None, step: WatchedStep) -> boo
     return float((expected.double() - parameters.double()).norm()) <= 1e-3 * moved + 4 * rounding
 
 
-def _proved(claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated, ratio: float) -> float | None:
-    """Computes epsilon of all steps at a multiple of their stated noise; None if too little is stated."""
-    rate = 1.0 if claim.sampling == "full" else claim.sample_rate if claim.sampling == "poisson" else None
-    # The accountants' epsilon holds for add/remove neighbours.
-    if rate is None or claim.relation != "add_remove" or any(math.isnan(sigma) for sigma in stated.multipliers):
-        return None
-    if 0 in stated.multipliers:
-        return math.inf
-    counts = Counter(stated.multipliers)
-    # Missing steps are given the largest noise observed, in favour of the claim.
-    counts[max(counts)] += transcript.steps_counted - len(transcript)
-    events = [Gaussian(rate, sigma * ratio, count) for sigma, count in sorted(counts.items())]
-    return proved_epsilon(events, claim.delta).value
+def _judge_noise(
+    tests: NoiseTests, estimates: tuple[NoiseFound, ...], stated: _Stated, share: float, sentences: _Sentences
+) -> None:
+    """Adds sentences on too little noise, noise that depends on the noise before, and too much.
+
+    Args:
+        tests: of all steps.
+        estimates: their results.
+        stated: statements of all steps.
+        share: error probability of each family of tests.
+        sentences: to which they are added.
+    """
+    if (least := lowest(estimates, share)) is not None:
+        refutes, sentence = _too_little(least, stated)
+        (sentences.refuted if refutes else sentences.problems).append(sentence)
+    z, most = tests.between_steps, tests.most_by_gradient(share)
+    if z is not None and most is not None and abs(z) > most:
+        sentences.refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
+    elif z is not None and not independent(z, share):
+        sentences.remarks.append(
+            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
+            "than a gradient of examples that were not given would make them (all members, as they were trained on)."
+        )
+    surplus = next((estimate for estimate in estimates if estimate.low is not None and estimate.low > 1), None)
+    if surplus is not None:
+        sentences.remarks.append(
+            f"Releases have {surplus.ratio:.3f} times the stated deviation on {surplus.where}: there is more noise "
+            "than stated, or these coordinates have a gradient after all."
+        )
 
 
-def _too_little(
-    least: NoiseFound, claim: StatedClaim, transcript: WatchedTranscript, stated: _Stated
-) -> tuple[bool, str]:
+def _too_little(least: NoiseFound, stated: _Stated) -> tuple[bool, str]:
     """Returns whether too little noise refutes the claim, with a description.
 
     A transcript may state more noise than its owner claims, so that the noise present is enough for the claim.
@@ -400,7 +426,7 @@ def _too_little(
     )
     if least.high < _LEAST_RATIO:
         return True, f"{sentence}: next to none"
-    epsilon = _proved(claim, transcript, stated, least.high)
+    claim, epsilon = stated.claim, stated.proved(least.high)
     if epsilon is None or math.isinf(epsilon):
         return True, sentence
     most = min(stated.multipliers) * least.high
@@ -417,17 +443,18 @@ def _canary_bound(
     canaries: GradientCanaries,
     claim: StatedClaim,
     share: float,
-    refuted: list[str],
-    skipped: list[str],
+    sentences: _Sentences,
 ) -> EpsilonEstimate | None:
     if claim.relation != "add_remove":
-        skipped.append(f"canaries: they are there or not, which a claim about {claim.relation} does not speak of")
+        sentences.skipped.append(
+            f"canaries: they are there or not, which a claim about {claim.relation} does not speak of"
+        )
         return None
     bound = scores.bound(
         canaries.included, delta=claim.delta, relation="add_remove", full=claim.sampling == "full", level=1 - share
     )
     if judge(bound, epsilon=claim.epsilon, delta=claim.delta, relation="add_remove") == "violation":
-        refuted.append(
+        sentences.refuted.append(
             f"canaries prove an epsilon of at least {bound.value:.3g} at delta {bound.delta:g} "
             f"({bound.detail['correct']} of {bound.detail['guessed']} guesses right), and {claim.epsilon:g} is claimed"
         )

@@ -138,14 +138,7 @@ def read_update(
         ValueError: names or shapes that are not the model's, or a number out of range.
         InconsistentObservation: an update of zeros or NaN.
     """
-    if batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {batch_size}")
-    if not 0 <= noise_multiplier < float("inf"):
-        raise ValueError(f"--noise-multiplier must be at least 0 and finite, got {noise_multiplier}")
-    if noise_multiplier > 0 and clip_norm is None:
-        raise ValueError("--noise-multiplier is in clip norms; give --clip-norm, too")
-    if labels is not None and len(labels) != batch_size:
-        raise ValueError(f"--labels must be one an example of the batch, {batch_size}, got {len(labels)}")
+    _check(batch_size, clip_norm, noise_multiplier, labels)
     declared = Declared(
         update_is=update_is,
         batch_size=batch_size,
@@ -164,16 +157,7 @@ def read_update(
     computed, in_training = own, training_mode or bool(moved)
     if in_training:
         computed = of_batches(own)
-        if clip_norm is not None:
-            raise ValueError(
-                "--clip-norm must be left out of a step in training mode: batch norms mix the examples of a batch, so "
-                "that none has a gradient of its own to clip"
-            )
-        why = (
-            f"the running statistics of {', '.join(map(repr, moved[:4]))} moved" if moved else "as --training-mode says"
-        )
-        how = "match the batch's statistics, too" if moved else "simulate it, and brightness and contrast may stay open"
-        notes = (*notes, f"Batch norms were in training mode ({why}): attacks on inputs {how}.")
+        notes = (*notes, _about_training_mode(moved, clip_norm))
     device = next(own.parameters()).device
     probe = None if public is None else public.inputs[:2]
     if probe is None and input_shape is not None:
@@ -193,6 +177,35 @@ def read_update(
         batch_statistics=batch_statistics(own, sent) if moved else {},
         notes=(*notes, *convention.notes),
     )
+
+
+def _check(batch_size: int, clip_norm: float | None, noise_multiplier: float, labels: Sequence[int] | None) -> None:
+    """Refuses numbers out of range, before a tensor is read."""
+    if batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {batch_size}")
+    if not 0 <= noise_multiplier < float("inf"):
+        raise ValueError(f"--noise-multiplier must be at least 0 and finite, got {noise_multiplier}")
+    if noise_multiplier > 0 and clip_norm is None:
+        raise ValueError("--noise-multiplier is in clip norms; give --clip-norm, too")
+    if labels is not None and len(labels) != batch_size:
+        raise ValueError(f"--labels must be one an example of the batch, {batch_size}, got {len(labels)}")
+
+
+def _about_training_mode(moved: Sequence[str], clip_norm: float | None) -> str:
+    """Returns a note on a step in training mode; refuses clipping, which has no meaning there.
+
+    Args:
+        moved: batch norms whose running statistics moved, by name.
+        clip_norm: of each example; None without clipping.
+    """
+    if clip_norm is not None:
+        raise ValueError(
+            "--clip-norm must be left out of a step in training mode: batch norms mix the examples of a batch, so that "
+            "none has a gradient of its own to clip"
+        )
+    why = f"the running statistics of {', '.join(map(repr, moved[:4]))} moved" if moved else "as --training-mode says"
+    how = "match the batch's statistics, too" if moved else "simulate it, and brightness and contrast may stay open"
+    return f"Batch norms were in training mode ({why}): attacks on inputs {how}."
 
 
 def observed(

@@ -14,13 +14,13 @@ Guarantee:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
-from .machine_code import INT, LlvmValue, added_up, compiled, counted, fused, read, widened
+from .machine_code import INT, Counted, LlvmValue, added_up, compiled, counted, fused, read, widened
 
 SIDE, PART = 5, 3
 """Number of columns of the table of sides, and of the table of parts."""
@@ -34,6 +34,8 @@ KINDS = ("clip", "normalize", "adaptive_weight")
 """Kinds of bounds, by number."""
 SMALL = 1e-20
 """Least squared norm that is trusted; the largest is its inverse."""
+_NORMAL = {True: (2.0**-1022, 1.7976931348623157e308), False: (2.0**-126, 3.4028234663852886e38)}
+"""Least and largest normal number of float64 (wide) and of float32."""
 
 
 @cache
@@ -72,9 +74,8 @@ def bound_factors(*, wide: bool) -> Callable[..., None]:
 def _module(wide: bool) -> ir.Module:
     module, double = ir.Module("bound_factors"), ir.DoubleType()
     number = double if wide else ir.FloatType()
-    whole_row, masked_row = (_squared_row(module, wide=wide, masked=masked) for masked in (False, True))
-    weighted_row = _squared_row(module, wide=wide, weighted=True)
-    least, most = (2.0**-1022, 1.7976931348623157e308) if wide else (2.0**-126, 3.4028234663852886e38)
+    squared_rows = [_squared_row(module, wide=wide, masked=masked) for masked in (False, True)]
+    squared_rows.append(_squared_row(module, wide=wide, weighted=True))
     root = module.declare_intrinsic("llvm.sqrt", [double])
     table, reals, numbers, mask = INT.as_pointer(), double.as_pointer(), number.as_pointer(), ir.IntType(8).as_pointer()
     takes = [table, INT, table, INT, INT, INT, double, double, reals, numbers, reals, mask, table]
@@ -82,99 +83,19 @@ def _module(wide: bool) -> ir.Module:
     sides, side_count, parts, part_count, examples, kind, norm, regulariser, squares, *returned = function.args
     factors, norms, marks_of, doubtful = returned
     build: Any = ir.IRBuilder(function.append_basic_block())
-    zero, one = double(0.0), double(1.0)
-
-    def entry(of: Any, row: Any, width: int, column: int) -> Any:
-        return build.load(build.gep(of, [build.add(build.mul(row, INT(width)), INT(column))]))
-
     with counted(build, INT(0), examples, [INT(0)]) as example:
         with counted(build, INT(0), side_count) as side:
-            address, step, size, marks, apart = (entry(sides, side.number, SIDE, column) for column in range(SIDE))
-            place = build.gep(squares, [side.number])
-            with build.if_else(build.icmp_signed("<", size, INT(0))) as (measured, rows):
-                with measured:
-                    known = build.inttoptr(address, reals)
-                    build.store(build.load(build.gep(known, [example.number])), place)
-                with rows:
-                    row = build.gep(build.inttoptr(address, numbers), [build.mul(example.number, step)])
-                    with build.if_else(build.icmp_signed("==", marks, INT(0))) as (whole, kept):
-                        with whole:
-                            build.store(build.call(whole_row, [row, size]), place)
-                        with kept, build.if_else(build.icmp_signed("==", apart, INT(0))) as (bytes_, weights):
-                            with bytes_:
-                                returned = build.call(masked_row, [row, build.inttoptr(marks, mask), size])
-                                build.store(returned, place)
-                            with weights:
-                                at = build.gep(build.inttoptr(marks, numbers), [build.mul(example.number, apart)])
-                                build.store(build.call(weighted_row, [row, at, size]), place)
-        with counted(build, INT(0), part_count, [zero] * 3 + [double(1 / SMALL)]) as part:
-            first, second, counts = (entry(parts, part.number, PART, column) for column in range(PART))
-
-            def measured_of(number: Any, otherwise: Any) -> Any:
-                present = build.icmp_signed(">=", number, INT(0))
-                squared_norm = build.load(build.gep(squares, [build.select(present, number, first)]))
-                return build.select(present, squared_norm, otherwise)
-
-            sum_, all_, vanished, least_side = part.sums
-            product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (second, counts))
-            entering, leaving = measured_of(first, zero), measured_of(second, one)
-            value = build.fmul(entering, leaving)
-            itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
-            # A square that underflows is lost, whatever it is multiplied by. The losses of a product sum to at most the
-            # format's least number times this:
-            width, out = (
-                build.sitofp(entry(sides, build.select(product, side, first), SIDE, 2), double)
-                for side in (first, second)
-            )
-            lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
-            # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
-            is_product = product if wide else build.and_(product, masked)
-            part.sums = [
-                build.fadd(sum_, measured_of(counts, itself)),
-                build.fadd(all_, value),
-                build.fadd(vanished, build.select(is_product, build.fmul(lost, double(least)), zero)),
-                build.select(
-                    build.and_(
-                        build.and_(product, build.fcmp_ordered(">", leaving, zero)),
-                        build.fcmp_ordered("<", leaving, least_side),
-                    ),
-                    leaving,
-                    least_side,
-                ),
-            ]
-        square, everything, vanished, least_side = part.sums
+            columns = [_entry(build, sides, side.number, SIDE, column) for column in range(SIDE)]
+            _store_square(build, squared_rows, columns, example.number, build.gep(squares, [side.number]))
+        with counted(build, INT(0), part_count, [double(0.0)] * 3 + [double(1 / SMALL)]) as part:
+            _add_part(build, part, sides, parts, squares, wide)
+        square = part.sums[0]
         build.store(square, build.gep(norms, [example.number]))
-        length = build.call(root, [square])
-        # The reason is in `Bound.factors`.
-        longer = build.select(build.fcmp_ordered(">", length, norm), length, norm)
-        beside = build.fadd(length, regulariser)
-        divisors = (longer, beside, build.fadd(length, build.fdiv(regulariser, beside)))
-        divisor = divisors[2]
-        for place, each in enumerate(divisors[:2]):
-            divisor = build.select(build.icmp_signed("==", kind, INT(place)), each, divisor)
-        factor = build.fdiv(norm, divisor)
+        factor = _factor(build, build.call(root, [square]), kind, norm, regulariser)
         factor = factor if wide else build.fptrunc(factor, number)
         scale = factor if wide else build.fpext(factor, double)
         build.store(factor, build.gep(factors, [example.number]))
-        long = build.fadd(build.fmul(build.fadd(square, vanished), double(1 + 1e-4)), double(SMALL))
-        short = build.fcmp_ordered("<", long, build.fmul(norm, norm))
-        short = build.and_(short, build.icmp_signed("==", kind, INT(0)))
-        known = build.fcmp_ordered(">=", square, build.fmul(vanished, double(_CERTAIN)))
-        known = build.and_(known, build.fcmp_ordered(">=", square, double(SMALL)))
-        limits = (
-            (square, 0.0, 1 / SMALL),
-            (everything, 0.0, 1 / SMALL),
-            (scale, least, most),
-        )
-        # The factor scales the second row of an outer product, whose numbers must not become subnormal.
-        shrunk = build.fmul(build.fmul(scale, scale), least_side)
-        scaled = build.or_(
-            build.fcmp_ordered(">=", scale, one), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED))
-        )
-        certain = build.and_(build.or_(known, short), scaled)
-        for value, low, high in limits:  # false for NaN
-            for sign, limit in ((">=", low), ("<=", high)):
-                certain = build.and_(certain, build.fcmp_ordered(sign, value, double(limit)))
+        certain = _certain(build, part.sums, scale, kind, norm, wide)
         build.store(build.zext(certain, ir.IntType(8)), build.gep(marks_of, [example.number]))
         example.sums = [build.add(example.sums[0], build.select(certain, INT(0), INT(1)))]
     build.store(example.sums[0], doubtful)
@@ -235,3 +156,108 @@ def _squared_row(module: ir.Module, *, wide: bool, masked: bool = False, weighte
         build.store(short.sums[0], accumulator)
     build.ret(build.load(accumulator))
     return function
+
+
+def _entry(build: Any, table: LlvmValue, row: LlvmValue, width: int, column: int) -> LlvmValue:
+    return build.load(build.gep(table, [build.add(build.mul(row, INT(width)), INT(column))]))
+
+
+def _store_square(
+    build: Any, squared_rows: Sequence[ir.Function], columns: Sequence[LlvmValue], example: LlvmValue, place: LlvmValue
+) -> None:
+    """Stores a side's squared norm of an example: as measured, or of its row, whole, under a mask or with weights.
+
+    Args:
+        build: the builder.
+        squared_rows: functions for whole, masked and weighted rows.
+        columns: the side's row of the table.
+        example: number of the example.
+        place: address of the result.
+    """
+    whole_row, masked_row, weighted_row = squared_rows
+    numbers, mask = whole_row.args[0].type, masked_row.args[1].type
+    address, step, size, marks, apart = columns
+    with build.if_else(build.icmp_signed("<", size, INT(0))) as (measured, rows):
+        with measured:
+            known = build.inttoptr(address, place.type)
+            build.store(build.load(build.gep(known, [example])), place)
+        with rows:
+            row = build.gep(build.inttoptr(address, numbers), [build.mul(example, step)])
+            with build.if_else(build.icmp_signed("==", marks, INT(0))) as (whole, kept):
+                with whole:
+                    build.store(build.call(whole_row, [row, size]), place)
+                with kept, build.if_else(build.icmp_signed("==", apart, INT(0))) as (bytes_, weights):
+                    with bytes_:
+                        build.store(build.call(masked_row, [row, build.inttoptr(marks, mask), size]), place)
+                    with weights:
+                        at = build.gep(build.inttoptr(marks, numbers), [build.mul(example, apart)])
+                        build.store(build.call(weighted_row, [row, at, size]), place)
+
+
+def _add_part(build: Any, part: Counted, sides: LlvmValue, parts: LlvmValue, squares: LlvmValue, wide: bool) -> None:
+    """Adds a part to an example's sums.
+
+    The sums are the squared norm, counted and of all numbers; the largest amount that underflow may have removed; and
+    the least squared norm of a second row.
+    """
+    double = ir.DoubleType()
+    zero, one, least = double(0.0), double(1.0), double(_NORMAL[wide][0])
+    first, other, counts = (_entry(build, parts, part.number, PART, column) for column in range(PART))
+
+    def measured_of(number: LlvmValue, otherwise: LlvmValue) -> LlvmValue:
+        present = build.icmp_signed(">=", number, INT(0))
+        squared_norm = build.load(build.gep(squares, [build.select(present, number, first)]))
+        return build.select(present, squared_norm, otherwise)
+
+    sum_, all_, vanished, least_side = part.sums
+    product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))
+    entering, leaving = measured_of(first, zero), measured_of(other, one)
+    value = build.fmul(entering, leaving)
+    itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
+    # A square that underflows is lost, whatever it is multiplied by. The losses of a product sum to at most the
+    # format's least number times this:
+    width, out = (
+        build.sitofp(_entry(build, sides, build.select(product, side, first), SIDE, 2), double)
+        for side in (first, other)
+    )
+    lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
+    # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
+    some = product if wide else build.and_(product, masked)
+    second = build.and_(product, build.fcmp_ordered(">", leaving, zero))
+    part.sums = [
+        build.fadd(sum_, measured_of(counts, itself)),
+        build.fadd(all_, value),
+        build.fadd(vanished, build.select(some, build.fmul(lost, least), zero)),
+        build.select(build.and_(second, build.fcmp_ordered("<", leaving, least_side)), leaving, least_side),
+    ]
+
+
+def _factor(build: Any, length: LlvmValue, kind: LlvmValue, norm: LlvmValue, regulariser: LlvmValue) -> LlvmValue:
+    """Returns the factor of a gradient of some length, in float64; the reason is in `Bound.factors`."""
+    longer = build.select(build.fcmp_ordered(">", length, norm), length, norm)
+    beside = build.fadd(length, regulariser)
+    divisor = build.fadd(length, build.fdiv(regulariser, beside))
+    for place, each in enumerate((longer, beside)):
+        divisor = build.select(build.icmp_signed("==", kind, INT(place)), each, divisor)
+    return build.fdiv(norm, divisor)
+
+
+def _certain(
+    build: Any, sums: Sequence[LlvmValue], scale: LlvmValue, kind: LlvmValue, norm: LlvmValue, wide: bool
+) -> LlvmValue:
+    """Returns whether an example's norm, or its being within a clip norm, and its factor are certain."""
+    double = ir.DoubleType()
+    square, everything, vanished, least_side = sums
+    long = build.fadd(build.fmul(build.fadd(square, vanished), double(1 + 1e-4)), double(SMALL))
+    short = build.fcmp_ordered("<", long, build.fmul(norm, norm))
+    short = build.and_(short, build.icmp_signed("==", kind, INT(0)))
+    known = build.fcmp_ordered(">=", square, build.fmul(vanished, double(_CERTAIN)))
+    known = build.and_(known, build.fcmp_ordered(">=", square, double(SMALL)))
+    # The factor scales the second row of an outer product, whose numbers must not become subnormal.
+    shrunk = build.fmul(build.fmul(scale, scale), least_side)
+    whole, above = build.fcmp_ordered(">=", scale, double(1.0)), build.fcmp_ordered(">=", shrunk, double(_LEAST_SCALED))
+    certain = build.and_(build.or_(known, short), build.or_(whole, above))
+    for value, low, high in ((square, 0.0, 1 / SMALL), (everything, 0.0, 1 / SMALL), (scale, *_NORMAL[wide])):
+        for sign, limit in ((">=", low), ("<=", high)):  # false for NaN
+            certain = build.and_(certain, build.fcmp_ordered(sign, value, double(limit)))
+    return certain

@@ -100,18 +100,23 @@ def _module(wide: bool) -> ir.Module:
                 value = value if wide else build.fptrunc(value, number)
                 build.store(value, build.gep(into, [build.add(begin, each.number)]))
         with build.if_then(build.not_(plain)):
-            positions, entering, leaving = order
-            with (
-                counted(build, INT(0), leaving) as out,
-                counted(build, INT(0), entering) as inner,
-                counted(build, INT(0), positions) as position,
-            ):
-                row = build.add(build.mul(position.number, entering), inner.number)
-                value = build.load(build.gep(memory, [build.add(build.mul(row, leaving), out.number)]))
-                weight = build.add(build.mul(out.number, entering), inner.number)
-                build.store(value, build.gep(place, [build.add(build.mul(weight, positions), position.number)]))
+            _write_in_weight_order(build, memory, place, order)
     build.ret_void()
     return module
+
+
+def _write_in_weight_order(build: Any, memory: LlvmValue, place: LlvmValue, order: Sequence[LlvmValue]) -> None:
+    """Writes a convolution's sum from the order of its rows, [positions, entering, leaving], to that of its weight."""
+    positions, entering, leaving = order
+    with (
+        counted(build, INT(0), leaving) as out,
+        counted(build, INT(0), entering) as inner,
+        counted(build, INT(0), positions) as position,
+    ):
+        row = build.add(build.mul(position.number, entering), inner.number)
+        value = build.load(build.gep(memory, [build.add(build.mul(row, leaving), out.number)]))
+        weight = build.add(build.mul(out.number, entering), inner.number)
+        build.store(value, build.gep(place, [build.add(build.mul(weight, positions), position.number)]))
 
 
 def _addition(module: ir.Module, number: ir.Type, count: int) -> ir.Function:

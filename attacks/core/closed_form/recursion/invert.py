@@ -1,6 +1,6 @@
 """Inversion of a whole network: each explanation of the last layer (head) is walked back to the network's input."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,17 +113,11 @@ def inverted_inputs(
     )
     explained = candidates(shown, loss=network.loss, clipped=clipped, check=strict)
     homogeneous = _homogeneous(network)
-    # In a homogeneous network inputs of different roots are multiples of each other, so that a single walk serves both.
-    first = [candidate for candidate in explained if candidate.root == 0 or not homogeneous]
     if bool(uncertain.any()) and shown.bias_gradient is None:
         uncertain = torch.ones_like(uncertain)  # without the bias's gradient, the scale follows only from all features
-    kinds = {operation.name: operation.kind for operation in network.operations}
-    if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
-        # Sigmoid and ReLU have no negative results, which decides the sign.
-        first = [candidate for candidate in first if float(candidate.x.sum()) > 0] or first
     priors = _beliefs(network, box, shown.weight) if solver == "map" else {}
     walks: list[tuple[HeadCandidate, Walk]] = []
-    for candidate in first:
+    for candidate in _distinct(explained, network, head, homogeneous):
         scaled = {name: g.scaled(_factor(name, g, gradients[head.name], candidate)) for name, g in gradients.items()}
         walk = Walk(
             network=network,
@@ -143,24 +137,47 @@ def inverted_inputs(
         walk.begin(candidate.x, shown.weight.T @ candidate.slopes, variance, uncertain)
         walks.append((candidate, walk))
     remaining = _walked([walk for _, walk in walks], tolerance=tolerance if strict else float("inf"))
-    reconstructions = []
+    reconstructions: list[InvertedInput] = []
     for walk in remaining:
         own = next(candidate for candidate, candidate_walk in walks if candidate_walk is walk)
-        result = InvertedInput(
-            x=walk.input(),
-            label=own.label,
-            factor=own.factor,
-            residual=walk.largest_residual,
-            solutions=tuple(walk.solutions),
-            degraded=tuple(_complaints(walk, combination)),
-            determined=walk.determined,
-        )
-        reconstructions.append(result)
-        for twin in explained if homogeneous else ():
-            if twin.root != own.root and twin.label == own.label:
-                scale = float(own.slopes.norm() / twin.slopes.norm())
-                reconstructions.append(replace(result, x=result.x * scale, solutions=()))
+        reconstructions += _results(walk, own, explained if homogeneous else (), combination)
     return sorted(reconstructions, key=lambda reconstruction: _oddness(reconstruction.x, box))
+
+
+def _distinct(
+    explained: Sequence[HeadCandidate], network: Network, head: Operation, homogeneous: bool
+) -> Sequence[HeadCandidate]:
+    """Returns the explanations of the head that need a walk of their own."""
+    # In a homogeneous network inputs of different roots are multiples of each other, so that a single walk serves both.
+    first = [candidate for candidate in explained if candidate.root == 0 or not homogeneous]
+    kinds = {operation.name: operation.kind for operation in network.operations}
+    if len(first) > 1 and kinds[head.inputs[0]] in ("sigmoid", "relu"):
+        # Sigmoid and ReLU have no negative results, which decides the sign.
+        first = [candidate for candidate in first if float(candidate.x.sum()) > 0] or first
+    return first
+
+
+def _results(walk: Walk, own: HeadCandidate, twins: Sequence[HeadCandidate], combination: bool) -> list[InvertedInput]:
+    """Returns the input that a walk ends at, and its multiples that explain the update by another root.
+
+    Args:
+        walk: a walk to the input.
+        own: the explanation of the head at which it began.
+        twins: explanations of the head of a homogeneous network.
+        combination: whether the gradient is of several examples.
+    """
+    result = InvertedInput(
+        x=walk.input(),
+        label=own.label,
+        factor=own.factor,
+        residual=walk.largest_residual,
+        solutions=tuple(walk.solutions),
+        degraded=tuple(_complaints(walk, combination)),
+        determined=walk.determined,
+    )
+    others = [twin for twin in twins if twin.root != own.root and twin.label == own.label]
+    scales = [float(own.slopes.norm() / twin.slopes.norm()) for twin in others]
+    return [result, *(replace(result, x=result.x * scale, solutions=()) for scale in scales)]
 
 
 def _walked(walks: list[Walk], *, tolerance: float) -> list[Walk]:

@@ -4,13 +4,13 @@ Coefficients in a basis of several layers mix their gradients, and a recursion f
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ...targets.network import Operation, ReleasedPart, Structure
+from ...targets.network import Operation, ReleasedPart, SharedGradient, Structure
 from ...threat_model.attack_errors import NotApplicable
 
 
@@ -96,59 +96,61 @@ def observed_gradients(
     any_entries = any(part.of_gradient for part in entries)
     values = entry_structure.gradients(released) if any_entries else empty
     noise = entry_structure.gradients(noise_std) if any_entries else empty
-    gradients = {}
-    spans = _spans(structure)
+    spans, shapes = _spans(structure), dict(zip(structure.names, structure.shapes, strict=True))
     directions = {operation.name: _directions(structure, operation, spans, released, noise_std) for operation in layers}
     _refuse_mixed(structure, layers, spans)
+    gradients = {}
     for operation in layers:
-        shape = dict(zip(structure.names, structure.shapes, strict=True)).get(str(operation.weight))
-        if shape is None:
+        name, bias = str(operation.weight), str(operation.bias)
+        if name not in shapes:
             raise NotApplicable(
                 f"every layer must be trained, and {operation.words or operation.name} is frozen: it shares nothing"
             )
-        weight, std = released.new_zeros(shape), released.new_zeros(shape)
-        where: Tensor | None = torch.zeros(shape, dtype=torch.bool, device=released.device)
-        group, bias, bias_std, bias_observed = -1, None, None, None
-        own, own_noise = values.get(str(operation.weight)), noise.get(str(operation.weight))
-        if own is not None and own_noise is not None:
-            weight, std, where = own.values, own_noise.values, own.observed
-            groups = own.group[own.observed].unique()
-            group = int(groups[0]) if len(groups) else -1
-        shift, shift_noise = values.get(str(operation.bias)), noise.get(str(operation.bias))
-        if shift is not None and shift_noise is not None and bool(shift.observed.any()):
-            together = group < 0 or bool((shift.group[shift.observed] == group).all())
-            if together:
-                bias, bias_std, bias_observed = (
-                    shift.values,
-                    shift_noise.values,
-                    None if shift.whole else shift.observed,
-                )
-        complete, partial = [d for d in directions[operation.name] if _square(d)], []
-        for d in directions[operation.name]:
-            if d in complete and d.of_weight is not None:
-                # A square basis hides nothing, and is decoded to entries.
-                weight, std = weight + (d.of_weight @ d.values).view(shape), std + float(d.std.max())
-                where = torch.ones(shape, dtype=torch.bool, device=released.device)
-                if d.of_bias is not None:
-                    bias, bias_observed = d.of_bias @ d.values, None
-                    bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
-            elif d in complete and d.of_bias is not None:
-                bias, bias_observed = d.of_bias @ d.values, None
-                bias_std = d.of_bias.new_full((len(d.of_bias),), float(d.std.max()))
-            else:
-                partial.append(d)
-        seen_all = where is not None and bool(where.all())
-        gradients[operation.name] = LayerGradient(
-            weight=weight,
-            observed=None if seen_all else where,
-            std=std,
-            bias=bias,
-            bias_std=bias_std,
-            bias_observed=bias_observed,
-            directions=tuple(partial),
-            group=group,
+        hidden = released.new_zeros(shapes[name])
+        nothing = LayerGradient(
+            weight=hidden, observed=hidden.bool(), std=torch.zeros_like(hidden), bias=None, bias_std=None
         )
+        in_entries = _with_entries(nothing, (values.get(name), noise.get(name)), (values.get(bias), noise.get(bias)))
+        gradients[operation.name] = _decoded(in_entries, directions[operation.name])
     return gradients
+
+
+_WithNoise = tuple[SharedGradient | None, SharedGradient | None]
+"""A parameter's gradient and the standard deviations of its noise, in entries; None if no entry is released."""
+
+
+def _with_entries(gradient: LayerGradient, of_weight: _WithNoise, of_bias: _WithNoise) -> LayerGradient:
+    """Adds the released entries of weight and bias; without those of a bias that was bounded apart from the weight."""
+    own, own_noise = of_weight
+    if own is not None and own_noise is not None:
+        groups = own.group[own.seen].unique()
+        group = int(groups[0]) if len(groups) else -1
+        gradient = replace(gradient, weight=own.values, std=own_noise.values, seen=own.seen, group=group)
+    shift, noise = of_bias
+    if shift is None or noise is None or not bool(shift.seen.any()):
+        return gradient
+    if gradient.group >= 0 and not bool((shift.group[shift.seen] == gradient.group).all()):
+        return gradient
+    released = None if shift.whole else shift.seen
+    return replace(gradient, bias=shift.values, bias_std=noise.values, bias_seen=released)
+
+
+def _decoded(gradient: LayerGradient, directions: Sequence[Direction]) -> LayerGradient:
+    """Adds coefficients in bases; those in a square basis, which hides nothing, are decoded to entries."""
+    remaining = []
+    for d in directions:
+        if not _square(d):
+            remaining.append(d)
+            continue
+        std = float(d.std.max())
+        if d.of_weight is not None:
+            weight = gradient.weight + (d.of_weight @ d.values).view(gradient.weight.shape)
+            gradient = replace(gradient, weight=weight, std=gradient.std + std, seen=None)
+        if d.of_bias is not None:
+            bias, bias_std = d.of_bias @ d.values, d.of_bias.new_full((len(d.of_bias),), std)
+            gradient = replace(gradient, bias=bias, bias_std=bias_std, bias_seen=None)
+    whole = gradient.seen is None or bool(gradient.seen.all())
+    return replace(gradient, seen=None if whole else gradient.seen, directions=tuple(remaining))
 
 
 def _square(direction: Direction) -> bool:

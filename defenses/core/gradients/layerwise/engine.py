@@ -14,7 +14,7 @@ Guarantee:
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -217,20 +217,8 @@ class Layerwise(PerExample):
         }
         met = {**values, **starting} if starting else values
         record(lambda batch: forward(met, batch), self._layers, inputs, targets, self.loss, take, buffers, self._begins)
-        gradients: list[tuple[Spans, FactoredGradient]] = []
-        for names, terms in terms_by_names.items():
-            own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
-            # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
-            # bias of many outputs.
-            size = sum(stop - start for start, stop in own)
-            if any((each.size, each.examples) != (size, examples) for each in terms):
-                raise Unsupported(
-                    f"parameter '{names[0]}' must have a gradient of its own {size} numbers for each of {examples} "
-                    f"examples, got {terms[0].size} for {terms[0].examples}"
-                )
-            gradients.append((own, term))
         return BatchGradients(
-            terms=tuple(gradients),
+            terms=tuple(_of_parameters(terms_by_names, spans, examples)),
             dim=self.layout.dim,
             examples=examples,
             like=values[self.layout.names[0]],
@@ -273,6 +261,29 @@ class InOrder(Layerwise):
 
     def _arranged_weights(self, trained: Mapping[str, Tensor], inputs: Tensor) -> dict[str, Tensor]:
         return {}
+
+
+def _of_parameters(
+    terms_by_names: Mapping[tuple[str, ...], list[FactoredGradient]],
+    spans: Mapping[str, tuple[int, int]],
+    examples: int,
+) -> Iterator[tuple[Spans, FactoredGradient]]:
+    """Yields each parameter's gradient with its place in the flat gradient: the sum of its terms.
+
+    Raises:
+        Unsupported: a term is not of the parameter's size, or not of each example.
+    """
+    for names, terms in terms_by_names.items():
+        own, term = tuple(spans[name] for name in names), Summed(terms) if len(terms) > 1 else terms[0]
+        # Kernels write at a parameter's place as many numbers as a term has: PyTorch allows a single number as the
+        # bias of many outputs.
+        size = sum(stop - start for start, stop in own)
+        if any((each.size, each.examples) != (size, examples) for each in terms):
+            raise Unsupported(
+                f"parameter '{names[0]}' must have a gradient of its own {size} numbers for each of {examples} "
+                f"examples, got {terms[0].size} for {terms[0].examples}"
+            )
+        yield own, term
 
 
 def _refuse_rounding(use: Use, dtype: torch.dtype) -> None:

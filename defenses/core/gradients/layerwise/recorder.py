@@ -21,6 +21,8 @@ from ..engines.interface import Unsupported
 from ..reference import Loss
 from .buffers import Buffers
 
+_Call = tuple[GradientEdge, Callable[[Tensor | None], None]]
+_NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
 # Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
 # Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
@@ -78,7 +80,7 @@ def record(
         Unsupported: if a layer's input was changed in place after the call.
     """
     under_way = [True]
-    calls: list[tuple[GradientEdge, Callable[[Tensor | None], None]]] = []
+    calls: list[_Call] = []
     numbers = 0
 
     def note(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -124,14 +126,22 @@ def record(
     finally:
         under_way.clear()
         for _, attributes, before in own:
-            if before is None:
-                attributes.pop("forward", None)
-            else:
-                attributes["forward"] = before
-    if not (losses.requires_grad and calls):  # no recorded layer leads to the loss, and all gradients are zero
-        return
+            _restore(attributes, before)
+    if losses.requires_grad and calls:  # else no recorded layer leads to the loss, and all gradients are zero
+        _backward(losses, calls, at_once=numbers <= _AT_ONCE)
+
+
+def _restore(attributes: dict[str, Any], forward: Any) -> None:
+    if forward is None:
+        attributes.pop("forward", None)
+    else:
+        attributes["forward"] = forward
+
+
+def _backward(losses: Tensor, calls: list[_Call], *, at_once: bool) -> None:
+    """Hands each call its derivative: all at the end of the pass, or each when the pass reaches it."""
     ones = torch.ones_like(losses)
-    if numbers <= _AT_ONCE:
+    if at_once:
         met = _derivatives(losses, ones, [edge for edge, _ in calls])
         for (_, meet), signals in zip(reversed(calls), reversed(met), strict=True):
             meet(signals)

@@ -18,6 +18,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -74,40 +75,24 @@ def train_stacked(
         ValueError: for numbers of models, seeds and keys that do not fit, models without examples, a method that reads
             public data, or `torch.autocast`.
     """
-    counts = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
-    if not models or len(set(counts.values())) > 1:
-        raise ValueError(f"there must be a seed, a key and examples for each model, got {counts}")
-    if not chosen.shape[1]:
-        raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     recipe = recipe or Recipe()
-    if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
-        raise StackError("models with views, standardised features or an optimizer of one's own are trained alone")
+    _check(models, chosen, seeds, sampler_keys, recipe)
     inputs = pool[0]
     refuse_autocast(inputs)
     stack = StackedNetwork(models, recipe.loss, inputs.device, requested=even_if_slower)
     members = chosen.to(inputs.device)
-    count = members.shape[1]
-    expected = recipe.divisor(sampling, count)
-    runs = [
-        _StackedRun.begin(
-            defense,
-            Context(
-                step=0,
-                steps=steps,
-                steps_per_epoch=sampling.steps_per_epoch,
-                layout=stack.layout,
-                parameters=stack.parameters[number].detach().clone(),
-                expected_batch=expected,
-                noise_multiplier=defense.calibrated_multiplier,
-                architecture=partial(copy.deepcopy, model),
-                input_shape=tuple(inputs.shape[1:]),
-                seed=seed,
-                one_off=_refuse_one_off,
-                device=inputs.device,
-            ),
-        )
-        for number, (model, seed) in enumerate(zip(models, seeds, strict=True))
-    ]
+    expected = recipe.divisor(sampling, members.shape[1])
+    runs = _begin(
+        defense,
+        stack,
+        models,
+        seeds,
+        steps=steps,
+        steps_per_epoch=sampling.steps_per_epoch,
+        expected_batch=expected,
+        input_shape=tuple(inputs.shape[1:]),
+        device=inputs.device,
+    )
     average = ParameterAverage(recipe.average)
     shared: SharedPlan | None = None
     parameters = nn.Parameter(stack.parameters)
@@ -116,11 +101,7 @@ def train_stacked(
         before = parameters.detach().clone()
         plans = [run.planned(defense, step, at) for run, at in zip(runs, before, strict=True)]
         if any(plan.start_at is not None for plan in plans):
-            # A new tensor: a method may keep the parameters that it was given.
-            starts = (
-                at if plan.start_at is None else plan.start_at.to(at) for at, plan in zip(before, plans, strict=True)
-            )
-            before = torch.stack(list(starts))
+            before = _starts(plans, before)
             parameters.data.copy_(before)
         shared = SharedPlan.of(plans, defense.calibrated_multiplier, before, shared)
         rows, in_batch = drawn(sampling, step, members, sampler_keys)
@@ -130,12 +111,7 @@ def train_stacked(
         update = total / expected
         for number, (run, plan) in enumerate(zip(runs, plans, strict=True)):
             run.observed(defense, plan, total[number], update[number])
-        factor = recipe.rate(step, steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * factor
-        # A copy, because an optimizer may change gradients in place, and methods may read the last update.
-        parameters.grad = update.clone()
-        optimizer.step()
+        _descend(parameters, update, optimizer, lr * recipe.rate(step, steps))
         if (moves := masks([plan.moves for plan in plans], before)) is not None:
             parameters.data = torch.where(moves > 0, parameters.data, before)
         average.add(step, before.flatten(), parameters.detach().flatten())
@@ -143,6 +119,57 @@ def train_stacked(
     for model, values in zip(models, final, strict=True):
         stack.layout.write(model, values)
         model.eval()
+
+
+def _check(
+    models: Sequence[nn.Module], chosen: Tensor, seeds: Sequence[int], sampler_keys: Sequence[int], recipe: Recipe
+) -> None:
+    """Refuses what cannot be trained together, before anything is built."""
+    given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
+    if not models or len(set(given.values())) > 1:
+        raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    if not chosen.shape[1]:
+        raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
+    if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):
+        raise StackError("models with views, standardised features or an optimizer of one's own are trained alone")
+
+
+def _begin(
+    defense: Defense, stack: StackedNetwork, models: Sequence[nn.Module], seeds: Sequence[int], **shared: Any
+) -> list[_StackedRun]:
+    """Starts the method of each model; `shared` are the fields of `Context` that all of them have in common."""
+    context = partial(
+        Context,
+        step=0,
+        layout=stack.layout,
+        noise_multiplier=defense.calibrated_multiplier,
+        one_off=_refuse_one_off,
+        **shared,
+    )
+    return [
+        _StackedRun.begin(
+            defense, context(parameters=point.clone(), architecture=partial(copy.deepcopy, model), seed=seed)
+        )
+        for model, seed, point in zip(models, seeds, stack.parameters.detach(), strict=True)
+    ]
+
+
+def _starts(plans: Sequence[StepPlan], parameters: Tensor) -> Tensor:
+    """Returns the points at which the plans start, in a new tensor: a method may keep the parameters it was given."""
+    return torch.stack(
+        [
+            point if plan.start_at is None else plan.start_at.to(point)
+            for point, plan in zip(parameters, plans, strict=True)
+        ]
+    )
+
+
+def _descend(parameters: nn.Parameter, update: Tensor, optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    # A copy, because an optimizer may change gradients in place, and methods may read the last update.
+    parameters.grad = update.clone()
+    optimizer.step()
 
 
 def _refuse_one_off(plan: NoisyPlan, step: int) -> tuple[Tensor, ...]:
