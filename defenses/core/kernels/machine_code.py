@@ -130,7 +130,8 @@ def read(build: ir.IRBuilder, place: LlvmValue, of: ir.Type) -> LlvmValue:
 
 def write(build: ir.IRBuilder, value: LlvmValue, place: LlvmValue) -> None:
     """Stores a number or a vector, at any address of its numbers' type."""
-    build.store(value, build.bitcast(place, value.type.as_pointer())).align = _BYTES[_element(value.type)]
+    stored: Any = build.store(value, build.bitcast(place, value.type.as_pointer()))
+    stored.align = _BYTES[_element(value.type)]
 
 
 def widened(build: ir.IRBuilder, value: LlvmValue, of: ir.Type) -> LlvmValue:

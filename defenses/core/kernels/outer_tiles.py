@@ -65,7 +65,8 @@ def _tile(module: ir.Module, number: ir.Type, height: int, beside: int, lanes: i
     function.linkage = "internal"
     values, step, weights, leading, rows, sums, size = function.args
     build: Any = ir.IRBuilder(function.append_basic_block())
-    wide, narrow = (kind if lanes == 1 else ir.VectorType(kind, lanes) for kind in (double, number))
+    wide: Any = double if lanes == 1 else ir.VectorType(double, lanes)
+    narrow = number if lanes == 1 else ir.VectorType(number, lanes)
     begin = [ir.Constant(wide, 0.0 if lanes == 1 else None)] * (height * beside)
     with counted(build, INT(0), rows, begin) as row:
         row_values = build.gep(values, [build.mul(row.number, step)])

@@ -22,7 +22,6 @@ from ..reference import Loss
 from .buffers import Buffers
 
 _Call = tuple[GradientEdge, Callable[[Tensor | None], None]]
-_NO_MASKS: Mapping[str, Tensor] = MappingProxyType({})
 # Outputs of all layers for a batch, up to which their derivatives are kept until the pass ends.
 _AT_ONCE = 2**20
 # Size of a tensor whose copy takes less time than a custom function in PyTorch's graph.
