@@ -240,7 +240,7 @@ def judge_transcript(
         )
     estimates = tests.found(1 - share)
     _judge_noise(tests, estimates, stated, share, sentences)
-    bound = None if scores is None or canaries is None else _asked(scores, canaries, claim, share, sentences)
+    bound = None if scores is None or canaries is None else _canary_bound(scores, canaries, claim, share, sentences)
     return TranscriptVerdict(
         word="violation" if sentences.refuted else "no verdict" if sentences.problems else "no violation found",
         **{name: tuple(texts) for name, texts in vars(sentences).items()},

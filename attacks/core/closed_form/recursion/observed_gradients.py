@@ -123,16 +123,16 @@ def _with_entries(gradient: LayerGradient, of_weight: _WithNoise, of_bias: _With
     """Adds the released entries of weight and bias; without those of a bias that was bounded apart from the weight."""
     own, own_noise = of_weight
     if own is not None and own_noise is not None:
-        groups = own.group[own.seen].unique()
+        groups = own.group[own.observed].unique()
         group = int(groups[0]) if len(groups) else -1
-        gradient = replace(gradient, weight=own.values, std=own_noise.values, seen=own.seen, group=group)
+        gradient = replace(gradient, weight=own.values, std=own_noise.values, observed=own.observed, group=group)
     shift, noise = of_bias
-    if shift is None or noise is None or not bool(shift.seen.any()):
+    if shift is None or noise is None or not bool(shift.observed.any()):
         return gradient
-    if gradient.group >= 0 and not bool((shift.group[shift.seen] == gradient.group).all()):
+    if gradient.group >= 0 and not bool((shift.group[shift.observed] == gradient.group).all()):
         return gradient
-    released = None if shift.whole else shift.seen
-    return replace(gradient, bias=shift.values, bias_std=noise.values, bias_seen=released)
+    released = None if shift.whole else shift.observed
+    return replace(gradient, bias=shift.values, bias_std=noise.values, bias_observed=released)
 
 
 def _decoded(gradient: LayerGradient, directions: Sequence[Direction]) -> LayerGradient:
@@ -145,12 +145,12 @@ def _decoded(gradient: LayerGradient, directions: Sequence[Direction]) -> LayerG
         std = float(d.std.max())
         if d.of_weight is not None:
             weight = gradient.weight + (d.of_weight @ d.values).view(gradient.weight.shape)
-            gradient = replace(gradient, weight=weight, std=gradient.std + std, seen=None)
+            gradient = replace(gradient, weight=weight, std=gradient.std + std, observed=None)
         if d.of_bias is not None:
             bias, bias_std = d.of_bias @ d.values, d.of_bias.new_full((len(d.of_bias),), std)
-            gradient = replace(gradient, bias=bias, bias_std=bias_std, bias_seen=None)
-    whole = gradient.seen is None or bool(gradient.seen.all())
-    return replace(gradient, seen=None if whole else gradient.seen, directions=tuple(remaining))
+            gradient = replace(gradient, bias=bias, bias_std=bias_std, bias_observed=None)
+    whole = gradient.observed is None or bool(gradient.observed.all())
+    return replace(gradient, observed=None if whole else gradient.observed, directions=tuple(remaining))
 
 
 def _square(direction: Direction) -> bool:
