@@ -41,7 +41,7 @@ def test_lines_off_a_terminal_tell_what_is_done_only_after_a_silence(monkeypatch
     times = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: times[0])
     with progress.show() as report:
-        told = progress.Told(report, total=4)
+        told = progress.RunProgress(report, total=4)
         told.now("starting")
         for _ in range(10):
             times[0] += 10.0
