@@ -45,7 +45,7 @@ def test_lines_off_a_terminal_tell_what_is_done_only_after_a_silence(monkeypatch
         told.now("starting")
         for _ in range(10):
             times[0] += 10.0
-            told.named_activity("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
+            told.doing("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
         told.finished = 1
         told.now("train dp_sgd, seed 0")
     lines = capsys.readouterr().err.splitlines()
