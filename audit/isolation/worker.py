@@ -73,7 +73,7 @@ class AttackProcessError(RuntimeError):
     """The process of an attack died, did not answer in time, or sent a malformed answer."""
 
 
-class BesideTheData:
+class InProcessRuns:
     """Counter of runs of third parties' attacks beside the private data, in this process."""
 
     times = 0
@@ -263,7 +263,7 @@ def isolated(
             with borrowed(name, version) as worker:
                 return worker.run(attack.kind, view, generator, settings)
         except UnsendableError:
-            BesideTheData.times += 1
+            InProcessRuns.times += 1
             generator.set_state(before)
             return beside().on_view(view, generator, settings)
 

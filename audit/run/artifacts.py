@@ -85,7 +85,7 @@ def read_computed(artifacts: Iterable[Artifact], folder: Path) -> dict[str, dict
     return results
 
 
-class Made(Mapping[str, dict[str, Any]]):
+class KeptResults(Mapping[str, dict[str, Any]]):
     """Results that were computed or kept in this run, by name, read from their file on access.
 
     A failed artifact therefore fails only those cells of a job that read it.

@@ -39,12 +39,12 @@ from ..progress_events import Listener
 from ..subjects.outcome import Outcome
 from ..suite.suite import Suite
 from .arrays import write_arrays
-from .artifacts import Made, compute_artifact, origin_of, read_kept
+from .artifacts import KeptResults, compute_artifact, origin_of, read_kept
 from .executors.local import Local
 from .graph import Graph
 from .job import compute
 from .lock import locked
-from .progress import Report, Told
+from .progress import Report, RunProgress
 from .provenance import library, third_party, tuning_digest
 from .resume import refuse_other_code, select_records
 from .tuning import tune
@@ -124,7 +124,7 @@ def run(
         todo = _missing(plan, records)
         waiting = _artifacts(todo, directory / "artifacts", recompute=recompute)
         # Artifacts count as well as cells: a bank of shadow models takes longer than the cells that read it.
-        progress = Told(report, len(plan.cells) + len(waiting))
+        progress = RunProgress(report, len(plan.cells) + len(waiting))
         computed = _computed(todo, waiting, directory, device, jobs, origins, progress.doing)
         records |= _collected(computed, todo, len(waiting), existing.remarks, progress, fail_fast=fail_fast)
         # After --fail-fast, some cells have no record.
@@ -136,7 +136,7 @@ def _collected(
     todo: Sequence[Job],
     waiting: int,
     remarks: Sequence[str],
-    progress: Told,
+    progress: RunProgress,
     *,
     fail_fast: bool,
 ) -> dict[str, Record]:
@@ -300,7 +300,7 @@ def run_piece(sourced: Sourced, folder: Path, store: Path, device: torch.device)
     if isinstance(piece, Artifact):
         compute_artifact(piece, store, device, origins[piece.name])
         return []
-    return run_job(piece, folder, device, origins, partial(Made, piece.needs.values(), store))
+    return run_job(piece, folder, device, origins, partial(KeptResults, piece.needs.values(), store))
 
 
 def run_job(

@@ -14,7 +14,7 @@ from leakbench.leaderboard.records.record import DOES_NOT_APPLY
 from ..catalog import methods as catalog
 from ..catalog import plugins
 from ..catalog.messages import in_one_line
-from ..isolation.worker import BesideTheData, frames_of
+from ..isolation.worker import InProcessRuns, frames_of
 from ..plan.artifact import Artifacts
 from ..plan.cells import Cell
 from ..plan.request import Request
@@ -40,7 +40,7 @@ def compute(
     """
     subject: Subject | None = None
     for cell in cells:
-        start, beside = time.perf_counter(), BesideTheData.times
+        start, beside = time.perf_counter(), InProcessRuns.times
         try:
             # Within the try, and tried again for each cell: if the subject cannot be constructed, every cell fails.
             if subject is None:
@@ -50,7 +50,7 @@ def compute(
         except (Exception, SystemExit) as error:
             refused = _refusal(error, cell.request)
             outcome = Outcome(skipped=refused) if refused else Outcome(error=_sentence(error, cell.request))
-        if BesideTheData.times > beside:
+        if InProcessRuns.times > beside:
             outcome.flags.append(BESIDE)
         outcome.seconds = time.perf_counter() - start
         yield cell, outcome

@@ -26,7 +26,7 @@ QUIET = 30.0
 
 
 @dataclass
-class Told:
+class RunProgress:
     """Progress of a run: finished units, and the current step.
 
     Attributes:

@@ -92,7 +92,7 @@ def turn(step: int, batch: int, examples: int) -> Int[Tensor, " batch"]:
 _TOY = Layout(("0.weight", "0.bias", "1.weight", "1.bias"), ((12, 8), (12,), (4, 12), (4,)))
 
 
-class _Asked(Exception):
+class _UnknownToServer(Exception):
     """A method reads a value that a server which receives only the sum of local steps does not have."""
 
 
@@ -103,10 +103,10 @@ class _NoRows:
         self.size = size
 
     def __call__(self, chosen: Tensor) -> Tensor:
-        raise _Asked("public gradients at the parameters between them")
+        raise _UnknownToServer("public gradients at the parameters between them")
 
     def __getattr__(self, name: str) -> Any:
-        raise _Asked("public gradients at the parameters between them")
+        raise _UnknownToServer("public gradients at the parameters between them")
 
 
 _BETWEEN = {
@@ -122,7 +122,7 @@ class _Blind(Context):
 
     def __getattribute__(self, name: str) -> Any:
         if name in _BETWEEN:
-            raise _Asked(_BETWEEN[name])
+            raise _UnknownToServer(_BETWEEN[name])
         return object.__getattribute__(self, name)
 
 
@@ -161,7 +161,7 @@ def unknown_to_server(defense: Defense, state: State, context: Context, steps: i
             if defense.observe(state, _blind(context.at(step)), ones, update) is not state:
                 return f"{why} follows from what the earlier ones released{out}"
             state, plan = defense.plan(state, _blind(context.at(step + 1)))
-        except _Asked as asked:
+        except _UnknownToServer as asked:
             return f"{why} reads {asked}{out}"
         if plan.start_at is not None:
             return f"{why} starts at other parameters than the one before it ended at{out}"

@@ -41,11 +41,11 @@ def test_lines_off_a_terminal_tell_what_is_done_only_after_a_silence(monkeypatch
     times = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: times[0])
     with progress.show() as report:
-        told = progress.Told(report, total=4)
+        told = progress.RunProgress(report, total=4)
         told.now("starting")
         for _ in range(10):
             times[0] += 10.0
-            told.named_activity("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
+            told.doing("likelihood_ratio on dp_sgd, seed 0: step 5 of 9")
         told.finished = 1
         told.now("train dp_sgd, seed 0")
     lines = capsys.readouterr().err.splitlines()

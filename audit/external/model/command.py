@@ -30,7 +30,7 @@ from .loaded_model import LoadedModel, limited, load, read_sources
 from .network import check_name
 from .own_shadows import own_shadows
 from .preflight import Preflight, preflight, refuse_stops, sentences, without_model
-from .shadow_answers import AnsweredAbout, AnsweredBank, read_bank
+from .shadow_answers import AnsweredBank, BankExamples, read_bank
 from .sizes import smallest_leak
 
 Tell = Callable[[str], None]
@@ -242,7 +242,7 @@ def _untested(audit: ModelAudit, request: ModelAuditRequest, *, transcript: bool
     return reasons
 
 
-def _bank(audited: Audited, request: ModelAuditRequest, everybody: AnsweredAbout, tell: Tell) -> AnsweredBank | None:
+def _bank(audited: Audited, request: ModelAuditRequest, everybody: BankExamples, tell: Tell) -> AnsweredBank | None:
     """Returns shadow models' answers, from a file or by the owner's function; None without either."""
     if request.shadows.bank is not None:
         tell("shadow models' answers")

@@ -20,7 +20,7 @@ from ..request import ModelAuditRequest
 from .fitting import fitting, refuse_other_columns
 from .image_classifier import ImageClassifier, image_classifier
 from .network import filled, own_tensors
-from .shadow_answers import AnsweredAbout
+from .shadow_answers import BankExamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class LoadedModel:
     weights: StateFile
     notes: tuple[str, ...]
     groups: Groups
-    everybody: AnsweredAbout
+    everybody: BankExamples
     preprocess: Preprocess
 
 
@@ -64,7 +64,7 @@ def load(request: ModelAuditRequest, tell: Callable[[str], None]) -> LoadedModel
         weights = folder.state
     preprocess = _preprocess(request, folder)
     groups = groups_of(sources["members"], sources["non_members"], sources.get("population"), preprocess=preprocess)
-    everybody = AnsweredAbout(groups.members, groups.non_members, groups.population)
+    everybody = BankExamples(groups.members, groups.non_members, groups.population)
     groups = _moved(limited(groups, request), request.device)
     if folder is None:
         model, notes = _filled(request, weights, groups)

@@ -55,7 +55,7 @@ class AnsweredBank:
 
 
 @dataclass(frozen=True)
-class AnsweredAbout:
+class BankExamples:
     """Examples that a bank's answers are about, in their order.
 
     Attributes:
@@ -118,7 +118,7 @@ class BankOfAnswers:
 
 def read_bank(
     path: Path,
-    owned: AnsweredAbout,
+    owned: BankExamples,
     *,
     population: Examples | None,
     classes: int,

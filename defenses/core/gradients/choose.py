@@ -26,7 +26,7 @@ from ..plan.layout import Layout
 from ..randomness.record_draws import entries, one_pass, record_keys, words
 from .checks.fingerprint import UnknownContent, architecture, digest
 from .checks.model_checks import Findings, Refused, copied_loss, fresh, loss_state, try_first, try_passes
-from .checks.synthetic_examples import NOT_DECLARED, Domains, MadeUp, classes_of, inputs_for, inputs_of
+from .checks.synthetic_examples import NOT_DECLARED, Domains, SyntheticBatch, classes_of, inputs_for, inputs_of
 from .engines.batches import Batches
 from .engines.interface import PerExample, Unsupported
 from .engines.one_by_one import OneByOne
@@ -348,7 +348,7 @@ class _Trial:
         own = copy.deepcopy(self._original).to(self._own)
         two = self._made_up(2)
         x, y = (values.to(self._own) if values.is_floating_point() else values for values in (two.inputs, two.targets))
-        self._sum(kind, MadeUp(x, y, two.keys, two.neighbour.to(x)), own)
+        self._sum(kind, SyntheticBatch(x, y, two.keys, two.neighbour.to(x)), own)
 
     def _leave_one_out(self, kind: type[PerExample], size: int) -> float:
         """Returns the change of the sum beyond a removed example's own contribution, relative to the largest entry."""
@@ -361,7 +361,7 @@ class _Trial:
             worst = max(worst, _distance(whole, without + alone))
         return worst
 
-    def _sum(self, kind: type[PerExample], examples: MadeUp, model: nn.Module | None = None) -> Tensor:
+    def _sum(self, kind: type[PerExample], examples: SyntheticBatch, model: nn.Module | None = None) -> Tensor:
         engine = self.made(kind, self._model if model is None else model)
         try:
             with entries(examples.keys if self.findings.draws else None):
@@ -379,7 +379,7 @@ class _Trial:
             self._engines[kind, model] = kind(model, loss, self._layout)
         return self._engines[kind, model]
 
-    def _made_up(self, size: int) -> MadeUp:
+    def _made_up(self, size: int) -> SyntheticBatch:
         """Returns synthetic examples of the data's shape, some of them copies of the first (`inputs_of`)."""
         # A fixed seed: a verdict must not depend on chance, and is cached for equal models.
         generator = torch.Generator().manual_seed(0)
@@ -389,7 +389,7 @@ class _Trial:
             for inputs in inputs_of(self._values, (size, *self._inputs.shape[1:]), generator)
         )
         y = self._made_up_targets(size, generator)
-        return MadeUp(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
+        return SyntheticBatch(x, y, words(record_keys(x, y), 1, 0).flatten(), neighbour)
 
     def _made_up_targets(self, size: int, generator: torch.Generator) -> Tensor:
         like, domain = self._targets, self._domains.targets

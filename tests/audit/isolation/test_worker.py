@@ -15,7 +15,7 @@ from leakbench.audit.catalog import methods as catalog
 from leakbench.audit.catalog.messages import CatalogError
 from leakbench.audit.isolation import worker
 from leakbench.audit.isolation.sending import packed_bytes
-from leakbench.audit.isolation.worker import AttackProcessError, BesideTheData
+from leakbench.audit.isolation.worker import AttackProcessError, InProcessRuns
 from leakbench.audit.run import job
 from leakbench.audit.subjects.outcome import Outcome
 from leakbench.defenses.core import keyed
@@ -278,9 +278,9 @@ class Unsendable(int):
 
 def test_an_attack_whose_target_cannot_be_sent_runs_beside_the_data_and_its_cell_is_flagged(mine, monkeypatch):
     target, _ = model_access(classes=Unsendable(3))
-    before, coins = BesideTheData.times, keyed(3)
+    before, coins = InProcessRuns.times, keyed(3)
     found = catalog.attack(mine)(target, coins)
-    assert BesideTheData.times == before + 1
+    assert InProcessRuns.times == before + 1
     assert torch.equal(found.scores, catalog.attack_here(mine)(target, keyed(3)).scores)
 
     class Subject:

@@ -18,7 +18,7 @@ EXAMPLES = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64)
 TASK = TrainerTask(noise_multiplier=2.0, sample_rate=0.5, steps=3, lr=0.5)
 
 
-def tests_run(function):
+def asked(function):
     return of_function(function, "mine")(LinearLogit(4), EXAMPLES, TASK)
 
 

@@ -43,7 +43,7 @@ from ..numerics.full_precision import refuse_half_precision
 from ..power_iteration import buffers_of_power_iterations
 from ..reference import Loss
 from .fingerprint import digest, own_attributes
-from .synthetic_examples import MadeUp, mapped, tensors_of
+from .synthetic_examples import SyntheticBatch, mapped, tensors_of
 
 # ATen operations behind tensor.item(), bool(tensor) and torch.equal.
 _READS = {"_local_scalar_dense", "equal", "is_nonzero"}
@@ -101,7 +101,7 @@ def refuse_model(model: nn.Module) -> None:
             )
 
 
-def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
+def try_passes(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> Findings:
     """Runs forward and backward passes over synthetic examples.
 
     Args:
@@ -142,7 +142,7 @@ def try_passes(model: nn.Module, loss: Loss, examples: MadeUp) -> Findings:
     return Findings(first.reads, first.draws)
 
 
-def try_first(model: nn.Module, loss: Loss, begun: MadeUp, examples: MadeUp) -> None:
+def try_first(model: nn.Module, loss: Loss, begun: SyntheticBatch, examples: SyntheticBatch) -> None:
     """Refuses state that depends on the first batch and is kept: two copies start with different batches.
 
     Args:
@@ -225,7 +225,7 @@ def _row(outputs: Any, row: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _PassFindings:
     """Observations of a pass.
 
     Attributes:
@@ -245,7 +245,7 @@ class _Seen:
     draws: bool
 
 
-def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
+def _pass(model: nn.Module, loss: Loss, examples: SyntheticBatch) -> _PassFindings:
     """Runs a pass as training does, with gradients, because parts of a model may depend on them."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # `one_pass` draws from hashes: `_Watch` could not distinguish PyTorch's own operation from any other draw.
@@ -264,7 +264,7 @@ def _pass(model: nn.Module, loss: Loss, examples: MadeUp) -> _Seen:
     none = losses.new_zeros(2)
     summaries = [none if g is None else torch.stack([g.sum(), g.norm()]).to(none) for g in gradients]
     draws = drawn is not None and drawn.calls > 0
-    return _Seen(
+    return _PassFindings(
         outputs, losses.detach(), torch.stack([none, *summaries]), watch.random, watch.reads or memory.reads, draws
     )
 
@@ -371,7 +371,7 @@ class _Watch(TorchDispatchMode):
         return "the loss or the backward pass"
 
 
-def _differing(model: nn.Module, examples: MadeUp) -> str:
+def _differing(model: nn.Module, examples: SyntheticBatch) -> str:
     """Returns the first layer whose outputs differ between two equal passes; the loss if none do."""
     passes: list[list[tuple[str, list[Tensor]]]] = []
     for _ in range(2):
@@ -451,7 +451,7 @@ def _identical(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is NaN
 
 
-def _agree(a: _Seen, b: _Seen) -> bool:
+def _agree(a: _PassFindings, b: _PassFindings) -> bool:
     """Returns whether two passes agree: losses exactly on a CPU, gradients and a GPU's losses up to summation order."""
     if a.losses.shape != b.losses.shape:
         return False

@@ -83,7 +83,7 @@ NOT_DECLARED = Domains()
 
 
 @dataclass(frozen=True)
-class MadeUp:
+class SyntheticBatch:
     """A batch of synthetic examples.
 
     Attributes:
@@ -99,14 +99,14 @@ class MadeUp:
     keys: Int64[Tensor, " entries"]
     neighbour: Tensor
 
-    def others(self, count: int) -> MadeUp:
+    def others(self, count: int) -> SyntheticBatch:
         """Returns a batch of copies of the further example."""
         x, y = (values.expand(count, *values.shape[1:]) for values in (self.neighbour, self.targets[-1:]))
-        return MadeUp(x, y, self.keys[:count], self.neighbour)
+        return SyntheticBatch(x, y, self.keys[:count], self.neighbour)
 
-    def chosen(self, rows: Tensor) -> MadeUp:
+    def chosen(self, rows: Tensor) -> SyntheticBatch:
         """Returns the selected examples."""
-        return MadeUp(self.inputs[rows], self.targets[rows], self.keys[rows], self.neighbour)
+        return SyntheticBatch(self.inputs[rows], self.targets[rows], self.keys[rows], self.neighbour)
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

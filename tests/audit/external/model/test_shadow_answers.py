@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from leakbench.attacks.core import Examples, NotApplicable, balanced_halves
-from leakbench.audit.external.model.shadow_answers import AnsweredAbout, BankOfAnswers, read_bank
+from leakbench.audit.external.model.shadow_answers import BankExamples, BankOfAnswers, read_bank
 
 from ....parameters import subtests
 
@@ -23,7 +23,7 @@ def examples(count, seed):
 
 @pytest.fixture
 def asked():
-    return AnsweredAbout(examples(MEMBERS, 1), examples(OTHERS, 2), examples(PUBLIC, 3))
+    return BankExamples(examples(MEMBERS, 1), examples(OTHERS, 2), examples(PUBLIC, 3))
 
 
 def tensors(**other):
