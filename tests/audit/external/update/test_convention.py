@@ -14,7 +14,7 @@ from leakbench.audit.external.update.attacks import attack_update, read_update
 from leakbench.audit.external.update.scale import by_examples, by_labels, decay, logit_layer
 from leakbench.audit.targets.observe import PublicKnowledge
 
-from ....parameters import subtests
+from ....parameters import pairwise, subtests
 
 RATE = 0.1
 
@@ -95,9 +95,7 @@ def off(shared, gradient):
     return float((shared.gradient - truth).norm() / truth.norm())
 
 
-@subtests("kind", ["mlp", "no bias", "conv"])
-@subtests("batch", [1, 4, 12])
-@subtests("factor", [1.0, 0.5, -1.0, -RATE, "sum"])
+@subtests("kind, batch, factor", pairwise(["mlp", "no bias", "conv"], [1, 4, 12], [1.0, 0.5, -1.0, -RATE, "sum"]))
 def test_the_factor_of_an_update_is_found_and_its_labels_are_right(digits, kind, batch, factor):
     inputs, labels, public = digits
     model, chosen = network(kind), slice(20, 20 + batch)
