@@ -198,13 +198,13 @@ def test_an_update_of_noise_gives_nothing_away(name, seeds):
 @pytest.mark.parametrize("name", of_kind("labels"))
 def test_an_update_of_one_image_gives_its_label_away_and_one_of_noise_does_not(name):
     one, named = method(name), 0
-    for seed in SEEDS:
+    for seed in range(6):
         for net in toys.NETS:
             target, truth = toys.update_target(net=net, seed=seed)
             assert torch.equal(one(target, toys.generator(seed), **cheap(one)).labels, truth.labels)
             named += len(one(toys.update_target(net=net, seed=seed, noise=1e3)[0]).labels)
-    # At a level of 0.05 an update of noise, 16 of them give more than 4 names with a chance below 0.001.
-    assert named <= 4
+    # At a level of 0.05 an update of noise, 24 of them give more than 5 names with a chance below 0.001.
+    assert named <= 5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,7 +66,7 @@ def _cached_shifts() -> None:
         return known[key]
 
     for module in (exchangeable, audit, preflight, trained_run):
-        module.shift_between = cached
+        vars(module)["shift_between"] = cached
 
 
 @pytest.fixture

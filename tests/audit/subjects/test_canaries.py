@@ -94,6 +94,7 @@ def test_canaries_are_trained_on_by_their_coins_and_the_right_noise_is_not_accus
     # The auditor's own look at the noise knows the canaries, and finds what is claimed.
     assert not [flag for flag in utility.flags if "noise" in flag]
     # A part of the epsilon is proved.
+    assert canaries.claim is not None
     metric, claimed = canaries.metrics[NAME], canaries.claim["epsilon"]
     assert canaries.flags == [] and metric.detail["verdict"] == "no violation found"
     assert 0.3 * claimed < metric.value < claimed == pytest.approx(metric.detail["claimed"])

@@ -39,7 +39,7 @@ def _by(outcomes):
 
 def test_chance_is_called_a_leak_in_few_audits(monkeypatch):
     monkeypatch.setattr(membership, "FPRS", {"tpr_at_1pct_fpr": 0.01})
-    draw, called, flattered, runs = np.random.default_rng(0), 0, 0, 120
+    draw, called, flattered, runs = np.random.default_rng(0), 0, 0, 200
     for _ in range(runs):
         outcomes = [_outcome(f"a{i}", draw.normal(size=150), draw.normal(size=150)) for i in range(4)]
         called += verdict(_by(outcomes), "none", NO_SHIFT).word == "leaks"

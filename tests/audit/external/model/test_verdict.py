@@ -20,16 +20,15 @@ from leakbench.leaderboard.records.audit_findings import AuditVerdict, EpsilonBo
 NO_SHIFT = Shift(p_value=0.5, auc=0.5, members=100, non_members=100, detectable=0.6)
 
 
-def _scored(name, members, non_members):
+def _scores(members, non_members):
     values = torch.tensor(np.concatenate([members, non_members]))
-    scores = MembershipScores(ids=torch.arange(len(values)), scores=values, exact=False)
-    return AttackOutcome(name=name, scores=scores)
+    return MembershipScores(ids=torch.arange(len(values)), scores=values, exact=False)
 
 
 def _outcome(name, members, non_members):
-    made = _scored(name, members, non_members)
-    truth = GroundTruth(members=made.scores.ids[: len(members)], candidates=made.scores.ids)
-    return replace(made, metrics=score(made.scores, truth))
+    scores = _scores(members, non_members)
+    truth = GroundTruth(members=scores.ids[: len(members)], candidates=scores.ids)
+    return AttackOutcome(name=name, scores=scores, metrics=score(scores, truth))
 
 
 def _told(*outcomes, detectable=0.6) -> AuditVerdict:
@@ -156,7 +155,8 @@ def test_a_claim_that_something_else_refutes_is_not_said_to_be_refuted_by_pairs(
 def test_answers_by_chance_are_called_a_leak_in_few_audits():
     draw, called, runs = np.random.default_rng(6), 0, 150
     for _ in range(runs):
-        outcomes = [_scored(f"a{i}", draw.normal(size=200), draw.normal(size=200)) for i in range(3)]
+        scores = [_scores(draw.normal(size=200), draw.normal(size=200)) for _ in range(3)]
+        outcomes = [AttackOutcome(name=f"a{i}", scores=one) for i, one in enumerate(scores)]
         found = right_answers(outcomes, np.arange(200))
         called += isinstance(found, EpsilonBound) and found.value > 0
     assert called <= stats.binom.ppf(0.9999, runs, 0.05)
