@@ -121,32 +121,32 @@ def _element(of: ir.Type) -> ir.Type:
     return of.element if isinstance(of, ir.VectorType) else of
 
 
-def read(build: ir.IRBuilder, place: LlvmValue, of: ir.Type) -> LlvmValue:
+def read(build: Any, place: LlvmValue, of: ir.Type) -> LlvmValue:
     """Loads a number or a vector, from any address of its numbers' type."""
-    value: Any = build.load(build.bitcast(place, of.as_pointer()))
+    value = build.load(build.bitcast(place, of.as_pointer()))
     value.align = _BYTES[_element(of)]
     return value
 
 
-def write(build: ir.IRBuilder, value: LlvmValue, place: LlvmValue) -> None:
+def write(build: Any, value: LlvmValue, place: LlvmValue) -> None:
     """Stores a number or a vector, at any address of its numbers' type."""
     stored: Any = build.store(value, build.bitcast(place, value.type.as_pointer()))
     stored.align = _BYTES[_element(value.type)]
 
 
-def widened(build: ir.IRBuilder, value: LlvmValue, of: ir.Type) -> LlvmValue:
+def widened(build: Any, value: LlvmValue, of: ir.Type) -> LlvmValue:
     """Converts a number or a vector to a longer format; returns it as it is if it has that format."""
     return value if value.type == of else build.fpext(value, of)
 
 
-def spread(build: ir.IRBuilder, value: LlvmValue, vector: ir.VectorType) -> LlvmValue:
+def spread(build: Any, value: LlvmValue, vector: Any) -> LlvmValue:
     """Broadcasts a number to a vector."""
     none, word = ir.Constant(vector, ir.Undefined), ir.IntType(32)
     first_lane = build.insert_element(none, value, word(0))
     return build.shuffle_vector(first_lane, none, ir.Constant(ir.VectorType(word, vector.count), None))
 
 
-def added_up(build: ir.IRBuilder, vector: LlvmValue) -> LlvmValue:
+def added_up(build: Any, vector: LlvmValue) -> LlvmValue:
     """Sums a vector's numbers, adjacent numbers first."""
     parts = [build.extract_element(vector, ir.IntType(32)(i)) for i in range(vector.type.count)]
     while len(parts) > 1:

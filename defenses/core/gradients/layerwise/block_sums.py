@@ -71,6 +71,7 @@ class BatchGradients:
         like: device and dtype of the rows.
         known: cached coefficients and least norms in the plan's subspaces, which several blocks may share.
         known_squares: cached squared norms of the coordinates of the plan's masks, which several blocks may share.
+        known_masks: cached masks of the plan by `id`, split by parameter.
     """
 
     terms: tuple[tuple[Spans, FactoredGradient], ...]
@@ -79,6 +80,7 @@ class BatchGradients:
     like: Tensor
     known: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     known_squares: dict[int, Squares] = field(default_factory=dict, repr=False)
+    known_masks: dict[int, SpanMasks] = field(default_factory=dict, repr=False)
 
     def rows(self, index: slice | Tensor = slice(None)) -> Float[Tensor, "some dim"]:
         """Returns whole rows of some examples."""
@@ -134,7 +136,7 @@ class BatchGradients:
             # All factors are 1 and no norm is needed; a non-finite example is replaced by its row, which becomes zero.
             return self._weighted(block, torch.ones_like(self._finite, dtype=self.like.dtype), ~self._finite)
         if type(codec) in (Everything, Coordinates) and block.bound.kind in KINDS:
-            bounded = self._at_once(self._by_parameter(codec) if isinstance(codec, Coordinates) else None, block.bound)
+            bounded = self._at_once(self._mask(codec) if isinstance(codec, Coordinates) else None, block.bound)
             if bounded is not None:
                 return self._weighted(block, bounded.factors, None if bounded.certain is None else ~bounded.certain)
         squares = self._encoded(block)
@@ -229,7 +231,7 @@ class BatchGradients:
             return self._squares
         # By identity, which holds while the plan is alive: both blocks of GEP share a mask.
         if id(kept) not in self.known_squares:
-            mask = self._by_parameter(kept)
+            mask = self._mask(kept)
             bounded = self._at_once(mask, ANY_BOUND)
             if bounded is not None and bounded.certain is None:
                 self.known_squares[id(kept)] = Squares.exact(bounded.squares)
@@ -237,7 +239,13 @@ class BatchGradients:
                 self.known_squares[id(kept)] = _certain_squares(bounded, self._masked(mask))
         return self.known_squares[id(kept)]
 
-    def _by_parameter(self, named: Coordinates, *, inside: bool = True) -> SpanMasks:
+    def _mask(self, kept: Coordinates) -> SpanMasks:
+        """Returns a mask of the plan by parameter, split once: that takes as long as the norms of many layers."""
+        if id(kept) not in self.known_masks:
+            self.known_masks[id(kept)] = self._by_parameter(kept, inside=True)
+        return self.known_masks[id(kept)]
+
+    def _by_parameter(self, named: Coordinates, *, inside: bool) -> SpanMasks:
         """Returns a mask of the named coordinates, or of all others."""
         spans = [span for spans, _ in self.terms for span in spans]
         return SpanMasks(named.kept.to(self.like.device), self.dim, spans, inside=inside)

@@ -125,6 +125,7 @@ class KeptRows(FactoredGradient):
             measured: their `squared_lengths`, if already measured.
         """
         self._rows, self._order = GradientRows(values, measured), order
+        self._mask: tuple[Tensor, Tensor] | None = None
         self.like, self.scratch = values, 0
         self.examples, self.size = values.shape
 
@@ -138,7 +139,7 @@ class KeptRows(FactoredGradient):
 
     def enter(self, norms: NormTable, mask: Bool[Tensor, " size"] | bool) -> bool:
         """Enters the rows, and the masked rows."""
-        return self._rows.enter(norms, mask if isinstance(mask, bool) else self._order.ordered(mask))
+        return self._rows.enter(norms, mask if isinstance(mask, bool) else self._ordered(mask))
 
     def enter_sum(self, sums: SumTable, start: int) -> bool:
         """Enters the rows, with the order of their numbers."""
@@ -158,7 +159,13 @@ class KeptRows(FactoredGradient):
 
     def masked_squares(self, mask: Bool[Tensor, " size"]) -> Squares:
         """Squared norms of the masked rows, in the rows' order."""
-        return self._rows.masked_squares(self._order.ordered(mask))
+        return self._rows.masked_squares(self._ordered(mask))
+
+    def _ordered(self, mask: Bool[Tensor, " size"]) -> Tensor:
+        # Kept, because a table of norms may be begun in vain.
+        if self._mask is None or self._mask[0] is not mask:
+            self._mask = (mask, self._order.ordered(mask))
+        return self._mask[1]
 
     @property
     def made_as(self) -> RowSizes:
