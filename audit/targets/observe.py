@@ -173,10 +173,8 @@ def observe_local(
             public_knowledge.input_shape,
         )
         words = f"the sum of {local_update.steps} local steps"
-        size = local_update.released.numel()
-        return replace(
-            first_structure, parts=(ReleasedPart(start=0, stop=size, kind="other", of_gradient=False, words=words),)
-        )
+        part = ReleasedPart(start=0, stop=local_update.released.numel(), kind="other", of_gradient=False, words=words)
+        return replace(first_structure, parts=(part,))
 
     return Observation(
         released=local_update.released,
