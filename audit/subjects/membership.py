@@ -56,7 +56,6 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
 
     def asked_about(chosen_examples: Examples, purpose: str, steps: Iterable[Step]) -> MembershipScores:
         candidates = Candidates.draw(chosen_examples, cell.request.seed_for(f"{purpose} {cell.id}"))
-        informed = Knows.OTHERS in knows
         shadows = None
         if Knows.SHADOWS in knows:
             shadows = read_bank(cell.needs, model.artifacts, model.splits, examples, candidates.ids)
@@ -66,7 +65,7 @@ def membership(model: TrainedRun, cell: Cell) -> Finding:
             model.trained_on,
             model.sampling[0],
             candidates,
-            informed,
+            Knows.OTHERS in knows,
             model.residual_noise,
             shadows,
             model.replay,
