@@ -202,7 +202,7 @@ def _add_part(build: Any, part: Counted, sides: LlvmValue, parts: LlvmValue, squ
     """
     double = ir.DoubleType()
     zero, one, least = double(0.0), double(1.0), double(_NORMAL[wide][0])
-    first, other, counts = (_entry(build, parts, part.number, PART, column) for column in range(PART))
+    first, second, counts = (_entry(build, parts, part.number, PART, column) for column in range(PART))
 
     def measured_of(number: LlvmValue, otherwise: LlvmValue) -> LlvmValue:
         present = build.icmp_signed(">=", number, INT(0))
@@ -210,25 +210,25 @@ def _add_part(build: Any, part: Counted, sides: LlvmValue, parts: LlvmValue, squ
         return build.select(present, squared_norm, otherwise)
 
     sum_, all_, vanished, least_side = part.sums
-    product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (other, counts))
-    entering, leaving = measured_of(first, zero), measured_of(other, one)
+    product, masked = (build.icmp_signed(">=", number, INT(0)) for number in (second, counts))
+    entering, leaving = measured_of(first, zero), measured_of(second, one)
     value = build.fmul(entering, leaving)
     itself = build.select(build.icmp_signed("==", counts, INT(-1)), value, zero)
     # A square that underflows is lost, whatever it is multiplied by. The losses of a product sum to at most the
     # format's least number times this:
     width, out = (
         build.sitofp(_entry(build, sides, build.select(product, side, first), SIDE, 2), double)
-        for side in (first, other)
+        for side in (first, second)
     )
     lost = build.fadd(build.fmul(out, entering), build.fmul(width, build.fadd(leaving, one)))
     # In float64 no square of a float32 vanishes; squares of signals under a mask are in the rows' own format.
-    some = product if wide else build.and_(product, masked)
-    second = build.and_(product, build.fcmp_ordered(">", leaving, zero))
+    is_product = product if wide else build.and_(product, masked)
+    has_length = build.and_(product, build.fcmp_ordered(">", leaving, zero))
     part.sums = [
         build.fadd(sum_, measured_of(counts, itself)),
         build.fadd(all_, value),
-        build.fadd(vanished, build.select(some, build.fmul(lost, least), zero)),
-        build.select(build.and_(second, build.fcmp_ordered("<", leaving, least_side)), leaving, least_side),
+        build.fadd(vanished, build.select(is_product, build.fmul(lost, least), zero)),
+        build.select(build.and_(has_length, build.fcmp_ordered("<", leaving, least_side)), leaving, least_side),
     ]
 
 

@@ -138,12 +138,12 @@ def test_gradients_are_found_at_their_places_and_what_was_dropped_is_not_seen():
     for (name, parameter), expected in zip(
         model.named_parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
     ):
-        assert found[name].values.shape == parameter.shape and bool(found[name].seen.all())
+        assert found[name].values.shape == parameter.shape and bool(found[name].observed.all())
         torch.testing.assert_close(found[name].values, expected)
     sparse = random_sparsification(clip_norm=1e9, final_sparsity=0.7, noise_multiplier=0.0)
     masked, _ = shared(model, (1, 8, 8), sparse, step=3, steps=4)
     part = granted(masked.structure)().gradients(masked.released)
-    seen = torch.cat([one.seen.flatten() for one in part.values()])
+    seen = torch.cat([one.observed.flatten() for one in part.values()])
     assert int(seen.sum()) == masked.released.numel() < 0.31 * len(seen)
     values = torch.cat([one.values.flatten() for one in part.values()])
     assert torch.equal(values[seen], masked.released) and not values[~seen].any()

@@ -125,9 +125,9 @@ def _check(
     models: Sequence[nn.Module], chosen: Tensor, seeds: Sequence[int], sampler_keys: Sequence[int], recipe: Recipe
 ) -> None:
     """Refuses what cannot be trained together, before anything is built."""
-    given = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
-    if not models or len(set(given.values())) > 1:
-        raise ValueError(f"there must be a seed, a key and examples for each model, got {given}")
+    counts = {"models": len(models), "chosen": len(chosen), "seeds": len(seeds), "sampler_keys": len(sampler_keys)}
+    if not models or len(set(counts.values())) > 1:
+        raise ValueError(f"there must be a seed, a key and examples for each model, got {counts}")
     if not chosen.shape[1]:
         raise ValueError(f"chosen must have an example for each model, got {list(chosen.shape)}")
     if recipe.augmentation is not None or recipe.statistics is not None or callable(recipe.optimizer):

@@ -81,7 +81,7 @@ def right(geometry: Geometry, inputs: tuple[int, ...], signals: tuple[int, ...],
     reference = PatchProducts(x[::2].double(), s[::2].double(), geometry, 1)
     pixels, derivatives = reference.images(slice(None))
     sizes = (reference.unfolded(pixels, derivatives).square().sum(dim=2), derivatives.flatten(1, 2).square().sum(dim=2))
-    expected = reference.squares()[0], (sizes[0] * sizes[1]).sum(dim=1)
+    expected = reference.squares(), (sizes[0] * sizes[1]).sum(dim=1)
     x[1], s[1] = torch.nan, torch.nan
     limit = _TOLERANCE * float(expected[1].max())
     measured = _measured(x, s, product_kernel(geometry, inputs, signals, dtype == torch.float64))

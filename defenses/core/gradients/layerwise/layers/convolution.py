@@ -162,8 +162,8 @@ class Convolution(FactoredGradient):
         """Squared norms from rows, because inner products between positions admit no mask; rows are kept if cheaper."""
         if (kept := self._kept_if_cheaper()) is not None:
             return kept.masked_squares(mask)
-        made, ordered = map(self._maker.made, self._maker.parts()), self._maker.order.ordered(mask)
-        return self._recomputed(torch.cat([squared_lengths(rows, ordered) for rows in made]))
+        chunks, ordered = map(self._maker.made, self._maker.parts()), self._maker.order.ordered(mask)
+        return self._recomputed(torch.cat([squared_lengths(rows, ordered) for rows in chunks]))
 
     def along(self, pieces: Sequence[BasisPiece]) -> tuple[list[Tensor], Tensor]:
         """Inner products and norms from rows as they are computed, kept if cheaper."""

@@ -77,8 +77,8 @@ class PatchProducts:
 
     def squares(self, out: Float[Tensor, "rows size"] | None = None) -> Float[Tensor, " rows"]:
         """Squared norms of all rows, in float64; the rows are written into `out` if given, else discarded."""
-        made = (self.made(part, out=None if out is None else out[part]) for part in self.parts())
-        return torch.cat([squared_lengths(rows) for rows in made])
+        chunks = (self.made(part, out=None if out is None else out[part]) for part in self.parts())
+        return torch.cat([squared_lengths(rows) for rows in chunks])
 
     def images(self, index: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Padded inputs [images, height, width, channels] and signals [images, rows, columns, out] of some examples."""
