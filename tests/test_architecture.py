@@ -25,6 +25,7 @@ HUB_MAY_IMPORT = (
     "benchmarks.data",
     "benchmarks.models",
     "leaderboard.kinds",
+    "leaderboard.records.arrays",
     "leaderboard.records.audit_findings",
     "leaderboard.records.audit_report",
     "leaderboard.records.details",

@@ -214,6 +214,9 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _count(text: str, least: int = 1) -> int:
+    # Python converts no number of more than 4,300 digits, and no table has 10**18 rows.
+    if text.strip().isdecimal() and len(text.strip()) > 18:
+        raise ValueError(f"a number of guesses or splits must have at most 18 digits, got {len(text.strip())}")
     if not text.strip().isdecimal() or int(text) < least:
         raise ValueError(f"a number of guesses or splits must be whole and at least {least}, got {text!r}")
     return int(text)

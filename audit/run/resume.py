@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from leakbench.leaderboard.records.folder import arrays_fault
+from leakbench.leaderboard.records.manifest import contradicted_fields, equal_json
 from leakbench.leaderboard.records.record import Provenance, Record, RecordError, read
 from leakbench.leaderboard.records.task import UpdateTask
 
@@ -125,27 +124,14 @@ def differences(record: Record, cell: Cell, now: Provenance) -> list[str]:
         "budget": request.budget.to_dict(),
         "requires": None if attack is None else catalog.attack(attack.name).requires.to_dict(),
     }
-    # In file form, in which dataclasses are dictionaries.
-    content = json.loads(record.to_json())
-    mismatches += [
-        f"its {key} is not that of its cell" for key, value in expected.items() if not _equal(content[key], value)
-    ]
+    mismatches += contradicted_fields(record, expected)
     task = {key: value for key, value in request.task.items() if key not in UNRESOLVED}
     mismatches += [
-        f"its task.{k} is not that of its cell" for k, v in task.items() if not _equal(record.task.get(k), v)
+        f"its task.{k} is not that of its cell" for k, v in task.items() if not equal_json(record.task.get(k), v)
     ]
     if mismatches:  # the claim is not checked: plans of other code may not even run
         return mismatches
     return [fault] if (fault := _claim_fault(record, request)) else []
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """True if values are equal in JSON, in which a tuple is a list and true is not 1."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
 def _claim_fault(record: Record, request: Request) -> str:

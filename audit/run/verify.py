@@ -18,15 +18,13 @@ is not installed, here or on the machine that wrote the record.
 
 from __future__ import annotations
 
-import io
 import math
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import pandas as pd
-
 from leakbench.attacks.core import Knows
+from leakbench.leaderboard.records.arrays import read_table
 from leakbench.leaderboard.records.details import AucDetail, ProvedDetail
 from leakbench.leaderboard.records.files import read_bytes
 from leakbench.leaderboard.records.record import Metric, Record, RecordedRequirements
@@ -57,7 +55,7 @@ def contradiction(record: Record, folder: Path) -> str:
     if (scoring := find_spec(f"..scoring.{record.kind}", __package__)) is None:
         return f"numbers of {record.kind} cannot be computed again from arrays"
     try:
-        table = pd.read_parquet(io.BytesIO(read_bytes(folder / record.arrays, "arrays")))
+        table = read_table(read_bytes(folder / record.arrays, "arrays")).to_pandas()
         again = import_module(scoring.name).again(record, table)
     except Exception as error:  # a third-party file may raise any exception
         return f"its arrays {record.arrays} cannot be scored: {' '.join(str(error).split())}"

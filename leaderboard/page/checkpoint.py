@@ -4,7 +4,6 @@
 Only the ROC curves are computed here, from the scores; every other number is that of `audit.json`.
 """
 
-import io
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from ..metrics import METRICS
+from ..records.arrays import read_table
 from ..records.audit_findings import AuditVerdict, EpsilonBound, NoBound, Strongest
 from ..records.audit_report import AuditReport, MembershipResult
 from ..records.files import digest_of_bytes, read_bytes, write_bytes
@@ -329,16 +329,13 @@ def _table(folder: Path, report: AuditReport, name: str, columns: Sequence[str])
     Raises:
         RecordError: it is missing, or altered since the audit wrote it.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     content = read_bytes(folder / name, "audit")
     if digest_of_bytes(content) != (report.files or {}).get(name):
         raise RecordError(f"{folder / name} is not the file that the audit wrote; run the audit again")
     try:
-        table = pyarrow.parquet.read_table(io.BytesIO(content))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise RecordError(f"{folder / name} cannot be read: {' '.join(str(error).split())}") from None
+        table = read_table(content)
+    except RecordError as error:
+        raise RecordError(f"{folder / name} cannot be read: {error}") from None
     if lacking := [column for column in columns if column not in table.column_names]:
         raise RecordError(f"{folder / name} must have the column {lacking[0]}; run the audit again")
     return {column: np.asarray(table[column].to_pandas()) for column in table.column_names}

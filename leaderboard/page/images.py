@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
 
+from ..records.arrays import read_table
 from ..records.files import read_bytes
 from ..records.record import Record
 
@@ -118,9 +119,6 @@ def pairs_of(record: Record, folder: Path) -> tuple[list[ImagePair], str]:
 
 
 def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    import pyarrow
-    import pyarrow.parquet
-
     if record.arrays is None:
         raise PictureError("its record names no arrays")
     path = folder / record.arrays
@@ -128,15 +126,15 @@ def _read(record: Record, folder: Path) -> tuple[ndarray, ndarray, ndarray, ndar
         raise PictureError(f"{record.arrays} is not beside its record")
     try:
         # `read_bytes` refuses links; pyarrow would follow a link out of the folder.
-        content = io.BytesIO(read_bytes(path, "arrays"))
-        table = pyarrow.parquet.read_table(content, columns=["target", "label", "original", "reconstruction"])
+        content = read_bytes(path, "arrays")
+        table = read_table(content, ["target", "label", "original", "reconstruction"])
         # A single chunk, because `flatten` of a chunked column splits structs and not lists.
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         flat = {name: columns[name].flatten().to_numpy() for name in ("original", "reconstruction")}
         targets, labels = (columns[name].to_numpy().astype(int) for name in ("target", "label"))
         # float64, as for the record's PSNR; arrays on disk are float32.
         images = [flat[name].astype(float).reshape(table.num_rows, -1) for name in flat]
-    except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, AttributeError, TypeError, ValueError) as error:
         raise PictureError(
             f"{record.arrays} holds no images with their reconstructions ({_first_line(error)})"
         ) from None

@@ -5,7 +5,6 @@ rate matters at low false positive rates. The measured curve is computed from th
 was computed with the claim, and is in the detail of the record's AUC.
 """
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy import ndarray
 from ..board.aggregate import BoardCell
 from ..board.rows import RANKED_BY, Row
 from ..kinds import KINDS
+from ..records.arrays import read_table
 from ..records.details import AucDetail
 from ..records.files import read_bytes
 from ..records.record import Record, RecordError
@@ -98,16 +98,12 @@ def measured(record: Record, folder: Path) -> tuple[ndarray, ndarray]:
     Raises:
         RecordError: there are no scores, or they lack members or non-members.
     """
-    # Imported here because the rest of a page does without.
-    import pyarrow.parquet
-
     if record.arrays is None:
         raise RecordError("no scores lie beside its record")
     try:
-        content = io.BytesIO(read_bytes(folder / record.arrays, "arrays"))
-        table = pyarrow.parquet.read_table(content, columns=["score", "member"])
+        table = read_table(read_bytes(folder / record.arrays, "arrays"), ["score", "member"])
         scores, members = (table[column].to_numpy() for column in ("score", "member"))
-    except (OSError, ValueError, KeyError, pyarrow.ArrowException):
+    except (OSError, ValueError):
         raise RecordError("its scores cannot be read") from None
     return rates(scores, members.astype(bool))
 

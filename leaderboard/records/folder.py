@@ -1,16 +1,17 @@
 """Results folder of a run: its records, each checked against the digest of its arrays, and its missing cells.
 
 A record whose arrays are missing, cut or altered counts as failed, with a sentence that says so: its numbers can no
-longer be recomputed, so they are not shown. Standard library only.
+longer be recomputed, so they are not shown. So does a record that differs from the manifest's cell of its id, or that
+shares its arrays with another seed. Standard library only.
 """
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .files import digest_of_bytes, read_bytes
-from .manifest import Expected, Manifest, missing_from, read_manifests
+from .manifest import Expected, Manifest, contradicted_fields, missing_from, read_manifests
 from .record import Record, folder_of, read_all
 from .validation import RecordError
 
@@ -61,7 +62,7 @@ class Folder:
 
 
 def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = None) -> Folder:
-    """Reads a folder of results and checks every record's arrays.
+    """Reads a folder of results and checks every record against its cell in a manifest, and its arrays.
 
     Args:
         results: output of the run, with its records in `records/`, or that folder itself.
@@ -71,15 +72,41 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
         RecordError: as `read_all`, or a bad manifest.
     """
     path = folder_of(results)
-    records = []
-    for record in read_all(results):
-        fault = arrays_fault(record, path)
+    manifests = tuple(read_manifests(path))
+    cells = {cell.id: (manifest.suite, cell) for manifest in manifests for cell in manifest.cells}
+    read, records = read_all(results), []
+    copied = _copied(read)
+    for record in read:
+        fault = _cell_fault(record, *cells[record.id]) if record.id in cells else ""
+        fault = fault or copied.get(record.id) or arrays_fault(record, path)
         if not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
     # `--out` is the folder above `records/`, so the command that an incomplete board prints must name it too.
     out = path.parent if path.name == "records" else path
-    return Folder(records, Completeness(tuple(read_manifests(path)), out), path)
+    return Folder(records, Completeness(manifests, out), path)
+
+
+def _cell_fault(record: Record, suite: str, cell: Expected) -> str:
+    """Reason why a record cannot be that of the manifest's cell of its id; empty if it can."""
+    requested = {name: getattr(cell, name) for name in ("kind", "control", "seed", "budget")}
+    methods = {"defense": asdict(cell.defense), "attack": None if cell.attack is None else asdict(cell.attack)}
+    return "; ".join(contradicted_fields(record, requested | methods | {"suite": suite}))
+
+
+def _copied(records: Iterable[Record]) -> dict[str, str]:
+    """Returns, by id, the reason why records of several seeds are one run; splits and scores differ between seeds."""
+    seeds: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        # Arrays of other kinds may be equal by chance, as the label of a batch of one example.
+        if record.arrays_digest is not None and record.kind in ("membership", "canaries"):
+            seeds.setdefault((record.kind, record.arrays_digest), []).append(record)
+    return {
+        record.id: f"its arrays are those of record {other.id}, of seed {other.seed}"
+        for equal in seeds.values()
+        for record in equal
+        if (other := next((other for other in equal if other.seed != record.seed), None)) is not None
+    }
 
 
 def arrays_fault(record: Record, folder: Path) -> str:

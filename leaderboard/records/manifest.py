@@ -165,6 +165,26 @@ def missing_from(manifests: Iterable[Manifest], recorded: Iterable[str]) -> list
     return incomplete
 
 
+def contradicted_fields(record: Record, cell: Mapping[str, Any]) -> list[str]:
+    """Returns the fields in which a record differs from its cell, in words.
+
+    Args:
+        record: of the cell's id.
+        cell: values by field of the record, as in JSON.
+    """
+    content = json.loads(record.to_json())  # where dataclasses are dictionaries
+    return [f"its {key} is not that of its cell" for key, value in cell.items() if not equal_json(content[key], value)]
+
+
+def equal_json(a: Any, b: Any) -> bool:
+    """True if values are equal in JSON, in which a tuple is a list and true is not 1."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(equal_json(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(equal_json, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
+
+
 def belongs(cell: Expected, suite: str, record: Record, task: TrainingTask | UpdateTask) -> bool:
     """Returns whether a missing cell's record would be in the same board row as another record.
 

@@ -197,6 +197,8 @@ def test_what_a_target_of_another_access_has_is_named_as_that():
         _ = view.contribution
     # No field of any target grants control, so all kinds are looked through, this one among them.
     assert enabled_by(Controls.CANARIES) == f"{MEANING[Controls.CANARIES]} (Controls.CANARIES)"
+    both = enabled_by(Knows.OTHERS | Knows.DEFENSE)
+    assert both.count(" and ") >= 1 and all(enabled_by(one) in both for one in (Knows.OTHERS, Knows.DEFENSE))
 
 
 def test_an_offer_is_what_is_filled():

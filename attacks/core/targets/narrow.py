@@ -13,6 +13,7 @@ therefore run in a process that holds the target alone (`leakbench.audit.isolati
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from enum import Flag
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -70,6 +71,8 @@ def parts_of(view: Target) -> tuple[type[Target], dict[str, Any], dict[str, Acce
 
 def enabled_by(need: Access | Knows | Controls) -> str:
     """Describes a need for an error message: its meaning, and the field of a target that grants it."""
+    if isinstance(need, Flag) and need not in MEANING:
+        return " and ".join(map(enabled_by, need)) or "nothing"
     for kind in filter(is_dataclass, Target.__subclasses__()):
         for slot in fields(cast(Any, kind)):
             if slot.metadata.get("needs") == need:

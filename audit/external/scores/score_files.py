@@ -18,6 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from leakbench.attacks.core import MembershipScores
+from leakbench.leaderboard.records.arrays import read_table
 from leakbench.leaderboard.records.files import digest_of_bytes
 
 from ...scoring.score import score
@@ -81,7 +82,11 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     if flags.isna().any():
         row = int(np.flatnonzero(flags.isna())[0])
         raise ValueError(f"member of {path.name} must be 0 or 1, got {table['member'].iloc[row]!r} in row {row + 1}")
-    names: Any = table["id"].astype(str) if "id" in table.columns else pd.Series(np.arange(len(table)).astype(str))
+    owned = "id" in table.columns
+    if owned and table["id"].isna().any():
+        row = int(np.flatnonzero(table["id"].isna())[0])
+        raise ValueError(f"every row of {path.name} must have an id, and row {row + 1} has none")
+    names: Any = table["id"].astype(str) if owned else pd.Series(np.arange(len(table)).astype(str))
     if names.duplicated().any():
         raise ValueError(f"ids of {path.name} must be distinct, and {names[names.duplicated()].iloc[0]!r} occurs twice")
     member = torch.from_numpy(flags.to_numpy(dtype=bool).copy())
@@ -90,9 +95,7 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
             raise ValueError(f"{path.name} must have rows with member {words}, got none among {len(table)}")
     labels = _labels(table, path) if "label" in table.columns else None
     columns = _scores_of(table, labels, path)
-    # Rows without ids are identified by their whole content except membership: positions may depend on the split.
-    rows = table.drop(columns="member").astype(str).agg(" ".join, axis=1)
-    ids = ids_of(text.encode() for text in (names if "id" in table.columns else rows))
+    ids = ids_of(text.encode() for text in (names if owned else _contents(table)))
     truth = GroundTruth(members=ids[member], candidates=ids)
     outcomes = []
     for name, values in columns.items():
@@ -108,8 +111,14 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
     )
 
 
-class DoubledColumn(ValueError):
-    """Table with two columns of the same name."""
+def _contents(table: Any) -> Any:
+    """Returns the content of rows without ids, except membership: positions may depend on the split."""
+    # pandas 3 keeps empty cells as NaN among strings, which cannot be joined.
+    return table.drop(columns="member").astype(str).fillna("nan").agg(" ".join, axis=1)
+
+
+class MisreadTable(ValueError):
+    """Table that pandas would read, with columns other than those meant."""
 
 
 def read_csv(content: bytes, path: Path) -> Any:
@@ -120,25 +129,32 @@ def read_csv(content: bytes, path: Path) -> Any:
         path: of the file, for the error.
 
     Raises:
-        DoubledColumn: two columns have the same name, and pandas would rename the second.
+        MisreadTable: two columns have the same name, and pandas would rename the second; or rows have more fields than
+            the header, and pandas would take the first ones for row names and shift all columns.
         ValueError: from pandas, if the file is not a table.
     """
     header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, encoding="utf-8").iloc[0]
     doubled = header[header.duplicated()]
     if len(doubled.dropna()):
-        raise DoubledColumn(f"{path.name} must have columns of different names, and {doubled.iloc[0]!r} occurs twice")
-    return pd.read_csv(io.BytesIO(content), dtype={"id": str, "member": str}, encoding="utf-8")
+        raise MisreadTable(f"{path.name} must have columns of different names, and {doubled.iloc[0]!r} occurs twice")
+    table = pd.read_csv(io.BytesIO(content), dtype={"id": str, "member": str}, encoding="utf-8")
+    if not isinstance(table.index, pd.RangeIndex):
+        raise MisreadTable(
+            f"rows of {path.name} must have as many fields as its header, {len(header)}, and the first has "
+            f"{len(header) + table.index.nlevels}; remove the comma at the end of rows, or name the first column"
+        )
+    return table
 
 
 def _table(path: Path, content: bytes) -> Any:
     try:
         # Parquet files begin and end with these four bytes, whatever the file name.
         if content[:4] == b"PAR1":
-            return pd.read_parquet(io.BytesIO(content))
+            return read_table(content).to_pandas()
         return read_csv(content, path)
-    except DoubledColumn:
+    except MisreadTable:
         raise
-    except (ValueError, OSError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+    except (ValueError, TypeError, MemoryError) as error:  # pandas' errors of a CSV file are ValueErrors
         reason = " ".join(str(error).split())
         raise ValueError(f"{path.name} must be a CSV file with a header, or Parquet, got: {reason}") from None
 
@@ -156,9 +172,12 @@ def _numbers(table: Any, column: str, path: Path) -> np.ndarray:
 
 def _labels(table: Any, path: Path) -> Tensor:
     values = _numbers(table, "label", path)
-    if (cut := values != np.floor(values)).any():
-        row = int(np.flatnonzero(cut)[0])
-        raise ValueError(f"label of {path.name} must hold whole numbers, got {values[row]:g} in row {row + 1}")
+    for bad, words in ((values != np.floor(values), ""), (abs(values) >= 2**63, " below 2**63")):
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise ValueError(
+                f"label of {path.name} must hold whole numbers{words}, got {values[row]:g} in row {row + 1}"
+            )
     return torch.from_numpy(values.astype(np.int64))
 
 

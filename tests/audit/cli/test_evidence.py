@@ -118,6 +118,7 @@ def test_files_that_prove_nothing_are_refused(command, text, sentence):
         ((*RUNS, "--guesses", "5"), "give the one that fits"),
         ((*CANARIES, "--guesses", "100"), "--guesses of canaries and labels must be HIGHEST+LOWEST"),
         ((*CANARIES, "--guesses", "a+b"), "must be whole and at least 0, got 'a'"),
+        ((*CANARIES, "--guesses", "9" * 5000 + "+5"), "must have at most 18 digits, got 5000"),
         ((*CANARIES, "--guesses", "5+5", "--threshold", "fixed:1"), "--threshold is of runs"),
         ((*CANARIES, "--guesses", "5+5", "--steps", "3"), "--sample-rate and --steps are of method pld"),
         (("--trials", "walks", *RUNS[2:]), "--trials must be one of runs, canaries, random-split, labels, got 'walks'"),

@@ -13,7 +13,7 @@ from leakbench.leaderboard.metrics import METRICS, reported
 from leakbench.leaderboard.records.files import WriteError, digest_of_bytes, read_bytes, sweep, write_bytes
 from leakbench.leaderboard.records.folder import read_folder
 from leakbench.leaderboard.records.manifest import read_manifests, write_manifest
-from leakbench.leaderboard.records.record import RecordError, read_all, write
+from leakbench.leaderboard.records.record import MethodUsed, RecordError, read_all, write
 
 from ...parameters import subtests
 from ..conftest import asked_for, provenance
@@ -63,6 +63,36 @@ def test_numbers_that_scores_contradict_are_gone_when_verified(stored):
     made, folder = stored
     (one,) = read_folder(folder, lambda record, place: f"its auc is not {record.id}'s").records
     assert one.status == "failed" and one.reason == f"its auc is not {made.id}'s"
+
+
+@subtests(
+    "field, value",
+    [
+        ("control", "positive"),
+        ("defense", MethodUsed(name="per_layer")),
+        ("attack", MethodUsed(name="likelihood_ratio", settings={"shadows": 2})),
+        ("budget", {"epsilon": 1.0, "delta": 1e-5}),
+        ("seed", 7),
+        ("suite", "another"),
+    ],
+)
+def test_a_record_that_differs_from_the_cell_of_its_id_is_spoiled(stored, field, value):
+    made, folder = stored
+    write(dataclasses.replace(made, **{field: value}), folder)
+    (one,) = read_folder(folder).records
+    assert one.status == "failed" and one.reason == f"its {field} is not that of its cell"
+
+
+def test_a_run_that_is_copied_under_other_seeds_is_spoiled(record, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"scores")
+    digest = digest_of_bytes(b"scores")
+    for fields in ({"seed": 0}, {"seed": 1}, {"seed": 1, "kind": "utility"}, {"seed": 2, "kind": "utility"}):
+        made = record(arrays_digest=digest, arrays="a.parquet", **fields)
+        write(dataclasses.replace(made, arrays=f"{made.id}.parquet"), tmp_path)
+        (tmp_path / f"{made.id}.parquet").write_bytes(b"scores")
+    found = {(one.kind, one.seed): one.reason or "" for one in read_folder(tmp_path).records}
+    assert found["membership", 0].startswith("its arrays are those of record") and "of seed 1" in found["membership", 0]
+    assert "of seed 0" in found["membership", 1] and not found["utility", 1] + found["utility", 2]
 
 
 def test_links_are_followed_neither_to_read_nor_to_write(stored, tmp_path):

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -50,6 +52,11 @@ def test_parquet_is_known_by_its_bytes(tmp_path):
             {"member": [1, 0], "label": [1, 0.9], "logit_0": [1.0, 2.0], "logit_1": [0.0, 1.0]},
             "label of scores.csv must hold whole numbers, got 0.9 in row 2",
         ),
+        (
+            {"member": [1, 0], "label": [1, 1e300], "logit_0": [1.0, 2.0], "logit_1": [0.0, 1.0]},
+            r"whole numbers below 2\*\*63, got 1e\+300 in row 2",
+        ),
+        ({"id": ["x", None], "member": [1, 0], "score": [1.0, 2.0]}, "must have an id, and row 2 has none"),
         ({"id": ["x", "x"], "member": [1, 0], "score": [1.0, 2.0]}, "'x' occurs twice"),
         ({"member": [1, 0], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, "with a column label"),
         ({"member": [1, 0], "label": [0, 5], "logit_0": [1.0, 2.0], "logit_1": [1.0, 2.0]}, r"in \[0, 2\), got 5"),
@@ -79,4 +86,61 @@ def test_a_column_that_occurs_twice_is_refused(tmp_path):
     path = tmp_path / "scores.csv"
     path.write_text("member,score,score\n1,2,3\n0,1,2\n")
     with pytest.raises(ValueError, match=r"scores.csv must have columns of different names, and 'score' occurs twice"):
+        read_scores(path, delta=1e-5)
+
+
+@subtests("extra", ["", "x", ",,"])
+def test_rows_with_more_fields_than_the_header_are_refused(tmp_path, extra):
+    path = tmp_path / "scores.csv"
+    path.write_text(f"id,member,guess,score\na,1,0,2.0,{extra}\nb,0,1,1.0,{extra}\n")
+    with pytest.raises(ValueError, match=r"rows of scores.csv must have as many fields as its header, 4, .* comma"):
+        read_scores(path, delta=1e-5)
+
+
+def test_an_empty_cell_of_another_column_is_content_like_any_other(tmp_path):
+    rows = {"member": [1, 0, 1], "score": [1.0, 2.0, 3.0]}
+    ids = read_scores(_written(tmp_path, **rows, note=["a", "b", "c"]), delta=1e-5).ids
+    blank = read_scores(_written(tmp_path, **rows, note=["a", None, "c"]), delta=1e-5).ids
+    assert (ids == blank).tolist() == [True, False, True]
+
+
+def test_a_small_parquet_file_of_very_many_rows_is_refused_before_they_are_decoded(tmp_path):
+    path = tmp_path / "scores.parquet"
+    rows = pa.table({"member": pa.array(np.zeros(10**6, bool)), "score": pa.array(np.zeros(10**6))})
+    with pq.ParquetWriter(path, rows.schema, compression="zstd") as file:
+        for _ in range(100):
+            file.write_table(rows)
+    with pytest.raises(ValueError, match=r"scores.parquet must be .* must decode to at most .* 200000000 values"):
+        read_scores(path, delta=1e-5)
+
+
+def test_long_values_that_a_parquet_file_repeats_are_refused_while_they_are_decoded(tmp_path):
+    path = tmp_path / "scores.parquet"
+    rows = pa.table({"member": pa.array(np.arange(20_000) % 2), "note": pa.array(["x" * 200_000] * 20_000)})
+    pq.write_table(rows, path, compression="zstd")
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ValueError, match=r"must decode to at most .*, and holds more"):
+        read_scores(path, delta=1e-5)
+
+
+@subtests("metadata", [b"{", b"[]", b'{"index_columns": ["absent"], "columns": [], "column_indexes": []}'])
+def test_metadata_of_pandas_are_not_read(tmp_path, metadata):
+    path = tmp_path / "scores.parquet"
+    rows = pa.table({"member": pa.array([1, 0]), "score": pa.array([1.0, 2.0])})
+    pq.write_table(rows.replace_schema_metadata({b"pandas": metadata}), path)
+    assert read_scores(path, delta=1e-5).member.tolist() == [True, False]
+
+
+def test_an_index_that_pandas_stored_is_no_content(tmp_path):
+    path, table = tmp_path / "scores.parquet", pd.DataFrame({"member": [1, 0], "score": [1.0, 2.0]})
+    table.to_parquet(path)
+    ids = read_scores(path, delta=1e-5).ids
+    table.set_axis([7, 3]).to_parquet(path)
+    assert (read_scores(path, delta=1e-5).ids == ids).all()
+
+
+def test_columns_of_one_name_in_parquet_are_refused(tmp_path):
+    path = tmp_path / "scores.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1, 0])] * 3, names=["member", "member", "score"]), path)
+    with pytest.raises(ValueError, match=r"columns of different names, and 'member' occurs twice"):
         read_scores(path, delta=1e-5)
