@@ -190,7 +190,7 @@ def with_option(address: str, option: str) -> str:
     """Returns the address of a data set with an option, in place of one of the same name."""
     # The last question mark, because a path may contain others.
     whole, mark, tail = address.rpartition("?")
-    kept = [other for other in tail.split("&") if mark and other.partition("=")[0] != option.partition("=")[0]]
+    kept = [setting for setting in tail.split("&") if mark and setting.partition("=")[0] != option.partition("=")[0]]
     return f"{whole if mark else address}?{'&'.join([*kept, option])}"
 
 
