@@ -248,8 +248,11 @@ def _table(file: Path, columns: list[str]) -> Table:
     import numpy as np
     import pandas as pd
 
+    from leakbench.leaderboard.records.files import refuse_special
+
     from ..external.scores.score_files import read_csv
 
+    refuse_special(file)
     try:
         table: Table = read_csv(file.read_bytes(), file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

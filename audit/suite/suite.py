@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, ValidationError
 
+from leakbench.leaderboard.records.files import refuse_special
 from leakbench.leaderboard.records.record import Reported
 
 from ..catalog import methods as catalog
@@ -265,6 +266,7 @@ def load(name: str | Path, *, small: bool = False) -> Suite:
     if path.suffix == ".toml" or len(path.parts) > 1:
         source = str(name)
         try:
+            refuse_special(path)
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise SuiteError(f"cannot read suite {source}: {error.strerror}") from error

@@ -33,14 +33,14 @@ class Ratio:
 
     Attributes:
         median: of the ratios within a round.
-        low: their first decile.
-        high: their last decile.
+        low: their first decile; None for a single round, which has no range.
+        high: their last decile; None as well.
         n: number of rounds.
     """
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     n: int
 
     @classmethod
@@ -48,8 +48,8 @@ class Ratio:
         """Ratio of times taken in pairs, one pair per round."""
         # Within a round, the machine's drift is the same for both.
         ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
-        low, high = np.quantile(ratios, (0.1, 0.9))
-        return cls(statistics.median(ratios), float(low), float(high), len(ratios))
+        low, high = np.quantile(ratios, (0.1, 0.9)).tolist() if len(ratios) > 1 else (None, None)
+        return cls(statistics.median(ratios), low, high, len(ratios))
 
 
 @dataclass(frozen=True, kw_only=True)

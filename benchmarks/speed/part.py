@@ -71,10 +71,16 @@ class SpeedPart:
             quick_rounds: number of rounds if quick.
             budget: seconds for the rounds of a comparison.
             memory: whether peak memory is measured; unless quick where None.
+
+        Raises:
+            ValueError: fewer rounds than one.
         """
         self.module, self.name = module, module.rpartition(".")[2]
         self.device, self.quick = options.get("device", "cpu"), options.get("quick", False)
-        self.rounds = options.get("rounds") or (quick_rounds if self.quick else rounds)
+        chosen_rounds = options.get("rounds")
+        self.rounds = (quick_rounds if self.quick else rounds) if chosen_rounds is None else chosen_rounds
+        if self.rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {self.rounds}; leave it out for {rounds}")
         seconds, measured = options.get("budget"), options.get("memory")
         self.budget = budget if seconds is None else seconds
         self.memory = measured if measured is not None else not self.quick if memory is None else memory
@@ -126,16 +132,25 @@ class SpeedPart:
             about: name and sizes of the case, for the record.
 
         Returns:
-            Plain data. `ratio` is the median over rounds of a way's time over the baseline's: below 1 is faster.
+            Plain data. `ratio` is the median over rounds of a way's time over the baseline's: below 1 is faster. A way
+            that failed has a `reason` instead of figures.
+
+        Raises:
+            ValueError: the baseline failed.
         """
         builders = {way: lambda call=call: call for way, call in ways.items()}
         rounds = interleaved(builders, rounds=self.rounds, budget=self.budget, warmup=1, clock=clock_of(self.device))
+        if baseline not in rounds.seconds:
+            missing = rounds.failed.get(baseline, "no such way")
+            raise ValueError(f"baseline {baseline!r} must run, because other ways are compared with it, got {missing}")
         seconds = pd.DataFrame(rounds.seconds)
         ratios = seconds.div(seconds[baseline], axis=0)
         figures = {
             "median_s": seconds.median(), "min_s": seconds.min(), "rounds": seconds.count(), "ratio": ratios.median()
         }  # fmt: skip
-        ways_of_case = pd.DataFrame(figures).to_dict("index")
+        measured = pd.DataFrame(figures).to_dict("index")
+        failed = dict.fromkeys(figures) | {"rounds": 0}
+        ways_of_case = {way: {**measured.get(way, failed), "reason": rounds.failed.get(way)} for way in ways}
         return {**about, "ways": ways_of_case, "baseline": baseline, "checks": dict(checks)}
 
     def document(

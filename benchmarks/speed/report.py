@@ -230,12 +230,14 @@ def _sweep(sweep: dict[str, Any]) -> TextTable:
 
 def _case(case: dict[str, Any]) -> TextTable:
     """Table of an entry of `cases`, ways that share large operands."""
-    ways = pd.DataFrame.from_dict(case["ways"], orient="index")
+    ways = pd.DataFrame(case["ways"], dtype=object).T  # None stays None
     columns = {
         "median ms": ways["median_s"].map(milli),
         "min ms": ways["min_s"].map(milli),
-        f"times the cost of {case['baseline']}": ways["ratio"].map("{:.2f}".format),
-        "rounds": ways["rounds"].astype(str),
+        f"times the cost of {case['baseline']}": ways["ratio"].map(
+            lambda ratio: "n/a" if ratio is None else f"{ratio:.2f}"
+        ),
+        "rounds": ways["rounds"].map(lambda rounds: str(rounds or "n/a")),
     }
     sizes = ", ".join(f"{key} {_number(value)}" for key, value in case.items() if isinstance(value, int))
     checks = [
@@ -245,7 +247,8 @@ def _case(case: dict[str, Any]) -> TextTable:
         for name, value in case["checks"].items()
     ]
     cells = pd.DataFrame(columns).rename_axis("way").reset_index()
-    return TextTable(title=f"{case['case']} ({sizes})", cells=cells, remarks=checks)
+    remarks = _failures({"way": way, "reason": row.get("reason")} for way, row in case["ways"].items()) + checks
+    return TextTable(title=f"{case['case']} ({sizes})", cells=cells, remarks=remarks)
 
 
 def markdown(document: dict[str, Any], figures: Sequence[str] = ()) -> str:

@@ -52,11 +52,16 @@ def plain_channels_last(model: nn.Module, inputs: Tensor, labels: Tensor, noise_
     Raises:
         ValueError: the network has no convolutions or the inputs are no images.
     """
-    if inputs.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in model.modules()):
+    if inputs.dim() != 4 or not has_convolutions(model):
         raise ValueError("channels-last is for convolutions, and this network has none")
     layout = torch.channels_last
     arranged = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]  missing in torch's overloads
     return Plain(arranged, inputs.contiguous(memory_format=layout), labels)
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    """Returns whether a network has layers that channels-last is for."""
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
 
 
 def seeded_noise() -> Noise:

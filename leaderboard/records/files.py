@@ -4,6 +4,7 @@ Records may come from third parties: a symbolic link among them could make the p
 failed write is an error that names the path and a way out. Standard library only.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -54,6 +55,16 @@ def read_bytes(path: Path, noun: str = "file") -> bytes:
             os.close(handle)
     except OSError as error:
         raise RecordError(f"cannot read {noun} {path}: {error.strerror or error}") from error
+
+
+def refuse_special(path: Path) -> None:
+    """Refuses a pipe, a socket or a device, whose reading waits for a writer or has no end; links are followed.
+
+    Raises:
+        OSError: the path is none of regular file and folder.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file; copy its content into one", str(path))
 
 
 def write_bytes(path: Path, content: bytes) -> Path:

@@ -1,7 +1,9 @@
 """One's own images in folders, Parquet and NumPy archives: loaded as they are, or refused in one sentence."""
 
 import io
+import os
 import re
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
+from leakbench.audit.external.examples.groups import read_examples
 from leakbench.benchmarks import data
 from leakbench.benchmarks.core import Sizes
 from leakbench.benchmarks.core.data import images
+from leakbench.benchmarks.core.data.stored import Reading
 
 from ..parameters import subtests
 
@@ -154,6 +158,29 @@ def test_a_folder_of_parts_has_an_official_test_set(tmp_path, test):
     assert [len(p) for p in (splits.private, splits.non_member, splits.public)] == [12, 12, 6]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_among_the_images_or_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
+    name = folders(tmp_path / "x", {"a": 12, "b": 12})
+    os.mkfifo(tmp_path / "x" / "a" / "z.png")
+    refused(name, f"each image of {tmp_path / 'x' / 'a'} must be a regular file, got {tmp_path / 'x' / 'a' / 'z.png'}")
+    with pytest.raises(ValueError, match=r"each image of .* must be a regular file, got .*z.png, which is none"):
+        read_examples(str(tmp_path / "x"))
+    (tmp_path / "x" / "a" / "z.png").unlink()
+    os.mkfifo(tmp_path / "labels.csv")
+    with pytest.raises(ValueError, match=r"labels labels.csv must be a regular file, got"):
+        read_examples(str(tmp_path / "x"), reading=Reading(labels=str(tmp_path / "labels.csv")))
+    os.mkfifo(tmp_path / "pipe")
+    for kind, expected in (
+        ("folder", "folder"),
+        ("parquet", "file or a folder"),
+        ("npz", "file"),
+        ("features", "file"),
+    ):
+        refused(f"{kind}:{tmp_path / 'pipe'}", f"path of {kind} must be a {expected}, got {tmp_path / 'pipe'}")
+    (tmp_path / "x" / "a" / "z.png").symlink_to(tmp_path / "nothing")
+    refused(name, "must be a regular file, got")
+
+
 def test_a_class_that_only_the_test_part_has_is_refused(tmp_path):
     folders(tmp_path / "train", {"a": 5, "b": 5})
     folders(tmp_path / "test", {"a": 2, "z": 2})
@@ -256,6 +283,42 @@ def test_data_that_would_not_fit_into_memory_are_refused_before_they_are_decoded
     refused(name, "must fit into memory, got 40 images of 81 values")
 
 
+@subtests(
+    "kind, names", [("npz", ("x", "y")), ("npz", ("x_train", "y_train", "x_test", "y_test")), ("features", ("x", "y"))]
+)
+def test_an_archive_larger_than_the_memory_is_refused_before_any_of_it_is_read(tmp_path, monkeypatch, kind, names):
+    x, y = (
+        (np.zeros((4000, 32, 32), np.uint8), np.arange(4000) % 4)
+        if kind == "npz"
+        else (np.zeros((4000, 256), "f4"), np.arange(4000) % 4)
+    )
+    np.savez_compressed(tmp_path / "x.npz", **{name: x if name.startswith("x") else y for name in names})
+    monkeypatch.setattr(images, "memory_bytes", lambda: 5_000_000)
+    tracemalloc.start()
+    try:
+        refused(
+            f"{kind}:{tmp_path / 'x.npz'}",
+            f"{kind}:{tmp_path / 'x.npz'} must fit into memory, got arrays {', '.join(names)}",
+        )
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_every_option_that_a_refusal_names_exists(tmp_path, monkeypatch):
+    folder = folders(tmp_path / "x", {"a": 5, "b": 5})
+    parquet = table(tmp_path / "x.parquet", [encoded(picture(i)) for i in range(10)], [0, 1] * 5)
+    npz = archive(tmp_path / "x.npz", x=np.zeros((40, 9, 9), np.uint8), y=np.arange(40) % 2)
+    monkeypatch.setattr(images, "memory_bytes", lambda: 10_000)
+    for name in (folder, f"{folder}?channels=3", f"{parquet}?size=64", npz, "imagenet", "imagenet?size=64"):
+        with pytest.raises(ValueError, match="must fit into memory") as caught:
+            data.load(name)
+        for address in re.findall(r"for instance (\S+)", str(caught.value)):
+            data.check(address)
+        assert ("for instance" in str(caught.value)) == (name != npz)
+    assert images.with_option("folder:a?size=64&channels=3", "size=32") == "folder:a?channels=3&size=32"
+
+
 def test_memory_is_what_the_machine_has():
     assert 2**28 < images.memory_bytes() < 2**50
 
@@ -334,6 +397,29 @@ def test_columns_may_have_the_other_names_of_the_hub_and_plain_bytes(tmp_path):
 def test_other_columns_are_refused(tmp_path, columns, sentence):
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     refused(f"parquet:{tmp_path / 'x.parquet'}", sentence)
+
+
+@subtests("names", [("image", "label", "label"), ("image", "image", "label"), ("image", "other", "other", "label")])
+def test_a_column_that_occurs_twice_is_refused(tmp_path, names):
+    arrays = [pa.array([0, 1] * 5) if name == "label" else pa.array([encoded(picture(0))] * 10) for name in names]
+    pq.write_table(pa.Table.from_arrays(arrays, names=list(names)), tmp_path / "x.parquet")
+    twice = next(name for name in names if names.count(name) > 1)
+    refused(f"parquet:{tmp_path / 'x.parquet'}", f"must have each column once, got {twice!r} 2 times")
+
+
+def test_structs_are_opened_to_any_depth_and_an_empty_one_at_any_is_named(tmp_path):
+    contents = [encoded(picture(i)) for i in range(10)]
+    plain = data.load(table(tmp_path / "plain.parquet", contents, [0, 1] * 5))
+    for depth in (2, 3):
+        structs = contents
+        for _ in range(depth):
+            structs = [{"bytes": content} for content in structs]
+        pq.write_table(pa.table({"image": structs, "label": [0, 1] * 5}), tmp_path / "deep.parquet")
+        assert data.load(f"parquet:{tmp_path / 'deep.parquet'}").digest == plain.digest
+    for empty in (None, {"bytes": None}, {"bytes": {"bytes": None}}):
+        structs = [{"bytes": {"bytes": content}} for content in contents[:9]] + [empty]
+        pq.write_table(pa.table({"image": structs, "label": [0, 1] * 5}), tmp_path / "gap.parquet")
+        refused(f"parquet:{tmp_path / 'gap.parquet'}", "column image of")
 
 
 def test_a_folder_without_parquet_files_is_refused(tmp_path):

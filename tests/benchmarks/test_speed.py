@@ -1,5 +1,6 @@
 """The arithmetic of comparisons on fake clocks, memory of known size, and tiny runs. No test asserts a speed."""
 
+import dataclasses
 import json
 import math
 import os
@@ -31,7 +32,7 @@ from leakbench.benchmarks.speed.__main__ import app
 from leakbench.benchmarks.speed.harness import Measurement, Ratio, SpeedComparison, clock_of, compare, interleaved
 from leakbench.benchmarks.speed.memory import Memory, Probe, Unavailable, measured
 from leakbench.benchmarks.speed.networks import Workload, parameters
-from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, others_warnings
+from leakbench.benchmarks.speed.ways import USUAL, WAYS, Ours, has_convolutions, others_warnings
 
 from ..parameters import subtests
 
@@ -561,6 +562,46 @@ def test_a_way_of_methods_takes_steps_and_is_judged():
     # Of another batch than the target's, so that nothing is said of it.
     assert [target["met"] for target in found["targets"]] == [None]
     assert list(report.tables(found))
+
+
+def test_the_limit_of_a_network_follows_its_layers_and_not_which_ways_ran():
+    for failed in (
+        Measurement(way="sgd-channels-last", reason="out of memory"),
+        Measurement(way="sgd-channels-last", seconds=(0.9,) * 3),
+    ):
+        others = (Measurement(way="sgd", seconds=(1.0,) * 3), Measurement(way="auto", seconds=(1.9,) * 3))
+        compared = SpeedComparison(name="x", about={}, measurements=(*others, failed), peer="sgd")
+        assert architectures._target(compared, linear=False).limit == architectures.LIMIT
+        assert architectures._target(compared, linear=True).limit == architectures.LIMIT_OF_LINEAR
+    of_images = {name: has_convolutions(architectures._model(name)[0]) for name in ("mlp", "dp_cnn_small")}
+    assert of_images == {"mlp": False, "dp_cnn_small": True}
+
+
+def test_a_way_of_a_case_that_fails_says_why_and_a_baseline_that_fails_is_refused():
+    def fail():
+        raise RuntimeError("out of memory")
+
+    timed = part.SpeedPart("x.y", {"rounds": 3})
+    case = timed.case({"a": lambda: sum(range(1000)), "b": fail}, baseline="a", checks={}, case="case", d=3)
+    assert case["ways"]["b"] == {
+        "median_s": None, "min_s": None, "rounds": 0, "ratio": None, "reason": "RuntimeError: out of memory",
+    }  # fmt: skip
+    assert case["ways"]["a"]["rounds"] == 3 and case["ways"]["a"]["reason"] is None
+    json.dumps(case, allow_nan=False)
+    assert "| b | n/a | n/a | n/a | n/a |" in report._case(case).markdown()
+    assert "b: n/a, RuntimeError: out of memory." in report._case(case).markdown()
+    for baseline, got in (("b", "RuntimeError: out of memory"), ("c", "no such way")):
+        with pytest.raises(ValueError, match=f"baseline '{baseline}' must run, .*, got {got}"):
+            timed.case({"a": fail, "b": fail}, baseline=baseline, checks={}, case="case")
+
+
+def test_no_rounds_are_refused_and_one_round_has_no_range():
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        part.SpeedPart("x.y", {"rounds": 0})
+    assert part.SpeedPart("x.y", {"rounds": None}).rounds == 15
+    once = Ratio.of([20.0], [1.0])
+    assert (once.median, once.low, once.high, once.n) == (20.0, None, None, 1)
+    assert report._interval(dataclasses.asdict(once)) == "20.00"
 
 
 def test_networks_are_judged_against_the_faster_plain_format(monkeypatch):

@@ -8,6 +8,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from leakbench.leaderboard.records.files import refuse_special
+
 GROUPS = {"member": "members", "non_member": "non_members", "population": "population"}
 """Name of a group in a CSV row -> in JSON and in the results."""
 
@@ -21,6 +23,7 @@ def read_split(file: Path) -> tuple[str, dict[str, list[int]]]:
         ValueError: another format or group, or an id that is not a whole number or repeats.
     """
     try:
+        refuse_special(file)
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"--split-file must have at most {_MOST_BYTES >> 20} MiB, and {file} has more")
         content = file.read_bytes()

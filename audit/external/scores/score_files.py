@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from leakbench.attacks.core import MembershipScores
 from leakbench.leaderboard.records.arrays import read_table
-from leakbench.leaderboard.records.files import digest_of_bytes
+from leakbench.leaderboard.records.files import digest_of_bytes, refuse_special
 
 from ...scoring.score import score
 from ...scoring.truth import GroundTruth
@@ -64,6 +64,7 @@ def read_scores(path: Path, *, delta: float) -> ScoreTable:
         ValueError: no table, a missing column, a value that is not a number, or a single group.
     """
     try:
+        refuse_special(path)
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(f"scores must be a file that can be read, and {path} cannot: {error.strerror}") from None

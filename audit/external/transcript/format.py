@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from leakbench.defenses.core import Layout
-from leakbench.leaderboard.records.files import read_bytes
+from leakbench.leaderboard.records.files import read_bytes, refuse_special
 
 from ..files import FileRefused, read_tensors
 from ..files.checks import check
@@ -330,6 +330,7 @@ def step_file(number: int, kind: str = "safetensors") -> str:
 def file_fault(path: Path, header: TranscriptHeader) -> str | None:
     """Describes the fault of a step's file by its header and length, without reading its numbers; None if valid."""
     try:
+        refuse_special(path)
         with path.open("rb") as file:
             tensors = check(file).tensors
     except (FileRefused, OSError) as error:

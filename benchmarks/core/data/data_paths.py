@@ -74,9 +74,24 @@ def existing(path: str, *, noun: str, file: bool | None = None) -> Path:
     located = Path(path).expanduser().absolute()
     if not located.exists():
         raise ValueError(f"path of {noun} must be there, and nothing is at {located}")
-    if file is not None and located.is_file() != file:
-        raise ValueError(f"path of {noun} must be a {'file' if file else 'folder'}, got {located}")
+    if not ((located.is_file() and file is not False) or (located.is_dir() and file is not True)):
+        expected = {True: "file", False: "folder", None: "file or a folder"}[file]
+        raise ValueError(f"path of {noun} must be a {expected}, got {located}")
     return located
+
+
+def refuse_irregular(file: Path, noun: str) -> None:
+    """Refuses a pipe, a device, a socket or a folder: to open a pipe waits for a writer, and a device may have no end.
+
+    Args:
+        file: path; symbolic links are followed.
+        noun: of the file, as the subject of the error.
+
+    Raises:
+        ValueError: the path is no regular file, or nothing is there.
+    """
+    if not file.is_file():
+        raise ValueError(f"{noun} must be a regular file, got {file}, which is none; remove it, or put a file there")
 
 
 def refuse_pointer(file: Path) -> None:

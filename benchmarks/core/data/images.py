@@ -85,7 +85,7 @@ def decode(
     return out
 
 
-def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> None:
+def refuse_too_large(images: int, dealt: int, values: int, *, address: str, resizable: bool = True) -> None:
     """Refuses data that would not fit into memory, before they are all decoded.
 
     Args:
@@ -93,16 +93,35 @@ def refuse_too_large(images: int, dealt: int, values: int, *, address: str) -> N
         dealt: number of images copied into pools, at five bytes per value at the peak.
         values: per image: channels x height x width.
         address: of the data set.
+        resizable: whether the data set has an option `size`.
 
     Raises:
         ValueError: the data exceed the memory.
     """
     # A byte per value of all, and for dealt images a copy in bytes and another in float32: 1 + 4.
-    needed, available = (images + 5 * dealt) * values, memory_bytes()
+    way_out = (
+        f"smaller images, for instance {with_option(address, 'size=32')}" if resizable else "fewer or smaller images"
+    )
+    refuse_beyond_memory((images + 5 * dealt) * values, f"{images} images of {values} values", way_out, address=address)
+
+
+def refuse_beyond_memory(needed: int, content: str, way_out: str, *, address: str) -> None:
+    """Refuses data that need more bytes than there are.
+
+    Args:
+        needed: bytes.
+        content: of the data set, in words.
+        way_out: what to choose instead.
+        address: of the data set.
+
+    Raises:
+        ValueError: the data exceed the memory.
+    """
+    available = memory_bytes()
     if needed > available:
         raise ValueError(
-            f"{address} must fit into memory, got {images} images of {values} values, which take {needed / 1e9:.1f} GB "
-            f"of {available / 1e9:.1f} GB; choose smaller images, for instance {address.partition('?')[0]}?size=32"
+            f"{address} must fit into memory, got {content}, which take {needed / 1e9:.1f} GB of "
+            f"{available / 1e9:.1f} GB; choose {way_out}"
         )
 
 
@@ -168,8 +187,11 @@ def _unlike(name: str, shape: tuple[int, ...], first: str, expected: tuple[int, 
 
 
 def with_option(address: str, option: str) -> str:
-    """Returns the address of a data set with a further option."""
-    return f"{address}{'&' if '?' in address else '?'}{option}"
+    """Returns the address of a data set with an option, in place of one of the same name."""
+    # The last question mark, because a path may contain others.
+    whole, mark, tail = address.rpartition("?")
+    kept = [setting for setting in tail.split("&") if mark and setting.partition("=")[0] != option.partition("=")[0]]
+    return f"{whole if mark else address}?{'&'.join([*kept, option])}"
 
 
 def reason(error: Exception) -> str:

@@ -96,7 +96,7 @@ def standardise_(rows: Tensor, mean: Tensor, std: Tensor) -> None:
 
 @lru_cache(maxsize=1)
 def _read(file: Path, address: str, state: int) -> tuple[LabelledImages, Statistics | None]:
-    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES, STATISTICS) for name in pair})
+    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES, STATISTICS) for name in pair}, address=address)
     pairs = [array_pair(file, arrays, NAMES)]
     if any(x in arrays for x, _ in TEST_NAMES):
         pairs.append(array_pair(file, arrays, TEST_NAMES))

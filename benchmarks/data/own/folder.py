@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...core.data.data_paths import TEST, TRAIN, existing, stamp
+from ...core.data.data_paths import TEST, TRAIN, existing, refuse_irregular, stamp
 from ...core.data.dealing import LabelledImages
 from ...core.data.encoded import decoded
 from ...core.data.images import SUFFIXES, Encoded, decode
@@ -109,6 +109,8 @@ def _images(root: Path, numbered: list[tuple[int, str]]) -> tuple[list[Path], li
         )
         if not images:
             raise ValueError(f"{root / name} must hold images, got none of {', '.join(sorted(SUFFIXES))}")
+        for image in images:
+            refuse_irregular(image, f"each image of {root / name}")
         files += images
         labels += [number] * len(images)
     return files, labels
@@ -139,6 +141,8 @@ def read_examples(source: str, root: Path, reading: Reading) -> tuple[StoredExam
     images = [name for name in files if Path(name).suffix.lower() in SUFFIXES]
     if not images:
         raise ValueError(f"{source} must hold images ({', '.join(sorted(SUFFIXES))}), got {len(files)} other files")
+    for name in images:
+        refuse_irregular(root / name, f"each image of {source}")
     if reading.labels is None:
         names, labels = _by_folder(source, images)
         shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:_SHOWN]))
@@ -196,6 +200,7 @@ def _by_folder(source: str, images: list[str]) -> tuple[tuple[str, ...], list[in
 def _by_file(source: str, labels: Path, images: set[str]) -> tuple[list[str], list[int]]:
     """Returns images and labels in the order of a table with columns file and label."""
     try:
+        refuse_irregular(labels, f"labels {labels.name}")
         with labels.open(newline="", encoding="utf-8") as opened:
             rows = list(csv.DictReader(opened))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

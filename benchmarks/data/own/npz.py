@@ -20,7 +20,7 @@ import torch
 
 from ...core.data.data_paths import existing, refuse_pointer, stamp
 from ...core.data.dealing import LabelledImages
-from ...core.data.images import reason, refuse_too_large
+from ...core.data.images import reason, refuse_beyond_memory, refuse_too_large
 from ...core.data.sizes import DEFAULT_SIZES, Sizes
 from ...core.data.splits import Splits
 from ...core.data.stored import ID_NAMES, INPUT_NAMES, LABEL_NAMES, Reading, StoredExamples, named
@@ -61,7 +61,7 @@ def npz(path: str, *, address: str, seed: int = 0, sizes: Sizes = DEFAULT_SIZES)
 
 @lru_cache(maxsize=2)
 def _decoded(file: Path, address: str, state: int) -> LabelledImages:
-    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES) for name in pair})
+    arrays = read_archive(file, {name for pair in (*NAMES, *TEST_NAMES) for name in pair}, address=address)
     x_name, y_name = array_pair(file, arrays, NAMES)
     parts = [(x_name, y_name)]
     if any(x in arrays for x, _ in TEST_NAMES):
@@ -76,7 +76,7 @@ def _decoded(file: Path, address: str, state: int) -> LabelledImages:
         )
         raise ValueError(f"images of {file} must be alike in training and test, got {shapes}")
     total = sum(len(part) for part in images)
-    refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address)
+    refuse_too_large(total, total, int(np.prod(images[0].shape[1:])), address=address, resizable=False)
     return LabelledImages.renumbered(
         torch.from_numpy(np.concatenate(images)),
         torch.from_numpy(np.concatenate(labels)),
@@ -129,13 +129,18 @@ def read_examples(source: str, file: IO[bytes], reading: Reading) -> StoredExamp
     return StoredExamples(inputs=inputs, labels=labels, ids=names)
 
 
-def read_archive(file: Path, names: Set[str]) -> dict[str, np.ndarray]:
+def read_archive(file: Path, names: Set[str], *, address: str) -> dict[str, np.ndarray]:
     """Reads the arrays of these names; other arrays appear as empty arrays under their names.
 
     Raises:
-        ValueError: the file is damaged, is no archive, or contains pickled objects.
+        ValueError: the file is damaged, is no archive, contains pickled objects, or exceeds the memory.
     """
     refuse_pointer(file)
+    with file.open("rb") as opened, _opened(str(file), opened, ValueError) as (_, entries):
+        needed = 2 * sum(entry.file_size for name, entry in entries.items() if name in names)  # stored, and dealt
+        content = f"arrays {', '.join(name for name in entries if name in names)}"
+    # Outside, because the file is whole; before any array is read, because a few bytes unpack to any number of zeros.
+    refuse_beyond_memory(needed, content, "fewer or smaller examples", address=address)
     with file.open("rb") as opened, _opened(str(file), opened, ValueError) as (archive, entries):
         # Other arrays keep their names, for the error, and are not read because they may be large.
         return {
@@ -212,6 +217,12 @@ def _array(
             raise ValueError(
                 f"{name} of {source} must have one small entry for each of {examples} inputs, got {dtype} of shape "
                 f"{list(shape)}"
+            )
+        # Before memory is allocated: a header may declare any size.
+        if values * dtype.itemsize > entry.file_size:
+            raise ValueError(
+                f"{name} of {source} must be as long as its header says, {values * dtype.itemsize} bytes, got at most "
+                f"{entry.file_size}"
             )
         content, offset = np.empty(values * dtype.itemsize, dtype=np.uint8), 0
         while part := opened.read(min(_AT_ONCE, len(content) - offset)):

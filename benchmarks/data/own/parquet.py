@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
@@ -146,6 +147,7 @@ def _damage_named(source: str) -> Iterator[None]:
 
 def _columns(file: Path, schema: pa.Schema) -> tuple[str, str]:
     """Returns the names of the image column and of the class column."""
+    _refuse_repeated(str(file), schema)
     image = next((name for name in IMAGES if name in schema.names), None)
     label = next((name for name in LABELS if name in schema.names), None)
     if image is None or label is None:
@@ -192,8 +194,7 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> StoredExample
     schema, rows = table.schema_arrow, table.metadata.num_rows
     if rows == 0:
         raise ValueError(f"{source} must hold examples, got no row")
-    if twice := next((name for name in schema.names if schema.names.count(name) > 1), None):
-        raise ValueError(f"{source} must have each column once, got {twice!r} {schema.names.count(twice)} times")
+    _refuse_repeated(source, schema)
     label = named(LABEL_NAMES, schema.names, "labels", source)
     ids = next((name for name in schema.names if name.lower() in ID_NAMES), None)
     own = [name for name in schema.names if name.lower() in INPUT_NAMES and not _is_number(schema.field(name).type)]
@@ -246,6 +247,11 @@ def _read(source: str, table: pq.ParquetFile, reading: Reading) -> StoredExample
     )
 
 
+def _refuse_repeated(source: str, schema: pa.Schema) -> None:
+    if twice := next((name for name in schema.names if schema.names.count(name) > 1), None):
+        raise ValueError(f"{source} must have each column once, got {twice!r} {schema.names.count(twice)} times")
+
+
 def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
@@ -258,7 +264,9 @@ def _is_encoded(kind: pa.DataType) -> bool:
 
 
 def _unpacked(column: Any) -> Any:
-    return column.field("bytes") if pa.types.is_struct(column.type) and _is_encoded(column.type) else column
+    while pa.types.is_struct(column.type) and _is_encoded(column.type):
+        column = pc.struct_field(column, "bytes")  # unlike `StructArray.field`, empty where the struct is
+    return column
 
 
 def _plain(column: Any) -> np.ndarray:

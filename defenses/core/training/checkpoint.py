@@ -103,6 +103,8 @@ def load(path: Path, *, fingerprint: str, own: Sequence[type] = ()) -> dict[str,
     Raises:
         ValueError: if the file is torn or changed, holds other classes, or belongs to another run.
     """
+    if not path.is_file():  # reading a pipe would wait for a writer
+        raise ValueError(f"checkpoint {path} must be a regular file; remove it to start afresh")
     raw = path.read_bytes()
     head, payload = raw[: len(_MAGIC) + 32], raw[len(_MAGIC) + 32 :]
     if raw.startswith(_KIND) and not raw.startswith(_MAGIC):

@@ -1,5 +1,7 @@
 """Scores of somebody's own model as a table: read, refused, and measured as attacks are."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -7,7 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from leakbench.audit.cli.evidence import _table
+from leakbench.audit.external.examples.split import read_split
 from leakbench.audit.external.scores.score_files import read_scores
+from leakbench.audit.external.transcript.format import TranscriptHeader, file_fault
+from leakbench.audit.suite.suite import load as read_suite
+from leakbench.defenses.core.training import checkpoint
 
 from ....parameters import subtests
 
@@ -80,6 +87,21 @@ def test_what_is_no_table_is_refused(tmp_path):
             read_scores(tmp_path / name, delta=1e-5)
     with pytest.raises(ValueError, match="cannot: No such file"):
         read_scores(tmp_path / "none.csv", delta=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_in_place_of_any_file_that_a_user_names_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe.toml")
+    for read in (
+        lambda: read_scores(pipe, delta=1e-5),
+        lambda: read_split(pipe),
+        lambda: read_suite(pipe),
+        lambda: _table(pipe, ["id"]),
+        lambda: checkpoint.load(pipe, fingerprint=""),
+    ):
+        with pytest.raises((ValueError, OSError), match="regular file"):
+            read()
+    assert "no regular file" in str(file_fault(pipe, TranscriptHeader(names=("w",), shapes=((2,),))))
 
 
 def test_a_column_that_occurs_twice_is_refused(tmp_path):
