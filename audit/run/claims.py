@@ -25,13 +25,13 @@ from leakbench.defenses.core import (
 )
 from leakbench.leaderboard.kinds import KINDS
 from leakbench.leaderboard.records.record import Record, RecordedClaim, RequestedBudget
-from leakbench.leaderboard.records.task import UpdateTask
+from leakbench.leaderboard.records.task import TrainingTask, UpdateTask
 
 from ..catalog import methods as catalog
 from ..catalog.plugins import is_path
 from ..targets.local_steps import LocalTraining
 
-_OTHER_VERSIONS = 1e-3
+OTHER_VERSIONS = 1e-3
 """Relative difference allowed between accountants of two versions."""
 _LEAST_SPENT = 0.9  # smallest accepted fraction of a budget that is spent; calibration spends all of it
 
@@ -140,21 +140,42 @@ def _fault(record: Record, claim: RecordedClaim) -> str:
             f"its noise multiplier {record.noise_multiplier:.6g} is not that of its budget, {requested_multiplier:.6g}"
         )
     if isinstance(task, UpdateTask):
-        return unproved_share(record, tolerance=_OTHER_VERSIONS)
+        return unproved_share(record, tolerance=OTHER_VERSIONS)
     if task.steps < 1:
         raise ValueError(f"steps must be a whole number of at least 1, got {task.steps!r}")
-    capped = {}
-    if task.largest_batch is not None:
-        capped = {"most": min(task.largest_batch, task.trained_on), "examples": task.trained_on}
-    sampling = Sampling(cast(Any, task.sampling), task.sample_rate, groups=task.groups, **capped)
-    statistics = None if task.statistics is None else FeatureStatistics(**task.statistics)
-    if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=_OTHER_VERSIONS):
+    sampling, statistics = _counted(task)
+    if fault := unproved_claim(record, sampling, task.steps, statistics, tolerance=OTHER_VERSIONS):
         return fault
     # The bound of random allocation is not continuous in the multiplier, so calibration may leave a part unspent.
     if requested_multiplier is not None or sampling.kind == "random_allocation":
         return ""
     proved = _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
     return _unspent(budget, proved)
+
+
+def _counted(task: TrainingTask) -> tuple[Sampling, FeatureStatistics | None]:
+    """Returns the sampling of a training's steps, and the statistics that it released before them."""
+    capped = {}
+    if task.largest_batch is not None:
+        capped = {"most": min(task.largest_batch, task.trained_on), "examples": task.trained_on}
+    sampling = Sampling(cast(Any, task.sampling), task.sample_rate, groups=task.groups, **capped)
+    statistics = None if task.statistics is None else FeatureStatistics(**task.statistics)
+    return sampling, statistics
+
+
+def proved_claim(record: Record) -> Claim | None:
+    """Returns the claim that a training's steps prove; None without a finite claim or with a defense given by its path.
+
+    Args:
+        record: in which `claim_fault` finds none.
+    """
+    claim, task = record.claim, record.task
+    if claim is None or claim.epsilon is None or record.noise_multiplier is None:
+        return None
+    if is_path(record.defense.name) or not isinstance(task, TrainingTask):
+        return None
+    sampling, statistics = _counted(task)
+    return _of_a_run(_defense(record), record.noise_multiplier, sampling, task.steps, claim.delta, statistics)
 
 
 def _unspent(budget: RequestedBudget, proved: Claim) -> str:

@@ -34,7 +34,7 @@ from ..catalog.messages import CatalogError
 from ..plan.threat_models import THREAT_MODELS
 from ..scoring import canaries, random_split
 from ..scoring.shift import LEVEL as SHIFTED
-from .claims import claim_fault
+from .claims import OTHER_VERSIONS, claim_fault, proved_claim
 
 OF_EXTRAS = ("ssim", "lpips")
 """Metrics that are null if an optional package is not installed."""
@@ -79,7 +79,7 @@ def contradiction(record: Record, folder: Path) -> str:
             ours, theirs = metric.detail[key], recorded.detail[key]
             if not _equal(ours, theirs):
                 return f"the {key} of its {name} is {theirs}, and its scores give {ours}"
-    return _unlike_itself(record)
+    return _unlike_itself(record, again)
 
 
 def _without_an_extra(metric: Metric) -> bool:
@@ -87,13 +87,18 @@ def _without_an_extra(metric: Metric) -> bool:
     return metric.value is None and "which is not installed" in (metric.reason or "")
 
 
-def _unlike_itself(record: Record) -> str:
-    """Returns a contradiction between a membership record's flags or knowledge and the rest of it; empty if none."""
+def _unlike_itself(record: Record, again: dict[str, Metric]) -> str:
+    """Returns a contradiction between a record's flags or knowledge and the rest of it; empty if none.
+
+    Args:
+        record: whose metrics agree with its scores.
+        again: metrics of its scores.
+    """
     if record.kind == "canaries":
-        return _unflagged(record, record.metrics[canaries.NAME], "canaries", "of a record that is added")
+        return _unflagged(record, again[canaries.NAME], "canaries", "of a record that is added")
     if record.kind != "membership" or record.attack is None:
         return ""
-    bound, auc = record.metrics.get(random_split.NAME), AucDetail.of(record.metrics["auc"].detail)
+    bound, auc = again.get(random_split.NAME), AucDetail.of(record.metrics["auc"].detail)
     if record.requires is not None:
         access, name = record.requires.access, record.attack.name
         row = next(
@@ -114,16 +119,51 @@ def _unlike_itself(record: Record) -> str:
 
 
 def _unflagged(record: Record, bound: Metric, evidence: str, relation: str) -> str:
-    """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none."""
-    detail = ProvedDetail.of(bound.detail)
-    if (proved := detail.value_at_verdict) is not None and (claimed := detail.claimed) is not None:
-        least = None if record.claim is None else record.claim.epsilon
-        # The bound's epsilon is for replacement, or at a smaller delta, so it is at least the record's own.
-        if least is None or claimed < least * (1 - TOLERANCE):
-            return f"its claim is epsilon {least}, and {relation} it says {claimed}"
-        if proved > claimed and "claim_violated" not in record.flags:
-            return f"its {evidence} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
+    """Returns a conflict between a proved bound and the claim that the record does not flag; empty if none.
+
+    Args:
+        record: with a metric of the bound.
+        bound: of the scores.
+        evidence: of the bound, for the sentence.
+        relation: of the bound, for the sentence.
+    """
+    name = canaries.NAME if record.kind == "canaries" else random_split.NAME
+    recorded, detail = ProvedDetail.of(record.metrics[name].detail), ProvedDetail.of(bound.detail)
+    claim, proved = record.claim, detail.value_at_verdict
+    least = None if claim is None else claim.epsilon
+    if proved is None:
+        return ""
+    if least is None:
+        return (
+            "" if recorded.claimed is None else f"its claim is epsilon None, and {relation} it says {recorded.claimed}"
+        )
+    if claim is None or (record.kind == "canaries" and claim.relation != detail.relation):
+        return ""  # which is not judged
+    for key in ("value_at_verdict", "claimed"):
+        if key not in record.metrics[name].detail:
+            return f"its {name} has no {key}, by which its claim is judged"
+    allowed = _allowed(record, detail)
+    claimed = allowed if recorded.claimed is None else recorded.claimed
+    # The bound's epsilon is for replacement, or at a smaller delta, so it is at least the record's own.
+    if claimed < least * (1 - TOLERANCE):
+        return f"its claim is epsilon {least}, and {relation} it says {claimed}"
+    if claimed > allowed * (1 + OTHER_VERSIONS):
+        return f"its claim allows an epsilon of {allowed:.4g}, and {relation} it says {claimed:.4g}"
+    if proved > claimed and "claim_violated" not in record.flags:
+        return f"its {evidence} prove an epsilon of {proved:.4g}, its claim is {claimed:.4g}, and it is not flagged"
     return ""
+
+
+def _allowed(record: Record, bound: ProvedDetail) -> float:
+    """Returns the epsilon that a record's claim allows for the relation and delta of a bound; infinite if unknown."""
+    own = proved_claim(record)
+    if own is None or record.claim is None or record.claim.epsilon is None:
+        return math.inf
+    delta = own.delta if bound.delta_at_verdict is None else bound.delta_at_verdict
+    replaced = bound.relation == "replace_one"
+    allowed = own.epsilon if delta == own.delta and not replaced else own.epsilon_at(delta, replaced=replaced)
+    # A claim above what its steps prove allows more.
+    return allowed * max(1.0, record.claim.epsilon / own.epsilon) if own.epsilon > 0 else math.inf
 
 
 def _granted(name: str) -> str | None:

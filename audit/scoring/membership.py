@@ -404,7 +404,7 @@ def again(record: Record, table: pd.DataFrame) -> dict[str, Metric]:
     metrics = score_membership(membership_scores, members, delta=record.budget.delta)
     knows = () if record.requires is None else record.requires.knows
     recorded = record.metrics.get(random_split.NAME)
-    # Older records lack this metric; in others it is a number if the split was random.
-    if recorded is None or (recorded.value is None and random_split.not_a_random_split(knows, record.flags)):
+    # It is a number if the split was random; otherwise a record whose bound was removed would pass.
+    if (recorded is None or recorded.value is None) and random_split.not_a_random_split(knows, record.flags):
         metrics.pop(random_split.NAME, None)
     return metrics

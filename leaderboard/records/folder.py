@@ -77,8 +77,10 @@ def read_folder(results: str | os.PathLike[str], verify: ScoreCheck | None = Non
     read, records = read_all(results), []
     copied = _copied(read)
     for record in read:
-        fault = _cell_fault(record, *cells[record.id]) if record.id in cells else ""
-        fault = fault or copied.get(record.id) or arrays_fault(record, path)
+        if record.id in cells and (fault := _cell_fault(record, *cells[record.id])):
+            records.append(spoiled(_in_its_cell(record, *cells[record.id]), fault))
+            continue
+        fault = copied.get(record.id) or arrays_fault(record, path)
         if not fault and verify is not None and record.status == "ok":
             fault = verify(record, path)
         records.append(spoiled(record, fault) if fault else record)
@@ -94,6 +96,13 @@ def _cell_fault(record: Record, suite: str, cell: Expected) -> str:
     return "; ".join(contradicted_fields(record, requested | methods | {"suite": suite}))
 
 
+def _in_its_cell(record: Record, suite: str, cell: Expected) -> Record:
+    """Returns the record with the fields of its cell, so that a control that was edited still counts as a control."""
+    record = replace(record, suite=suite, control=cell.control, defense=cell.defense, seed=cell.seed)
+    # The attack and the budget of another kind might not fit the record's task.
+    return replace(record, attack=cell.attack, budget=dict(cell.budget)) if record.kind == cell.kind else record
+
+
 def _copied(records: Iterable[Record]) -> dict[str, str]:
     """Returns, by id, the reason why records of several seeds are one run; splits and scores differ between seeds."""
     seeds: dict[tuple[str, str], list[Record]] = {}
@@ -101,12 +110,13 @@ def _copied(records: Iterable[Record]) -> dict[str, str]:
         # Arrays of other kinds may be equal by chance, as the label of a batch of one example.
         if record.arrays_digest is not None and record.kind in ("membership", "canaries"):
             seeds.setdefault((record.kind, record.arrays_digest), []).append(record)
-    return {
-        record.id: f"its arrays are those of record {other.id}, of seed {other.seed}"
-        for equal in seeds.values()
-        for record in equal
-        if (other := next((other for other in equal if other.seed != record.seed), None)) is not None
-    }
+    faults = {}
+    for equal in seeds.values():
+        for record in equal:
+            copies = [copy for copy in equal if copy.seed != record.seed]
+            if copies:
+                faults[record.id] = f"its arrays are those of record {copies[0].id}, of seed {copies[0].seed}"
+    return faults
 
 
 def arrays_fault(record: Record, folder: Path) -> str:

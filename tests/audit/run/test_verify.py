@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from leakbench.audit.run import verify
@@ -88,11 +91,30 @@ def test_a_refuted_claim_is_flagged_and_no_claim_of_replacement_is_below_that_of
     assert record.claim is not None and record.claim.epsilon is not None
     low = forged(record, "epsilon_lower", claimed=record.claim.epsilon / 2)
     assert "in the place of another it says" in contradiction(low, folder)
+    high = forged(record, "epsilon_lower", claimed=100.0)
+    assert "its claim allows an epsilon of" in contradiction(high, folder)
     # A bound above the claim, as if its scores gave it.
     refuted = forged(record, "epsilon_lower", value_at_verdict=10 * record.claim.epsilon)
-    monkeypatch.setattr("leakbench.audit.run.verify._equal", lambda a, b: True)
+    monkeypatch.setattr(membership, "again", lambda record, table: dict(refuted.metrics))
     assert "and it is not flagged" in contradiction(refuted, folder)
     assert contradiction(replace(refuted, flags=("claim_violated",)), folder) == ""
+    for change in ({"claimed": 1e6}, {"claimed": None}):
+        assert contradiction(forged(refuted, "epsilon_lower", **change), folder)
+
+
+@subtests("key", ["claimed", "value_at_verdict"])
+def test_what_a_claim_is_judged_by_is_not_removed(shelf, key):
+    folder, record, _ = shelf
+    bound = record.metrics["epsilon_lower"]
+    cut = replace(bound, detail={name: value for name, value in bound.detail.items() if name != key})
+    said = contradiction(replace(record, metrics=record.metrics | {"epsilon_lower": cut}), folder)
+    assert said == f"its epsilon_lower has no {key}, by which its claim is judged"
+
+
+def test_a_bound_is_not_removed_whole(shelf):
+    folder, record, _ = shelf
+    metrics = {name: metric for name, metric in record.metrics.items() if name != "epsilon_lower"}
+    assert contradiction(replace(record, metrics=metrics), folder).startswith("it has no epsilon_lower, and its scores")
 
 
 def test_a_record_without_a_budget_is_scored_again_without_a_delta(shelf, monkeypatch):
@@ -275,3 +297,13 @@ def test_what_an_extra_would_have_measured_is_no_contradiction(shelf, monkeypatc
     assert verdict(*pair) == ""
     unexplained = tuple(m if m is number else replace(m, reason="images are too small") for m in pair)
     assert "its advantage is" in verdict(*unexplained)
+
+
+def test_arrays_of_very_many_rows_are_no_scores(shelf, tmp_path):
+    _, record, _ = shelf
+    rows = pa.table({name: pa.array(np.zeros(10**6)) for name in ("id", "score", "member")})
+    with pq.ParquetWriter(tmp_path / str(record.arrays), rows.schema, compression="zstd") as file:
+        for _ in range(50):
+            file.write_table(rows)
+    said = contradiction(record, tmp_path)
+    assert "cannot be scored: a Parquet file of" in said and "declares 150000000 values" in said

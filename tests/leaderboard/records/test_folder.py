@@ -81,6 +81,7 @@ def test_a_record_that_differs_from_the_cell_of_its_id_is_spoiled(stored, field,
     write(dataclasses.replace(made, **{field: value}), folder)
     (one,) = read_folder(folder).records
     assert one.status == "failed" and one.reason == f"its {field} is not that of its cell"
+    assert getattr(one, field) == getattr(made, field)  # so that an edited control still fails as one
 
 
 def test_a_run_that_is_copied_under_other_seeds_is_spoiled(record, tmp_path):
