@@ -410,7 +410,8 @@ def _judge_noise(
         strongest = max(z, repeated or 0.0, key=abs)
         sentences.remarks.append(
             f"Releases follow those of the step before on coordinates without a gradient, z = {strongest:.1f}, and no "
-            "more than a gradient of examples that were not given would make them (all members, as they were trained on)."
+            "more than a gradient of examples that were not given would make them (all members, as they were trained "
+            "on)."
         )
     surplus = next((estimate for estimate in estimates if estimate.low is not None and estimate.low > 1), None)
     if surplus is not None:
