@@ -44,14 +44,16 @@ def noise_statistics(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> 
     energy, degrees = 0.0, 0
     patterns: dict[tuple[str, bool], list[float]] = {}
     before: Float64[Tensor, " m"] | None = None
+    earlier: Float64[Tensor, " m"] | None = None
     for noise, correlated in releases:
         if not noise.numel():  # a mask may keep nothing, so that nothing is released
             continue
         energy += float(noise.square().sum())
         degrees += noise.numel()
-        for name, score in dependence(noise, None if correlated else before).items():
+        for name, score in dependence(noise, *((None, None) if correlated else (before, earlier))).items():
             patterns.setdefault((name, correlated), []).append(score)
         before = noise
+        earlier = noise if earlier is None or earlier.shape != noise.shape else earlier + noise
     if not degrees:
         return math.nan, 0.0, 0.0
     # The standard deviation of a sum of scores grows like the square root of their number if they are independent, and
@@ -63,21 +65,26 @@ def noise_statistics(releases: Iterable[tuple[Float64[Tensor, " _"], bool]]) -> 
     return math.sqrt(energy / degrees), deviations(energy, degrees), largest
 
 
-def dependence(noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | None) -> dict[str, float]:
+def dependence(
+    noise: Float64[Tensor, " m"], before: Float64[Tensor, " n"] | None, earlier: Float64[Tensor, " n"] | None = None
+) -> dict[str, float]:
     """Returns z-scores for dependence, exactly standard normal if the noise is, for any number of coordinates.
 
-    Tests the mean, neighbouring coordinates, and successive releases: the inner product of two independent standard
-    normal vectors, over the norm of either, is standard normal. Other dependence, such as between distant coordinates,
-    is not tested.
+    Tests the mean, neighbouring coordinates, successive releases, and repetition after any number of releases, by their
+    sum: the inner product of a standard normal vector with an independent vector, over the latter's norm, is standard
+    normal. Other dependence, such as between distant coordinates, is not tested.
 
     Args:
         noise: over its standard deviation.
         before: standardized noise of another release; None if there is none, or if correlation is part of the plan.
+        earlier: sum of the standardized noise of all earlier releases; None likewise.
     """
     z_scores = {"mean": float(noise.sum()) / math.sqrt(noise.numel())}
     pairs = {"neighbors": (noise[:-1:2], noise[1::2])}
     if before is not None and before.shape == noise.shape:
         pairs["releases"] = (before, noise)
+    if earlier is not None and earlier.shape == noise.shape:
+        pairs["repetition"] = (earlier, noise)
     return z_scores | {name: float(a @ b) / float(a.norm()) for name, (a, b) in pairs.items() if bool(a.any())}
 
 

@@ -33,7 +33,7 @@ class SeenUpdate:
             noise that these data would give; differentiable in both arguments.
         contributions: (inputs, labels) -> [n, m], encoded, bounded and undivided, per example; no gradient.
         residual: (predicted [..., m]) -> whitened `released - predicted`; affine in `predicted`, without noise the
-            difference.
+            difference. The scale of the noise follows from it, even without `Knows.DEFENSE`.
         logits: inputs -> [n, classes], the model at this step; differentiable in inputs.
         input_shape: shape of an example.
         input_low: smallest valid input, in model-input units.

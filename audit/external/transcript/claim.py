@@ -399,12 +399,19 @@ def _judge_noise(
         refutes, sentence = _too_little(least, stated)
         (sentences.refuted if refutes else sentences.problems).append(sentence)
     z, most = tests.between_steps, tests.most_by_gradient(share)
+    repeated, most_repeated = tests.with_all_before, tests.most_with_all_before(share)
     if z is not None and most is not None and abs(z) > most:
         sentences.refuted.append(f"the noise of a step is not independent of the noise before it, z = {z:.1f}")
-    elif z is not None and not independent(z, share):
+    elif repeated is not None and most_repeated is not None and abs(repeated) > most_repeated:
+        sentences.refuted.append(
+            f"the noise of a step is not independent of the noise of all steps before it, z = {repeated:.1f}"
+        )
+    elif z is not None and not (independent(z, share / 2) and independent(repeated, share / 2)):
+        strongest = max(z, repeated or 0.0, key=abs)
         sentences.remarks.append(
-            f"Releases follow those of the step before on coordinates without a gradient, z = {z:.1f}, and no more "
-            "than a gradient of examples that were not given would make them (all members, as they were trained on)."
+            f"Releases follow those of the step before on coordinates without a gradient, z = {strongest:.1f}, and no "
+            "more than a gradient of examples that were not given would make them (all members, as they were trained "
+            "on)."
         )
     surplus = next((estimate for estimate in estimates if estimate.low is not None and estimate.low > 1), None)
     if surplus is not None:

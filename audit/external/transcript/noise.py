@@ -7,9 +7,11 @@ less of it, on any coordinates chosen before the releases were examined. The sam
 known before the step: the mean of earlier releases removes most of a persistent signal.
 
 On coordinates where every gradient is zero, such as weights of pixels that are zero in all images, the release is the
-noise: its scale is bounded from both sides, and its correlation with the step before is tested. If the coordinates were
-found without some examples, a gradient may remain there, which persists between steps: a correlation counts as one of
-the noise only above the most that a gradient of the observed energy could cause. All tests share the level.
+noise: its scale is bounded from both sides, and its correlation is tested with the step before, and with the sum of all
+steps before, which shows noise that repeats after any number of steps. If the coordinates were found without some
+examples, a gradient may remain there, which persists between steps: a correlation counts as one of the noise only above
+the most that a gradient of the observed energy could cause, which takes steps many times the period.
+All tests share the level.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class NoiseTests:
         self._recent: deque[Tensor] = deque(maxlen=_BEFORE)
         self._last_noise: Tensor | None = None
         self._product, self._products = 0.0, 0
+        self._sum: Tensor | None = None
+        self._repetition, self._repetitions = 0.0, 0
         self.noiseless = 0
 
     def add(self, step: WatchedStep) -> None:
@@ -89,6 +93,10 @@ class NoiseTests:
                 self._product += float(noise @ self._last_noise)
                 self._products += noise.numel()
             self._last_noise = noise
+            if self._sum is not None and bool(self._sum.any()):
+                self._repetition += float(noise @ self._sum) / float(self._sum.norm())
+                self._repetitions += 1
+            self._sum = noise if self._sum is None else self._sum + noise
 
     def found(self, level: float) -> tuple[NoiseFound, ...]:
         """Returns the results, the strongest evidence of too little noise first; the tests share the level.
@@ -120,6 +128,14 @@ class NoiseTests:
             return None
         return self._product / math.sqrt(self._products)
 
+    @property
+    def with_all_before(self) -> float | None:
+        """Z-score of the correlation of noise with the sum of that of all steps before; None if there is no pure noise.
+
+        Given the past, the inner product of fresh noise with that sum, over the sum's norm, is standard normal.
+        """
+        return None if self._repetitions == 0 else self._repetition / math.sqrt(self._repetitions)
+
     def most_by_gradient(self, share: float) -> float | None:
         """Bounds the absolute z-score that fresh noise can reach, whatever gradient remains on the coordinates.
 
@@ -132,16 +148,34 @@ class NoiseTests:
         """
         if self._zero is None or self._products == 0:
             return None
+        z, size, most = self._bounds(share)
+        whole = z * math.sqrt(self._products) + z * size + size * math.sqrt(most) + size**2
+        return whole / math.sqrt(self._products)
+
+    def most_with_all_before(self, share: float) -> float | None:
+        """Bounds the absolute value of `with_all_before` for fresh noise, whatever gradient remains.
+
+        A step adds n_t u + s_t u, where u is the sum of the releases before, of length 1: the first is standard normal,
+        and the second at most |s_t|, whose sum over the steps is at most the root of their number times |s|.
+
+        Args:
+            share: error probability, the same for both tests together.
+        """
+        if self._repetitions == 0:
+            return None
+        z, size, _ = self._bounds(share)
+        return z + size
+
+    def _bounds(self, share: float) -> tuple[float, float, float]:
+        """Returns a normal quantile, the most that |s| can be, and the largest energy of the noise."""
         tensors = len(self._names)
         energy, degrees = float(self._energy[0, tensors]), int(self._degrees[0, tensors])
-        # Seven bounds: two-sided on both parts with fresh noise and on the noise's energy, one-sided on s n within it.
-        each = share / 7
+        # Nine bounds: two-sided on the three parts with fresh noise and on the noise's energy, one-sided on s n within.
+        each = share / 9
         z = float(stats.norm.isf(each))
         least, most = (float(stats.chi2.ppf(quantile, degrees)) for quantile in (each, 1 - each))
         # |x|**2 = |n|**2 + 2 s n + |s|**2, where 2 s n is at least -2 z |s|.
-        size = z + math.sqrt(z**2 + max(0.0, energy - least))
-        whole = z * math.sqrt(self._products) + z * size + size * math.sqrt(most) + size**2
-        return whole / math.sqrt(self._products)
+        return z, z + math.sqrt(z**2 + max(0.0, energy - least)), most
 
     def _take(self, row: int, whitened: Float[Tensor, " dim"], step: WatchedStep) -> None:
         squares = whitened.square()

@@ -265,7 +265,8 @@ def _is_encoded(kind: pa.DataType) -> bool:
 
 def _unpacked(column: Any) -> Any:
     while pa.types.is_struct(column.type) and _is_encoded(column.type):
-        column = pc.struct_field(column, "bytes")  # unlike `StructArray.field`, empty where the struct is
+        # Unlike `StructArray.field`, empty where the struct is.
+        column = pc.struct_field(column, "bytes")  # pyright: ignore[reportAttributeAccessIssue]  made at import
     return column
 
 

@@ -43,6 +43,29 @@ def test_noise_that_is_a_constant_or_repeated_shows_though_its_size_is_right():
     assert dependence(noise.repeat_interleave(2), None)["neighbors"] > 6
 
 
+@subtests("period", [1, 2, 3, 5, 10])
+@subtests("sign", [1, -1])
+def test_noise_that_repeats_after_any_number_of_releases_shows(period, sign):
+    """Negated, it cancels from the sum each second time, and shows in those between."""
+    noise = torch.randn(period, 2000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    repeated = ((sign ** (t // period) * noise[t % period], False) for t in range(30))
+    assert noise_statistics(repeated)[2] > 6
+
+
+def test_repetition_of_fresh_noise_is_standard_normal_over_a_run_and_the_largest_score_is_bounded_by_all_tests():
+    """Given the earlier releases the score is normal, so those of a run are independent."""
+    drawn = torch.randn(3000, 12, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scores, largest = [], []
+    for run in drawn:
+        sums = run.cumsum(0)
+        scores.append(sum(dependence(run[t], None, sums[t - 1])["repetition"] for t in range(1, 12)) / math.sqrt(11))
+        largest.append(noise_statistics((noise, False) for noise in run)[2])
+    assert stats.kstest(scores, "norm").pvalue > 1e-3
+    # Four tests, each two-sided, at 3 deviations: at most the sum of their chances.
+    alarms, most = sum(score > 3 for score in largest), 4 * 2 * stats.norm.sf(3)
+    assert stats.binomtest(alarms, len(drawn), most, alternative="greater").pvalue > 1e-3
+
+
 def test_a_mask_that_keeps_nothing_is_no_noise_and_no_error(monkeypatch):
     """Beside other steps it is passed over, and alone there is nothing to find."""
     coins = torch.Generator().manual_seed(0)

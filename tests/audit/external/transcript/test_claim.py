@@ -281,6 +281,33 @@ def test_noise_that_is_used_again_in_part_is_told_from_a_gradient(steps, share, 
     assert (tests.between_steps > most) == found
 
 
+@pytest.mark.parametrize(("period", "repeats"), [(2, True), (5, True), (9, True), (None, False)])
+def test_noise_that_repeats_after_some_steps_is_told_from_a_gradient(period, repeats):
+    tests = NoiseTests(TranscriptHeader(names=("a",), shapes=((400,),)), torch.arange(400))
+    coins = torch.Generator().manual_seed(3)
+    noise = torch.randn(period or 240, 400, generator=coins)
+    for number in range(240):
+        released = noise[number % len(noise)]
+        tests.add(WatchedStep(step=number, session=0, released=released, expected_batch=1.0, noise_std=1.0))
+    most = tests.most_with_all_before(0.025)
+    assert tests.with_all_before is not None and most is not None
+    assert (tests.with_all_before > most) == repeats
+
+
+@pytest.mark.parametrize("remaining", [0.0, 0.1, 1.0])
+def test_fresh_noise_and_a_gradient_that_remains_are_never_called_repetition(remaining):
+    """The gradient is the worst that there is: along the sum of all releases before."""
+    for seed in range(60):
+        tests = NoiseTests(TranscriptHeader(names=("a",), shapes=((50,),)), torch.arange(50))
+        coins, before = torch.Generator().manual_seed(seed), torch.ones(50)
+        for number in range(40):
+            released = torch.randn(50, generator=coins) + remaining * 50**0.5 * before / before.norm()
+            before = before + released
+            tests.add(WatchedStep(step=number, session=0, released=released, expected_batch=1.0, noise_std=1.0))
+        z, most = tests.with_all_before, tests.most_with_all_before(0.025)
+        assert z is not None and most is not None and abs(z) < most
+
+
 def test_what_is_made_up_to_fit_is_not_found(tmp_path):
     """The limit that the page on the format states: nobody trained here."""
     coins = torch.Generator().manual_seed(0)
